@@ -12,7 +12,8 @@
                         SIGNALS   the handler of SIGBUS, and
                         BARS      the bars that are shown
                         CHUNKS    a chunk can tell that it runs in a child of its function
-                        TURN      no thread of the parent draws random numbers here
+                        TURN      no thread of the parent draws random numbers here,
+                        SETTINGS  or sets how many threads torch uses
     at the end          STREAMS   open iterators are closed, as long as their workers live
                         POOLS     workers are ended
                         DISK      helpers are left to end by themselves
@@ -31,11 +32,12 @@ from collections.abc import Callable
 from typing import Any
 
 SLOTS, FORKS, LOCKS, TEMPLATE, POOLS = "slots", "forks", "locks", "template", "pools"
-STREAMS, DISK, SIGNALS, BARS, CHUNKS, TURN = "streams", "disk", "signals", "bars", "chunks", "turn"
+STREAMS, DISK, SIGNALS, BARS, CHUNKS = "streams", "disk", "signals", "bars", "chunks"
+TURN, SETTINGS = "turn", "settings"
 
 BEFORE = (SLOTS, FORKS)
 IN_PARENT = (FORKS,)
-IN_CHILD = (FORKS, LOCKS, TEMPLATE, POOLS, STREAMS, DISK, SIGNALS, BARS, CHUNKS, TURN)
+IN_CHILD = (FORKS, LOCKS, TEMPLATE, POOLS, STREAMS, DISK, SIGNALS, BARS, CHUNKS, TURN, SETTINGS)
 AT_EXIT = (STREAMS, POOLS, DISK)
 
 Hook = Callable[[], Any]

@@ -8,9 +8,12 @@ autocast, whether operations are recorded, and the device and streams that are c
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any, NamedTuple
 
 import torch
+
+from tdmap.process import hooks
 
 _FLAGS = (
     "cuda.matmul.allow_tf32",
@@ -133,3 +136,53 @@ class ThreadSettings(NamedTuple):
                 torch.clear_autocast_cache()
         for stream in self.streams:  # the device of a stream becomes the current one, so the right one comes last
             torch.cuda.set_stream(stream)
+
+
+# -- threads that torch uses ---------------------------------------------------------------------------
+
+
+class _Setting:
+    """One new thread at a time sets how many threads torch uses in it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def forget(self) -> None:
+        """In a forked child: whoever held the lock is not here."""
+        self.lock = threading.Lock()
+
+
+_setting = _Setting()
+hooks.in_child(hooks.SETTINGS, _setting.forget)
+
+
+def use_threads(count: int) -> None:
+    """Have torch use so many threads in this thread, which is new; others that start later use as many as before.
+
+    `torch.set_num_threads` sets both. So while jobs ran, threads that the user started would use one thread each for
+    good, and jobs that began and ended at once would leave the number of one another behind. Only threads that start in
+    the instant between two lines of this function have its number.
+
+    Args:
+        count: of threads, this one included.
+
+    Example:
+        >>> def new_thread(fn, *args):
+        ...     thread = threading.Thread(target=fn, args=args)
+        ...     thread.start()
+        ...     thread.join()
+        >>> found = []
+        >>> new_thread(lambda: found.append(torch.get_num_threads()))
+        >>> new_thread(use_threads, 3)
+        >>> new_thread(lambda: found.append(torch.get_num_threads()))
+        >>> found[0] == found[1]
+        True
+    """
+    with _setting.lock:
+        others = torch.get_num_threads()  # a thread that has set nothing has what all new ones begin with
+        if others != count:
+            torch.set_num_threads(count)
+            setter = threading.Thread(target=torch.set_num_threads, args=(others,), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: ours goes on, as it has one
+                setter.start()
+                setter.join()

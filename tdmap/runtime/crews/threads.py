@@ -6,10 +6,8 @@ import queue
 import threading
 import time
 
-import torch
-
 from tdmap.job import Job
-from tdmap.process.torchsettings import ThreadSettings
+from tdmap.process.torchsettings import ThreadSettings, use_threads
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease
@@ -30,7 +28,7 @@ def _serve(
     settings: ThreadSettings,
 ) -> None:
     """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
-    torch.set_num_threads(torch_threads)
+    use_threads(torch_threads)
     settings.enter()
     inbox.put((number, Joined()))
     while (lease := leases.get()) is not None:
@@ -59,16 +57,13 @@ class ThreadCrew(LocalCrew):
         super().__init__()
         self.size = num_workers
         self._worker_threads = worker_threads
-        self._torch_threads = torch.get_num_threads()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._threads: list[threading.Thread] = []
         self._streaming = False
-        self._opened_by = 0
 
     def open(self, job: Job, sink: Sink) -> None:
         self._streaming = sink.demands(job.plan).ordered is not None
-        self._opened_by = threading.get_ident()
         inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
             loop = self.add_loop(job, lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
@@ -112,9 +107,6 @@ class ThreadCrew(LocalCrew):
         self._join()
         if not any(thread.is_alive() for thread in self._threads):
             self._cuts.close()
-        if self._threads and threading.get_ident() == self._opened_by:
-            # A thread's own setting is also what threads that start later begin with.
-            torch.set_num_threads(self._torch_threads)
 
     def _join(self) -> None:
         """Wait until every thread has ended its chunk.
