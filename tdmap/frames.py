@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import TracebackType
 
 from tensordict_lite.callers import HERE as LITE
@@ -76,11 +79,33 @@ def format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
+_silent: ContextVar[tuple[type[Warning], ...]] = ContextVar("silent", default=())
+
+
+@contextlib.contextmanager
+def without_warnings(*categories: type[Warning]) -> Iterator[None]:
+    """Warnings of these categories are no news to the user, where this thread would give them by `warn_user`.
+
+    `warnings.catch_warnings` changes the filters of the whole process: of two threads that are within it at once, one
+    hides the warnings of the other, and may leave its filters behind for good.
+
+    Example:
+        >>> with without_warnings(UserWarning):
+        ...     warn_user("not shown", UserWarning)
+    """
+    token = _silent.set((*_silent.get(), *categories))
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
 def warn_user(message: str | Warning, category: type[Warning] = RuntimeWarning) -> None:
-    """`warnings.warn` in the name of whoever called into these packages.
+    """`warnings.warn` in the name of whoever called into these packages, except within `without_warnings`.
 
     Args:
         message: the text, or a warning, whose own class is its category.
         category: of a text.
     """
-    warn_caller(message, category, (_HERE, LITE))
+    if not issubclass(type(message) if isinstance(message, Warning) else category, _silent.get()):
+        warn_caller(message, category, (_HERE, LITE))

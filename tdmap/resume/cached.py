@@ -14,7 +14,6 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from tdmap.data.kinds import Data
 from tdmap.errors import AlreadyComplete, FolderInUse
+from tdmap.frames import without_warnings
 from tdmap.job import function_name
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, remove_tree
@@ -74,8 +74,7 @@ def map_cached(run: Callable[..., Any], given: dict[str, Any]) -> Data:
     folder = cache_folder(cache) / f"{name}-{digest}"
     if not (folder / "meta.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AlreadyComplete)
+        with without_warnings(AlreadyComplete):
             run(data, fn, **{**given, "out": folder, "resume": True})
     (folder / HIDDEN / _USED).touch()
     found: Data = TensorDict.load_memmap(folder)

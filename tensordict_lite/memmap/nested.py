@@ -77,9 +77,18 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
     for dim in range(shapes.shape[1] - 2, -1, -1):
         strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
     offsets = counts.cumsum(0) - counts + buffer.storage_offset()  # torch counts them from the start of the storage
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch calls the strided layout a prototype
+    try:
+        _is_first.pop()
+    except IndexError:
         return torch._nested_view_from_buffer(buffer, shapes, strides, offsets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch._nested_view_from_buffer(buffer, shapes, strides, offsets)
+
+
+_is_first = [True]
+"""Torch says once in a process that the strided layout is a prototype. Filters belong to the whole process: threads
+that changed them and put them back at every call would leave those of one another behind."""
 
 
 def _jagged_view(buffer: Tensor, shapes: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, op
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
 from tdmap.execution import Execution
+from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import remove, remove_tree
 from tdmap.operation import operation
@@ -142,9 +143,7 @@ def ingest(
     replaces = overwrite and (path / META).exists()
     if (path / ABOUT).exists() and not overwrite:
         return _reopen(path, files, look, keep, on_error, resume)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AlreadyComplete)
-        warnings.simplefilter("ignore", SkippedRows)
+    with without_warnings(AlreadyComplete, SkippedRows):
         run = _decode if look.is_fixed else _copy
         with _beside(path) if replaces else contextlib.nullcontext(path) as place:
             skipped = run(files, place, look, keep, on_error, {"resume": resume, **options})

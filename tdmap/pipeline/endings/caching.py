@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdmap.data.kinds import Data
 from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
+from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.pipeline.endings import writing
 from tdmap.pipeline.planning import Plan, is_one_pass
@@ -62,8 +62,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Dat
     text = json.dumps(now, indent=1).encode()
     if not store.is_whole or (store.has_journal and not exists(note)):  # the second: killed before it was noted
         try:
-            with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), warnings.catch_warnings():
-                warnings.simplefilter("ignore", AlreadyComplete)
+            with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), without_warnings(AlreadyComplete):
                 if exists(note) and (changes := _changes(note, now, cache)):
                     if not cache.overwrite:
                         raise _mismatch(cache, changes)

@@ -27,6 +27,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -200,9 +201,11 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
         with contextlib.suppress(Exception):
             stream.flush()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    with warnings.catch_warnings(), _no_interrupts(), shared_with_worker():
-        # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before. A filter for this
+    # file alone may stay: putting the filters back would undo what other threads do to them meanwhile.
+    if sys.version_info >= (3, 12):
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__) + "$")
+    with _no_interrupts(), shared_with_worker():
         try:
             starting[me] = parent
             pid = os.fork()
