@@ -267,9 +267,7 @@ class _Turn:
         self._line = deque(place for place in self._line if place.thread == me)
 
     def _first(self) -> _Place | None:
-        with contextlib.suppress(IndexError):
-            return self._line[0]
-        return None
+        return (*self._line, None)[0]
 
 
 def _warn_of_both() -> None:

@@ -68,6 +68,7 @@ class Pipeline(Chain):
         TypeError: `data` has no rows.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> data = TensorDict({"x": torch.arange(10)}, batch_size=[10])
         >>> even = Pipeline(data).filter(lambda td: td["x"] % 2 == 0).map(lambda td: td.set("y", td["x"] * 10))
@@ -312,6 +313,7 @@ class Pipeline(Chain):
         stay from epoch to epoch included, where it was called before they were started.
 
         Example:
+            >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> rows = TensorDict({"x": torch.arange(4)}, [4]).pipeline().shuffle(seed=0)
             >>> orders = []
@@ -449,6 +451,7 @@ class Pipeline(Chain):
             probe: call the functions on the first row, to know the bytes of a result.
 
         Example:
+            >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"x": torch.zeros(1000, 256)}, batch_size=[1000])
             >>> print(data.pipeline().shuffle(0).map(torch.exp).batch(100).explain(num_workers=2, prefetch=4))

@@ -146,8 +146,8 @@ def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypat
         """Stops the first worker that comes to the middle."""
         if when == "at work" and int(part[0]) == 150:
             with contextlib.suppress(FileExistsError):
-                (tmp_path / str(os.getpid())).touch()
                 (tmp_path / "stopped").mkdir()
+                (tmp_path / str(os.getpid())).touch()
                 os.kill(os.getpid(), signal.SIGSTOP)
         return part
 
