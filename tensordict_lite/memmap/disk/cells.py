@@ -28,7 +28,6 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
-from tensordict_lite.memmap.disk.turns import unlock
 
 __all__ = ["Arena", "Cell"]
 
@@ -124,7 +123,7 @@ class Arena:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            unlock(fd)
+            forks.unlock(fd)
 
     def _opened_again(self) -> int:
         with contextlib.suppress(OSError):

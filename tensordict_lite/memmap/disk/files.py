@@ -131,9 +131,7 @@ def locked_folder(path: str) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        if forks.is_kept(fd):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
-            forks.close(fd)
+        forks.unlock(fd)
 
 
 def raw_bytes(tensor: Tensor) -> Any:

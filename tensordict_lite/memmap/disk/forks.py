@@ -7,9 +7,10 @@ by any thread, would keep others waiting for as long as it lives.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 
-__all__ = ["close", "is_kept", "kept"]
+__all__ = ["close", "is_kept", "kept", "unlock"]
 
 _kept: set[int] = set()
 
@@ -30,6 +31,14 @@ def close(fd: int) -> None:
     if fd in _kept:
         _kept.discard(fd)
         os.close(fd)
+
+
+def unlock(fd: int) -> None:
+    """Lets go of what was locked by a descriptor that :func:`kept` was told of, if it is one."""
+    if fd in _kept:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
+        close(fd)
 
 
 def _in_child() -> None:

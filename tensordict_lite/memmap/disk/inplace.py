@@ -25,7 +25,7 @@ from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.staging import below, remove_stale, resolved, temporary_name
-from tensordict_lite.memmap.disk.turns import turn_in, unlock
+from tensordict_lite.memmap.disk.turns import turn_in
 
 __all__ = ["may_overwrite", "overwritten"]
 
@@ -88,7 +88,7 @@ def overwritten(
             is_done = True
         yield is_done
     finally:
-        unlock(turn)
+        forks.unlock(turn)
 
 
 def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: list[_File], since: float) -> None:

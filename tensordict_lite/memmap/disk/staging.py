@@ -36,7 +36,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.files import open_at_once, open_folder, refuse_link
 from tensordict_lite.memmap.disk.format import META
-from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in, unlock
+from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in
 
 __all__ = [
     "Staging",
@@ -136,7 +136,7 @@ class Staging:
     def release(self) -> None:
         """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
         for name in ("_lock", "_turn"):
-            unlock(getattr(self, name))
+            forks.unlock(getattr(self, name))
             setattr(self, name, -1)
 
     def commit(
@@ -264,8 +264,8 @@ def swapped_file(
                 os.unlink(new)  # or what was there before
         yield is_swapped
     finally:
-        unlock(fd)
-        unlock(turn)
+        forks.unlock(fd)
+        forks.unlock(turn)
 
 
 def resolved(prefix: str) -> tuple[str, int]:
@@ -322,7 +322,7 @@ def exchange_in_turn(a: str, b: str) -> None:
     try:
         exchange(a, b)
     finally:
-        unlock(fd)
+        forks.unlock(fd)
 
 
 def _require_folder(root: str, folder: str) -> None:

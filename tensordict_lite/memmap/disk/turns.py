@@ -12,7 +12,7 @@ from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.files import open_at_once, open_folder
 from tensordict_lite.memmap.disk.format import META
 
-__all__ = ["Watch", "holds_dataset", "is_at", "reading", "turn_in", "unlock"]
+__all__ = ["Watch", "holds_dataset", "is_at", "reading", "turn_in"]
 
 
 def turn_in(folder: str) -> int:
@@ -25,9 +25,9 @@ def turn_in(folder: str) -> int:
             if is_at(fd, folder):
                 return fd
         except BaseException:
-            unlock(fd)
+            forks.unlock(fd)
             raise
-        unlock(fd)  # somebody has exchanged it meanwhile
+        forks.unlock(fd)  # somebody has exchanged it meanwhile
 
 
 def is_at(fd: int, path: str) -> bool:
@@ -36,14 +36,6 @@ def is_at(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def unlock(fd: int) -> None:
-    """Lets go of what was locked by a descriptor that :func:`.forks.kept` was told of, if it is one."""
-    if forks.is_kept(fd):
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
-        forks.close(fd)
 
 
 _PATIENCE = 60.0
@@ -61,7 +53,7 @@ def reading(folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        unlock(fd)
+        forks.unlock(fd)
 
 
 def _shared_lock(folder: str) -> int:
@@ -84,7 +76,7 @@ def _shared_lock(folder: str) -> int:
         except OSError:  # a file system without locks, or without locks on folders
             forks.close(fd)
             return -1
-        unlock(fd)  # not this folder, or not yet
+        forks.unlock(fd)  # not this folder, or not yet
 
 
 def holds_dataset(folder: str) -> bool:
