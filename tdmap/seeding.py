@@ -11,7 +11,6 @@ import hashlib
 import random
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tdmap.frames import warn_user
 from tdmap.process import hooks
 
 
@@ -271,12 +271,10 @@ class _Turn:
 
 
 def _warn_of_both() -> None:
-    warnings.warn(
+    warn_user(
         f"seeded chunks of two iterations in this process go on at once, after a wait of {WAIT_SECONDS:g} s: the "
         "random streams of both may differ from those that each has alone. Run one of them in processes "
-        "(executor='process'), or one after the other.",
-        RuntimeWarning,
-        stacklevel=4,
+        "(executor='process'), or one after the other."
     )
 
 

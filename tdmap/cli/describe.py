@@ -82,13 +82,6 @@ def type_name(value: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else "object"
 
 
-def is_number(value: Any) -> bool:
-    """Whether an entry is a tensor of real numbers or bools."""
-    import torch
-
-    return isinstance(value, torch.Tensor) and not value.is_complex() and not value.is_nested
-
-
 def time_types(data: Any, folder: Any) -> dict[str, Any]:
     """The columns of a dataset in a folder that are times, by their names with dots, each with its `TimeType`."""
     from tdmap.datasets.tables.about import read_types

@@ -55,15 +55,15 @@ class ColumnStats:
             >>> ColumnStats(3, 0, 0, 19875.0, 19905.0, 19885.0, 17.3, (), (2, 0, 1), "date32[day]").texts
             ('2024-06-01', '2024-07-01', '2024-06-11', '17.3 d', '-', '-', '-')
         """
+        values = (self.min, self.max, self.mean, *(self.quantiles or (None,) * len(QUANTILES)))
         kind = None if self.time is None else time_type(self.time)
-        span = 0.0 if self.min is None or self.max is None else self.max - self.min
-        texts = []
-        for place, value in enumerate((self.min, self.max, self.mean, self.std, *(self.quantiles or (None,) * 3))):
-            if kind is None or value is None:
-                texts.append(number(value))
-            else:
-                texts.append(length_text(value, kind) if place == 3 else about_text(value, kind, span))
-        return tuple(texts)
+        if kind is None or self.min is None or self.max is None:
+            std, texts = number(self.std), [number(value) for value in values]
+        else:
+            span = self.max - self.min
+            std = number(None) if self.std is None else length_text(self.std, kind)
+            texts = [number(None) if value is None else about_text(value, kind, span) for value in values]
+        return (*texts[:3], std, *texts[3:])
 
     @property
     def sparkline(self) -> str:
@@ -99,6 +99,11 @@ class Column(Reducer[Any]):
         self.key = key
         self.time = time
         self._sketch = Quantile(None, QUANTILES, about=about)
+
+    @classmethod
+    def of(cls, key: str | tuple[str, ...], leaf: Tensor, time: str | None = None) -> Column:
+        """That of an entry whose values are there to be looked at."""
+        return cls(key, about(leaf, time), time)
 
     def init(self) -> Any:
         return None
@@ -170,6 +175,11 @@ class Column(Reducer[Any]):
 
 _SAMPLE, _ELEMENTS = 64, 16
 """Rows that are looked at, and elements of each of them."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether an entry is a tensor of real numbers or bools, which `Column` reduces."""
+    return isinstance(value, Tensor) and not value.is_complex() and not value.is_nested
 
 
 def about(leaf: Tensor, time: str | None = None) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.diagnostics.columns import Column, Columns, about
+from tdmap.diagnostics.columns import Column, Columns, is_number
 from tdmap.execution import Execution
 from tdmap.expressions.times import time_type
 from tdmap.operation import operation
@@ -84,15 +84,14 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
     wanted: dict[str, Any] = {}
     for key in rows.keys(True, True, is_leaf_nontensor):
         leaf, name = rows.get(key), key if isinstance(key, str) else ".".join(key)
-        if isinstance(leaf, Tensor) and not leaf.is_complex() and not leaf.is_nested:
+        if is_number(leaf):
             wanted[name] = key if isinstance(key, tuple) else (key,)
         else:
             others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
     found: dict[str, Any] = {}
     if wanted and len(rows):
         kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
-        places = {name: about(rows.get(key), kinds.get(name)) for name, key in wanted.items()}
-        reducers = Columns({name: Column(key, places[name], kinds.get(name)) for name, key in wanted.items()})
+        reducers = Columns({name: Column.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()})
         reduced: Any = map_reduce
         found = dict(reduced(rows, None, reducers, **options))
     return Summary(found, len(rows), others)

@@ -29,7 +29,7 @@ from tdmap.cli.commands.orders import (
     run_into,
     worker_options,
 )
-from tdmap.cli.describe import is_number, is_table, leaves_of, time_types
+from tdmap.cli.describe import is_table, leaves_of, time_types
 from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
@@ -262,7 +262,7 @@ def parse_reducer(text: str, data: Any, path: Path) -> Any:
     import difflib
 
     import tdmap.reducers
-    from tdmap.diagnostics.columns import about
+    from tdmap.diagnostics.columns import about, is_number
 
     name, *rest = text.split(":")
     if name not in NAMES:

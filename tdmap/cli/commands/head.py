@@ -73,8 +73,9 @@ def _short(value: Any, kind: str, times: Any = None) -> str:
         return printable(repr(found), 200)
     flat = value.reshape(-1)
     numbers, kind = flat[:SHOWN].tolist(), kind if times is None else times.name
-    texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers]
-    if times is not None:
+    if times is None:
+        texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers]
+    else:
         texts = [text_of(number, times) for number in numbers]
     if not value.dim():
         return f"{texts[0]}  ({kind})"

@@ -10,7 +10,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import is_number, is_table, leaves_of, time_types, type_name
+from tdmap.cli.describe import is_table, leaves_of, time_types, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 
 
@@ -28,18 +28,17 @@ def stats(
     of times and of other numbers far from zero within one percent of their range.
     """
     import tdmap
-    from tdmap.diagnostics.columns import Column, Columns, about, draw_columns
+    from tdmap.diagnostics.columns import Column, Columns, draw_columns
 
     end_with_reader()
     data = open_rows(path)
     wanted, others = _numbers_of(data, path, keys)
-    times = {key: kind.name for key in wanted if (kind := time_types(data, path).get(".".join(key))) is not None}
+    times = {name: kind.name for name, kind in time_types(data, path).items()}
     data = data.rows if is_table(data) else data
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
         leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}
-        places = {key: about(leaf, times.get(key)) for key, leaf in leaves.items()}
-        reducers = {"/".join(key): Column(key, places[key], times.get(key)) for key in wanted}
+        reducers = {"/".join(key): Column.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
         values = guard(
             lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not asked().json),
             f"{path} was only read",
@@ -63,6 +62,8 @@ def _numbers_of(
     data: Any, path: Path, keys: list[str] | None
 ) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
     """The entries that are wanted and their types: real numbers, and others."""
+    from tdmap.diagnostics.columns import is_number
+
     leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
     chosen = entries_named(keys, data, path) if keys else list(leaves)
     numbers: dict[tuple[str, ...], str] = {}
