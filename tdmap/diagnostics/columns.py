@@ -196,7 +196,7 @@ def about(leaf: Tensor, time: str | None = None) -> float:
         >>> about(torch.arange(1_700_000_000, 1_700_000_100)), about(torch.arange(100))
         (1700000000.0, 0.0)
     """
-    if leaf.dtype.itemsize < 4 and time is None or not leaf.numel():
+    if leaf.dtype.itemsize < 2 and time is None or not leaf.numel():
         return 0.0
     rows = {round(place * (len(leaf) - 1) / max(_SAMPLE - 1, 1)) for place in range(_SAMPLE)}
     some = torch.cat([leaf[row].reshape(-1)[:_ELEMENTS] for row in sorted(rows)]).double()

@@ -149,3 +149,10 @@ def test_quantiles_of_numbers_that_are_far_from_zero_for_how_close_they_are(dtyp
     assert np.abs(np.array(ids["quantiles"]) - wanted).max() <= 30
     assert max(ids["histogram"]) < 2 * 3000 / 16 and min(ids["histogram"]) > 0
     assert one["quantiles"] == [7e9] * 3 and ids["time"] is one["time"] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.float32, torch.float64])
+def test_quantiles_of_years_are_years(dtype, tmp_path):
+    TensorDict({"year": (2000 + torch.arange(300) % 25).to(dtype)}, [300]).memmap_(tmp_path / "years")
+    (found,) = json.loads(run("stats", tmp_path / "years", "--json", "--workers", 0).stdout)["keys"]
+    np.testing.assert_allclose(found["quantiles"], [2001, 2012, 2023], atol=0.5)
