@@ -15,6 +15,9 @@ from tdmap.process.calls import CURRENT, Running
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""Every function under `@operation`, by its qualified name: tests ask each of them the same questions."""
+
 HABITS = {
     "workers": "num_workers",
     "n_jobs": "num_workers",
@@ -81,6 +84,7 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
     def allowed() -> frozenset[str]:
         return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
 
+    OPERATIONS[fn.__qualname__] = call
     return call  # type: ignore[return-value]
 
 

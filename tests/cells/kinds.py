@@ -1,0 +1,99 @@
+"""Kinds of datasets: the same rows, held in every way that an operation must accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tdmap
+from tdmap.datasets import Jagged, Table
+from tensordict_lite import TensorDict, lazy_stack, tensorclass
+
+ROWS = 24
+
+Row = dict[str, Any]
+"""One row as plain Python: values by their key, nested keys joined by dots."""
+
+
+@tensorclass
+class Sample:
+    x: torch.Tensor
+    k: torch.Tensor
+    f: torch.Tensor
+
+
+def plain(rows: int = ROWS) -> TensorDict:
+    """`x` is unique and out of order, `k` repeats."""
+    x = torch.arange(rows) * 7 % max(rows, 1)
+    return TensorDict({"x": x, "k": x % 3, "f": x.double() / 4}, [rows])
+
+
+def _with(data: TensorDict, **entries: Any) -> TensorDict:
+    return data.update(entries)
+
+
+def _sharded(folder: Path) -> Any:
+    third = ROWS // 3
+    for number in range(3):
+        plain()[number * third : (number + 1) * third].memmap(folder / f"part{number}")
+    return tdmap.open([folder / f"part{number}" for number in range(3)])
+
+
+def _table(folder: Path) -> Table:
+    data = plain()
+    rows = data["x"].tolist()
+    columns = {key: data[key] for key in ("x", "k", "f")}
+    return Table.of(
+        {
+            **columns,
+            "w": Jagged.from_list([f"w{row}" for row in rows]),
+            "v": Jagged.from_list([torch.arange(row % 4) for row in rows]),
+        }
+    )
+
+
+def _tensorclass(folder: Path) -> Any:
+    data = plain()
+    return Sample(x=data["x"], k=data["k"], f=data["f"], batch_size=[ROWS])
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda folder: plain(),
+    "mapped": lambda folder: plain().memmap(folder / "mapped"),
+    "text": lambda folder: _with(plain(), w=[f"w{row}" for row in plain()["x"].tolist()]),
+    "nested": lambda folder: _with(plain(), n=TensorDict({"y": plain()["x"] * 2, "z": {"u": plain()["f"]}}, [ROWS])),
+    "tensorclass": _tensorclass,
+    "lazy": lambda folder: lazy_stack([plain()[row] for row in range(ROWS)]),
+    "sharded": _sharded,
+    "table": _table,
+    "no rows": lambda folder: plain(0),
+    "one row": lambda folder: plain(1),
+}
+"""Each makes its dataset, with files below a folder of its own where it has any."""
+
+
+def columns_of(data: Any) -> dict[str, list[Any]]:
+    """The values of each entry, as lists."""
+    if isinstance(data, Table):
+        return {key: _values(data[key]) for key in data.keys()}
+    if hasattr(data, "to_tensordict"):
+        data = data.to_tensordict()
+    return {
+        ".".join(key) if isinstance(key, tuple) else key: _values(data[key])
+        for key in data.keys(include_nested=True, leaves_only=True)
+    }
+
+
+def _values(column: Any) -> list[Any]:
+    values = column if isinstance(column, list) else column.tolist()
+    return [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def rows_of(data: Any) -> list[Row]:
+    """The rows of a dataset, in order."""
+    columns = columns_of(data)
+    length = len(data)
+    return [{key: values[row] for key, values in columns.items()} for row in range(length)]
