@@ -66,19 +66,16 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
         outer = CURRENT.get()
         running = outer or Running(fn.__name__)
-        # A handler of a signal may raise after any of these calls; whatever happens, the operation is over then.
+        CURRENT.set(running)
         try:
-            CURRENT.set(running)
             return fn(*args, **kwargs)
         except Exception as error:
             hide_engine(error)
             raise
         finally:
-            try:
-                CURRENT.set(outer)
-            finally:
-                if outer is None:
-                    running.end()
+            CURRENT.set(outer)
+            if outer is None:
+                running.end()
 
     @functools.cache
     def allowed() -> frozenset[str]:

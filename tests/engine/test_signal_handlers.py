@@ -1,4 +1,4 @@
-"""Signal handlers that map, or raise, at any step of a map that they interrupt."""
+"""Signal handlers that raise, close pools or want the pool of the map that they interrupt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.process.calls import CURRENT
-from tdmap.runtime.workers import pool
-from tests.engine._steps import Steps, at_steps
+from tests.engine._steps import at_steps
 from tests.processes import comes_true
 
 X = torch.arange(400)
@@ -54,26 +52,6 @@ def run(kind, fresh):
         with tdmap.WorkerPool(2, kind) as pool:
             return tdmap.map(X, double, pool=pool, chunksize=20)
     return torch.cat(list(tdmap.map_iter(X, double, chunksize=20, **KINDS[kind])))
-
-
-@pytest.mark.parametrize("inner", ["fork", "forkserver", "thread"])
-@pytest.mark.parametrize("kind", ["fork", "forkserver", "thread", "serial"])
-def test_a_map_in_a_handler_at_any_step_of_a_map(kind, inner):
-    answers = []
-
-    def handler(number, frame):
-        try:
-            answers.append(torch.equal(tdmap.map(X, torch.neg, chunksize=50, **KINDS[inner]), -X))
-        except tdmap.errors.WorkerStartError as error:  # within a fork, no other fork is possible
-            answers.append(inner == "fork" and "forks already" in str(error))
-
-    for fresh in (True, False) if kind in ("fork", "forkserver") else (False,):
-        run(kind, fresh)
-        with handling(handler):
-            for step in at_steps(12, interrupt, lambda fresh=fresh: run(kind, fresh)):
-                with step:
-                    assert torch.equal(run(kind, fresh), 2 * X)
-    assert len(answers) > 8 and all(answers)
 
 
 def test_a_handler_that_wants_the_pool_that_is_at_work_is_told_so():
@@ -125,26 +103,6 @@ def test_an_exception_of_a_handler_at_any_step_comes_as_itself_and_leaves_order(
     assert comes_true(lambda: len(psutil.Process().children()) <= processes + 2)
 
 
-def test_after_an_exception_of_a_handler_at_any_step_no_operation_is_taken_to_run():
-    """Later calls would be parts of it, which have no bar and no profile of their own."""
-
-    def handler(number, frame):
-        raise TimeUp
-
-    def work():
-        return tdmap.map(X, double, num_workers=0)
-
-    work()
-    with Steps(files=("operation.py",)) as steps:
-        work()
-    with handling(handler):
-        for at in range(1, steps.count + 1):
-            with contextlib.suppress(TimeUp), Steps(at, interrupt, files=("operation.py",)):
-                work()
-            assert CURRENT.get() is None
-    assert steps.count > 8
-
-
 def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
     def handler(number, frame):
         tdmap.close_pools()
@@ -161,31 +119,6 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
                     assert "closed" in str(error)
                     ended += 1
     assert ended > 10
-
-
-def test_a_handler_that_closes_all_pools_at_any_step_of_lending_them_does_no_harm(monkeypatch):
-    monkeypatch.setattr(pool, "MAX_WARM", 1)
-
-    def handler(number, frame):
-        tdmap.close_pools()
-
-    def lend():
-        first, second = (pool.borrow_pool(workers, "fork", 1) for workers in (1, 2))
-        for lent in (first, second):
-            pool.give_back(lent)
-
-    with Steps(files=("pool.py",)) as steps:
-        lend()
-    lend()
-    with handling(handler):
-        for at in range(1, steps.count + 1):
-            with Steps(at, interrupt, files=("pool.py",)):
-                try:
-                    lend()
-                except RuntimeError as error:
-                    assert "closed" in str(error)
-            lend()
-    assert torch.equal(run("fork", False), 2 * X)
 
 
 def test_while_the_function_is_being_packed_too():

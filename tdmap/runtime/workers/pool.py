@@ -33,7 +33,6 @@ from tdmap.runtime.wire.messages import Hello
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers import launch
-from tdmap.runtime.workers.reservation import Reservation, TakenHere
 
 IDLE_SECONDS = 30.0
 """A worker without a job leaves after so long."""
@@ -203,7 +202,8 @@ class WorkerPool:
         self.max_memory = max_memory
         self.members: dict[int, Member] = {}
         self._owner = Owner()
-        self._reservation = Reservation()
+        self._in_use = threading.Lock()  # no RLock: the collector may end a job in another thread
+        self._user: int | None = None
         self._closed = False
         self._started = 0
         self._lost = 0
@@ -216,21 +216,20 @@ class WorkerPool:
     def reserve(self, blocking: bool = True) -> bool:
         """Take the pool for a job; False when it is in use and `blocking` is False."""
         self._require_usable()
-        try:
-            taken = self._reservation.take(blocking)
-        except TakenHere:
+        if blocking and self._user == threading.get_ident():
             raise RuntimeError(
                 "this WorkerPool is at work for a map that this thread has not finished: close that iterator first, or "
-                "give the inner call, in a loop or in a signal handler, another pool (without pool= it gets one by "
-                "itself)"
-            ) from None
-        if taken:
-            try:
-                self._require_usable()  # it may have been closed while we waited
-            except RuntimeError:
-                self._reservation.give_up()
-                raise
-        return taken
+                "give the inner call another pool (without pool= it gets one by itself)"
+            )
+        if not self._in_use.acquire(blocking):
+            return False
+        self._user = threading.get_ident()
+        try:
+            self._require_usable()  # it may have been closed while we waited
+        except RuntimeError:
+            self.release()
+            raise
+        return True
 
     def _require_usable(self) -> None:
         if self._closed:
@@ -238,8 +237,9 @@ class WorkerPool:
         self._owner.require("this WorkerPool")
 
     def release(self) -> None:
-        """The job is over."""
-        self._reservation.give_up()
+        """End the job that the pool was reserved for."""
+        self._user = None
+        self._in_use.release()
 
     def refresh(self, wanted: int, forks: bool = True) -> None:
         """Forget workers that have left or are worn out, and begin to start others; never waits.
@@ -459,22 +459,13 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
         # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
         for entry in reversed(_warm.copy()):
             # The collector ends a stream and the pool that it has given back in any order: some may be closed.
-            if entry[1]._closed or not entry[1]._owner.is_here:
-                _take_out(entry)
-            elif pool is None and entry[0] == key and _take_out(entry):
-                pool = entry[1]
+            unusable = entry[1]._closed or not entry[1]._owner.is_here
+            if unusable or (pool is None and entry[0] == key):
+                _warm.remove(entry)
+                pool = pool if unusable else entry[1]
     pool = pool or WorkerPool(num_workers, start_method, worker_threads)
     pool.reserve()
     return pool
-
-
-def _take_out(entry: tuple[_Key, WorkerPool]) -> bool:
-    """Whether it was still there: a handler of a signal that closes all pools may run within any of our lines."""
-    try:
-        _warm.remove(entry)
-    except ValueError:
-        return False
-    return True
 
 
 def give_back(pool: WorkerPool) -> None:
@@ -482,8 +473,9 @@ def give_back(pool: WorkerPool) -> None:
     pool.release()
     with _warm_lock:
         _warm.append(((pool.num_workers, pool.start_method, pool.worker_threads), pool))
-        surplus = [entry[1] for entry in _warm[:-MAX_WARM] if _take_out(entry)]
-    for old in surplus:
+        surplus = _warm[:-MAX_WARM]
+        del _warm[:-MAX_WARM]
+    for _, old in surplus:
         old.close()
 
 
