@@ -5,7 +5,7 @@
 The server is moto's, in a process of its own. The peer's processes are as many as our workers, and each has as many
 connections as a dataset has columns: it GETs every object whole and PUTs it elsewhere, and does nothing else. Our
 map is of a function that returns its chunk, and makes no checksums of what it sends, as the peer makes none. Both write
-the same objects into empty places. The local cache is off. S3 is asked through obstore; with the environment variable
+the same objects into empty places. S3 is asked through obstore; with the environment variable
 TDMAP_STORE_TRANSPORT=fsspec, through s3fs.
 Prints a table of ratios, and writes `object_store.json` and `.png` into `benchmarks/results`.
 """
@@ -169,7 +169,7 @@ def run(options: argparse.Namespace, port: int, peer: Peer) -> None:
     data = TensorDict({name: torch.randint(256, half, dtype=torch.uint8) for name in COLUMNS}, [rows])
     how = {"rows_per_shard": per_shard, "num_workers": workers, "storage_options": store}
     made = tdmap.map(data, keep, out=f"s3://{BUCKET}/source", **how)
-    source = tdmap.open(f"s3://{BUCKET}/source", storage_options=store, cache=False)
+    source = tdmap.open(f"s3://{BUCKET}/source", storage_options=store)
     shards = [name.removeprefix("s3:/") for name in made.shards]
     number = iter(range(1 << 30))
 

@@ -33,7 +33,6 @@ def open(
     source: AnyPath | Sequence[AnyPath],
     *,
     storage_options: dict[str, Any] | None = None,
-    cache: bool | int = True,
 ) -> Data:
     """Open a dataset by its folder or URL, or several of them as one.
 
@@ -43,9 +42,6 @@ def open(
             list of folders and URLs, whose rows come one after another.
         storage_options: what fsspec's file system is made with. Credentials are best left to where it finds them by
             itself (environment, configuration files, roles).
-        cache: what was fetched from a store is kept on this machine's disk for the next time: in `$TDMAP_STORE_CACHE`,
-            or `~/.cache/tdmap/stores`. True: 4 GiB at most; an int: so many bytes; False: nothing is kept. What was
-            used least recently goes first, and a dataset that is larger than the cache is not kept at all.
 
     Returns:
         A memory-mapped collection for one folder, as `TensorDict.load_memmap` gives it; else a `ShardedDataset`.
@@ -73,7 +69,7 @@ def open(
         path = _local(source)
         if path is not None and not os.path.lexists(f"{path}/{MANIFEST}"):
             return _load_folder(path)
-        return ShardedDataset(_members_of(source, storage_options, cache))
+        return ShardedDataset(_members_of(source, storage_options))
     if not isinstance(source, Iterable):
         raise TypeError(f"open takes a path, a URL or a list of them: got a {type(source).__name__}.")
     sources = list(source)
@@ -83,7 +79,7 @@ def open(
         if not isinstance(one, (str, os.PathLike)):
             raise TypeError(f"open takes paths and URLs: got a {type(one).__name__}. concat() takes opened datasets.")
     _refuse_twice([_canonical(one) for one in sources])
-    groups = [_members_of(one, storage_options, cache) for one in sources]
+    groups = [_members_of(one, storage_options) for one in sources]
     return _joined([member for group in groups for member in group], firsts=[group[0] for group in groups])
 
 
@@ -236,11 +232,11 @@ def is_url(path: Any) -> bool:
     return bool(found) and scheme.replace("+", "").replace("::", "").replace("-", "").isalnum()
 
 
-def _members_of(source: AnyPath, storage_options: dict[str, Any] | None, cache: bool | int) -> list[Member]:
+def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list[Member]:
     """The members of one folder or URL."""
     path = _local(source)
     if path is None:
-        return list(members_at(str(source), storage_options or {}, cache))
+        return list(members_at(str(source), storage_options or {}))
     path = os.path.abspath(path)
     if not os.path.lexists(f"{path}/{MANIFEST}"):
         return [_folder_at(path)]

@@ -24,7 +24,6 @@ from torch import Tensor
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.process.owner import Owner
-from tdmap.stores.cache import Cache, cache_of
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of
@@ -48,7 +47,7 @@ Run = tuple[int, int]
 Path = tuple[str, ...]
 
 
-def members_at(url: str, options: dict[str, Any], cache: bool | int) -> list[StoreMember]:
+def members_at(url: str, options: dict[str, Any]) -> list[StoreMember]:
     """The datasets at a URL: those of its manifest, or the one that is there.
 
     Raises:
@@ -60,13 +59,11 @@ def members_at(url: str, options: dict[str, Any], cache: bool | int) -> list[Sto
     listed = _content(store, f"{url}/{MANIFEST}")
     if listed is not None:
         shards = unpack(f"{url}/{MANIFEST}", listed)
-        kept = cache_of(cache, sum(shard.bytes for shard in shards))
-        return [StoreMember(f"{url}/{shard.path}", shard.rows, shard.meta, options, kept) for shard in shards]
+        return [StoreMember(f"{url}/{shard.path}", shard.rows, shard.meta, options) for shard in shards]
     meta = _content(store, f"{url}/{META}")
     if meta is None:
         raise DatasetNotFoundError(url, _why_nothing(store, url))
-    kept = cache_of(cache, sum(size for size, _ in store.find(url).values()))
-    member = StoreMember(url, -1, digest_of_bytes(meta), options, kept)
+    member = StoreMember(url, -1, digest_of_bytes(meta), options)
     member.rows = member.open().rows
     return [member]
 
@@ -89,12 +86,11 @@ def _why_nothing(store: Store, url: str) -> str:
 class StoreMember:
     """A dataset at a URL."""
 
-    def __init__(self, url: str, rows: int, digest: str, options: dict[str, Any], cache: Cache | None) -> None:
+    def __init__(self, url: str, rows: int, digest: str, options: dict[str, Any]) -> None:
         self.name = url
         self.rows = rows
         self.digest = digest
         self.options = options
-        self.cache = cache
 
     prefetch = True
     """Its rows come from far away."""
@@ -154,7 +150,6 @@ class RemoteRows:
     def __init__(self, member: StoreMember, store: Store) -> None:
         self.url = member.name
         self.rows = member.rows
-        self.cache = member.cache
         self.store = store
         self.objects = store.find(self.url)
         if META not in self.objects:
@@ -321,30 +316,14 @@ class RemoteRows:
 
     def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[list[Any]]:
         """Bytes of objects, each as the pieces that came."""
-        found = [[] if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
-        missing = [number for number, pieces in enumerate(found) if pieces is None]
-        asked = [(number, part) for number in missing for part in _parts(*wanted[number])]
-        got = self.store.ranges([(f"{self.url}/{name}", start, stop) for _, (name, start, stop) in asked])
-        for number in missing:
-            found[number] = []
-        for (number, (name, start, _)), data in zip(asked, got):
-            found[number].append(data)  # type: ignore[union-attr]
-            if self.cache is not None:
-                self.cache.write(self._key(name), start, data)
-        return found  # type: ignore[return-value]
-
-    def _kept(self, name: str, start: int, stop: int) -> list[Any] | None:
-        data = None if self.cache is None else self.cache.read(self._key(name), start, stop)
-        return None if data is None else [data]
-
-    def _key(self, name: str) -> str:
-        size, version = self.objects[name]
-        return f"{self.url}/{name} {size} {version}"
+        parts = [list(_parts(*piece)) for piece in wanted]
+        asked = [(f"{self.url}/{name}", start, stop) for pieces in parts for name, start, stop in pieces]
+        got = iter(self.store.ranges(asked))
+        return [[next(got) for _ in pieces] for pieces in parts]
 
 
 def _parts(name: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    yield name, start, min(start + PART_BYTES, stop)
-    for begin in range(start + PART_BYTES, stop, PART_BYTES):
+    for begin in range(start, stop, PART_BYTES):
         yield name, begin, min(begin + PART_BYTES, stop)
 
 

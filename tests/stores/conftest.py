@@ -34,12 +34,11 @@ def proxied(server: str) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """What fsspec finds in the environment; and a cache of the test's own."""
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fsspec finds in the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("TDMAP_STORE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_operations_over_a_store(url: str, options: dict[str, Any], workers: int
 
 
 def test_only_the_rows_and_columns_that_are_wanted_are_fetched(url: str, faults: FaultyProxy) -> None:
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url})
     data[0:1]  # what each folder needs once
     faults.heal()
     rows = data.select("x")[3:5]
@@ -100,7 +100,7 @@ def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: Fau
         seen.append(bool(seen) or comes_true(second_was_asked_for))
         return chunk.select("x")
 
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False).window(0, 10)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}).window(0, 10)
     faults.heal()
     tdmap.map(data, fn, num_workers=0, chunksize=2)
     assert seen == [True] * 5
@@ -108,7 +108,7 @@ def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: Fau
 
 def test_a_shard_is_fetched_in_one_request_a_column(url: str, faults: FaultyProxy, tmp_path: Path) -> None:
     """However small the chunks of the function are: each request costs its round trip."""
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url})
     faults.heal()
     tdmap.map(data, keep, num_workers=0, chunksize=1, out=tmp_path / "set", rows_per_shard=10)
     asked = [asked for _, path, asked in faults.requests if path.endswith("/x.memmap")]
@@ -129,7 +129,7 @@ def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[s
 @pytest.mark.parametrize("fault", ["500", "cut", "slow"])
 def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
     options = {"endpoint_url": faults.url, **through}
-    data = tdmap.open(url, storage_options=options, cache=False).window(0, 20)
+    data = tdmap.open(url, storage_options=options).window(0, 20)
     faults.spoil(fault, 3, lambda method, path: path.endswith(".memmap"))
     assert same(tdmap.map(data, double, num_workers=0, chunksize=10), double(numbers(0, 20)))
     assert faults.spoiled[fault] == 3
@@ -151,7 +151,7 @@ def test_a_store_that_fails_for_good_is_an_error_that_names_the_object(
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, **through}, cache=False)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, **through})
     faults.spoil("500", 1 << 30, lambda method, path: path.endswith("x.memmap"))
     with pytest.raises(OSError, match=r"x\.memmap failed 3 times"):
         data[0:3]

@@ -43,7 +43,7 @@ def test_strings_are_written_and_read_as_two_objects(bucket: str, options: dict[
     found = {path.split("/", 3)[3] for path in fsspec.filesystem("s3", **options).find(out) if "/shard-" in path}
     strings = {f"{folder}/{name}.memmap" for folder in ("s", "n/t") for name in ("values", "offsets")}
     assert found == {"meta.json", "s/meta.json", "n/meta.json", "n/t/meta.json", "x.memmap", "n/y.memmap"} | strings
-    data = tdmap.open(out, storage_options={"endpoint_url": faults.url}, cache=False)
+    data = tdmap.open(out, storage_options={"endpoint_url": faults.url})
     assert same(data[5:9], rows[5:9])
     faults.heal()
     some = data[4000:4003]
@@ -91,11 +91,11 @@ def test_strings_that_are_cut_or_lead_astray_are_named(bucket: str, options: dic
     wrong[3] = 1 << 40
     fs.pipe_file(f"{folder}/offsets.memmap", wrong.numpy().tobytes())
     with pytest.raises(DatasetError, match=r"s/offsets\.memmap.*leads out"):
-        tdmap.open(out, storage_options=options, cache=False)[0:3]
+        tdmap.open(out, storage_options=options)[0:3]
     fs.pipe_file(f"{folder}/offsets.memmap", offsets[:-8])
     with pytest.raises(DatasetError, match=r"offsets\.memmap.*has been cut"):
-        tdmap.open(out, storage_options=options, cache=False)[0:3]
+        tdmap.open(out, storage_options=options)[0:3]
     meta = fs.cat_file(f"{folder}/meta.json")
     fs.pipe_file(f"{folder}/meta.json", meta.replace(f'"rows": {ROWS}'.encode(), b'"rows": -1'))
     with pytest.raises(DatasetError, match="does not tell"):
-        tdmap.open(out, storage_options=options, cache=False)[0:3]
+        tdmap.open(out, storage_options=options)[0:3]

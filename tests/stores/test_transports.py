@@ -166,7 +166,7 @@ def test_a_process_that_uses_it_is_not_forked_for_workers(bucket: str, options: 
 FORKED = """
 import os, sys, tdmap
 url, endpoint = sys.argv[1:]
-data = tdmap.open(url, storage_options={"endpoint_url": endpoint}, cache=False)
+data = tdmap.open(url, storage_options={"endpoint_url": endpoint})
 data.prefetch(0, 4)
 assert data[0:2]["x"].tolist() == [0, 1]
 child = os.fork()
