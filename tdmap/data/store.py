@@ -26,6 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite.memmap.disk.contents import put_away, require_only
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 META = "meta.json"
@@ -39,7 +40,7 @@ class OutputFolder:
 
     Args:
         path: the folder; it need not exist.
-        overwrite: a dataset may be there; the new one replaces it when it is whole.
+        overwrite: a dataset may be there, and nothing else; the new one replaces it when it is whole.
     """
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -108,6 +109,7 @@ class OutputFolder:
             )
         self.refuse_to_remove(source)
         if self._overwrite and self.is_whole and not self.is_at(source):
+            require_replaceable(self.path)
             with self._replacing(call):
                 yield
             return
@@ -135,7 +137,10 @@ class OutputFolder:
         old = Path(os.path.realpath(self.path))
         new = old.with_name(f".{old.name}.tdmap-new")
         with locked(old, call) as lock:
-            hidden.remove_tree(new)  # left by a process that was killed while it held this lock
+            require_replaceable(old)
+            put_away(str(new), str(old))  # left by a process that was killed while it held this lock
+            if new.exists():
+                raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
             self._lock, self._replaced = lock, self.path
             self._lie_in(new)
             try:
@@ -145,7 +150,7 @@ class OutputFolder:
                 self._lie_in(self._replaced)
                 self._lock = self._replaced = None
                 if lock.is_mine:  # and not in a fork of the program
-                    hidden.remove_tree(new)
+                    put_away(str(new), str(old))
 
     def _take_over(self, source: Path | None, resume: bool) -> None:
         """Refuse what is in the way, and remove what a killed run has left."""
@@ -331,6 +336,13 @@ class OutputFolder:
             for name in os.listdir(self.hidden):
                 if name not in (LOCK, HELD):
                     hidden.remove_tree(self.hidden / name)
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise FileExistsError unless the dataset in a folder may be replaced: it is all that the folder holds."""
+    if os.path.samefile(folder, os.curdir):
+        raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
+    require_only(str(folder))
 
 
 def require_no_tilde(path: str | os.PathLike[str]) -> None:

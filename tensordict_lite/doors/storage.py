@@ -65,7 +65,7 @@ class StorageOps(Kernel):
                 copied, whatever ``copy_existing`` says.
             compression: of an archive: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a
                 constant of :mod:`zipfile`. A compressed tensor is not mapped when it is loaded, but decompressed.
-            atomic: exchange the whole folder in one step, dropping files that this save does not write.
+            atomic: exchange the whole folder in one step. It must hold a dataset and nothing else.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it is a RuntimeError.
             reference_format: write nothing that ``tensordict`` does not open. Otherwise thousands of strings are
                 written to two files instead of JSON, which opens in no time whatever their number. An archive is

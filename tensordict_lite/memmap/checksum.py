@@ -22,6 +22,7 @@ from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundEr
 from tensordict_lite.memmap.archive import api
 from tensordict_lite.memmap.archive.read import opened
 from tensordict_lite.memmap.disk import crc
+from tensordict_lite.memmap.disk.contents import is_temporary
 from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all
 from tensordict_lite.memmap.disk.format import (
     META,
@@ -33,7 +34,6 @@ from tensordict_lite.memmap.disk.format import (
     read_json,
     read_meta,
 )
-from tensordict_lite.memmap.disk.staging import is_temporary
 
 __all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,10 @@ def test_existing_files(tmp_path: Path) -> None:
     assert_same(TensorDict.load_memmap(tmp_path), new)
     assert old["a"].tolist() == [0, 1, 2]  # who had it open keeps what it opened
     assert (tmp_path / "b" / "c.memmap").exists()  # as the reference: other files stay
+    with pytest.raises(FileExistsError, match=r"b/c\.memmap, b/d/e\.memmap, b/d/meta\.json and 2 more"):
+        new.memmap(tmp_path, atomic=True)
+    for name in ("b", "empty"):
+        shutil.rmtree(tmp_path / name)
     new.memmap(tmp_path, atomic=True)
     assert sorted(os.listdir(tmp_path)) == ["a.memmap", "meta.json", "only.memmap"]
     assert_same(TensorDict.load_memmap(tmp_path), new)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdmap.data.store import META, require_no_tilde
+from tdmap.data.store import META, require_no_tilde, require_replaceable
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -40,6 +40,7 @@ from tdmap.operations.map import map as map_chunks
 from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
+from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
@@ -160,15 +161,24 @@ def _beside(path: Path) -> Iterator[Path]:
     """
     old = Path(os.path.realpath(path))
     new = old.with_name(f".{old.name}.tdmap-new")
+    require_replaceable(old)
     with locked(old, "images.ingest") as lock:
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
-            remove_tree(left)
+            _remove(left, old)
         try:
             yield new
             exchange_in_turn(str(new), str(old))
         finally:
             if lock.is_mine:  # and not in a fork of the program
-                remove_tree(new)
+                _remove(new, old)
+
+
+def _remove(left: Path, place: Path) -> None:
+    """Remove a dataset that another one has replaced, or one that is not whole and holds no file of the user's."""
+    if (left / META).exists() and ((left / ABOUT).exists() or not (left / FILES).exists()):
+        put_away(str(left), str(place))
+    else:
+        remove_tree(left)
 
 
 def _kept_beside(path: Path) -> Path:
@@ -222,11 +232,11 @@ def _decode(
         real = Path(os.path.realpath(path))
         new = _kept_beside(real)
         with locked(real, "images.ingest"):
-            remove_tree(new)  # of a call that was killed
+            _remove(new, real)  # of a call that was killed
             permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, Execution.of(**workers))
             _write_beside(new, files, look, keep, on_error, skipped)
             exchange_in_turn(str(new), str(real))
-            remove_tree(new)
+            _remove(new, real)
     return skipped
 
 

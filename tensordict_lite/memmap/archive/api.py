@@ -20,11 +20,12 @@ from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
 from tensordict_lite.memmap.disk import crc
+from tensordict_lite.memmap.disk.contents import is_temporary
 from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, parse_content
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
-from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.disk.turns import Watch, holds_dataset, reading
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for

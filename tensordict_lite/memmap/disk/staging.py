@@ -21,7 +21,6 @@ import errno
 import fcntl
 import functools
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -34,16 +33,16 @@ from typing import Any
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
+from tensordict_lite.memmap.disk.contents import STALE, is_temporary, put_away, require_only
 from tensordict_lite.memmap.disk.files import open_at_once, open_folder, refuse_link
 from tensordict_lite.memmap.disk.format import META
-from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in
+from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, reading, turn_in
 
 __all__ = [
     "Staging",
     "Superseded",
     "below",
     "exchange_in_turn",
-    "is_temporary",
     "remove_stale",
     "resolved",
     "staged_file",
@@ -98,7 +97,7 @@ class Staging:
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         there = os.listdir(self.prefix) if self.exists else []
         occupied = any(not is_temporary(name) for name in there)
-        is_left = any(_STALE.search(name) for name in there)
+        is_left = any(STALE.search(name) for name in there)
         self.exchange = atomic and occupied
         if self.exchange and not holds_dataset(self.prefix):
             if not is_left:
@@ -106,6 +105,9 @@ class Staging:
                     f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
                 )
             self.exchange = False  # a killed save has left no dataset, whose place is taken as without `atomic`
+        if self.exchange:
+            with reading(self.prefix):
+                require_only(self.prefix)
         beside = not occupied or self.exchange
         if beside and ((self.exists and os.path.ismount(self.prefix)) or not os.access(parent, os.W_OK)):
             beside = self.exchange = False
@@ -194,7 +196,7 @@ class Staging:
         self._take_turn()
         exchange(self.root, self.prefix)
         self._moved = True
-        shutil.rmtree(self.root, ignore_errors=True)
+        put_away(self.root, self.prefix)
 
     def _take_turn(self) -> None:
         """Waits until nobody else changes the folder that ``prefix`` is."""
@@ -381,15 +383,6 @@ def staged_path(path: str) -> Iterator[str]:
         raise
 
 
-def is_temporary(name: str) -> bool:
-    """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
-    return bool(_STALE.search(name) or _UNFINISHED.fullmatch(name))
-
-
-_UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
-_STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
-
-
 FEW = 100
 """Entries of a folder that are looked through before every save."""
 
@@ -417,7 +410,7 @@ def _sweep(folder: str) -> int:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             count += 1
-            match = _STALE.search(entry.name)
+            match = STALE.search(entry.name)
             if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,204 @@
+"""Which files of a folder or bucket belong to the dataset in it: only these are ever replaced or removed.
+
+    meta.json             lists the tensors and the nested collections of its folder
+    shards.json           lists folders, each with a ``meta.json``
+    .tdmap/               state of runs; its data/meta.json lists a dataset that is being moved to its place
+    checksums.json, columns.json, pictures.json (and files/, skipped.jsonl)    written beside a dataset
+
+Everything else belongs to the user. A call that replaces a dataset is refused where such a file exists
+(:func:`require_only`), before any work is done. A file that appears later is kept (:func:`put_away`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.format import (
+    META,
+    PICKLES,
+    SUFFIX,
+    NodeMeta,
+    decode_json,
+    encode_key,
+    parse_content,
+    raw_key,
+    read_small,
+)
+
+__all__ = ["STALE", "files_below", "is_temporary", "others_in", "owned", "put_away", "require_only"]
+
+STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
+"""End of the name of a file or folder that a save writes: its machine and process."""
+_UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
+
+SHARDS, HIDDEN, PICTURES = "shards.json", ".tdmap/", "pictures.json"
+MOVING = f"{HIDDEN}data/"
+BESIDE = ("checksums.json", "columns.json", PICTURES)
+
+_MOST = 1 << 28  # bytes of a manifest
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
+    return bool(STALE.search(name) or _UNFINISHED.fullmatch(name))
+
+
+def owned(names: Iterable[str], read: Callable[[list[str]], list[bytes]]) -> set[str]:
+    """Those of the files of a folder that belong to the dataset in it.
+
+    Args:
+        names: paths of all files below the folder, relative to it, with slashes.
+        read: returns the contents of some of these files.
+
+    Raises:
+        DatasetError: metadata are damaged.
+    """
+    names = set(names)
+    found = {name for name in names if name.startswith(HIDDEN) or any(map(is_temporary, name.split("/")))}
+    level = [""]
+    if not names.isdisjoint((META, SHARDS, MOVING + META)):
+        found.update(names.intersection((SHARDS, *BESIDE)))
+    if SHARDS in names:
+        level += [f"{path}/" for path in _shards(read([SHARDS])[0])]
+    if PICTURES in names:
+        found.update(names.intersection(("skipped.jsonl",)))
+        level.append("files/")
+    while level:
+        metas = [path for folder in level for path in (f"{folder}{META}", f"{MOVING}{folder}{META}") if path in names]
+        level = []
+        for path, content in zip(metas, read(metas)):
+            folder = path.removeprefix(MOVING).removesuffix(META)
+            meta = parse_content(path, folder.rstrip("/"), content)
+            found.add(f"{folder}{META}")
+            found.update(f"{folder}{file}" for file in _files(meta))
+            level += [f"{folder}{child}/" for child in _children(meta, folder, names)]
+    return found & names
+
+
+def _shards(content: bytes) -> list[str]:
+    value = decode_json(SHARDS, content)
+    entries = value.get("shards") if type(value) is dict else None
+    paths = [entry.get("path") for entry in entries if type(entry) is dict] if type(entries) is list else []
+    return [path for path in paths if type(path) is str]
+
+
+def _files(meta: NodeMeta) -> Iterator[str]:
+    for key in meta.leaves:
+        for stem in filter(None, (encode_key(key), raw_key(key))):
+            yield f"{stem}{SUFFIX}"
+            yield f"{stem}.shape{SUFFIX}"
+    if meta.kind == "text":
+        listed = meta.raw.get("files")
+        yield from map(str, listed if type(listed) is list else ())
+    if meta.kind.startswith("nontensor"):
+        yield from PICKLES
+
+
+def _children(meta: NodeMeta, folder: str, names: set[str]) -> Iterator[str]:
+    if meta.kind == "tensorclass":
+        yield "_tensordict"
+    elif meta.kind == "lazystack":
+        length = meta.raw.get("_length")
+        for number in range(length) if type(length) is int and length <= len(names) else _inner(folder, names):
+            yield str(number)
+    elif not meta.lists_children:
+        yield from _inner(folder, names)
+    for key in meta.children:
+        yield from filter(None, {encode_key(key), raw_key(key)})
+
+
+def _inner(folder: str, names: set[str]) -> set[str]:
+    """Names of the folders in a folder: metadata of early versions of tensordict do not list them."""
+    below = (name[len(folder) :] for name in names if name.startswith(folder))
+    return {name.partition("/")[0] for name in below if "/" in name and not name.startswith(HIDDEN)}
+
+
+def files_below(folder: str) -> list[str]:
+    """Paths of all files below a folder, relative to it; of links, which are not followed; and of empty folders."""
+    found: list[str] = []
+    pending = [""]
+    while pending:
+        inner = pending.pop()
+        with os.scandir(f"{folder}/{inner}") as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        if inner and not listed:
+            found.append(inner)  # with the slash at its end
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(f"{inner}{entry.name}/")
+            else:
+                found.append(f"{inner}{entry.name}")
+    return found
+
+
+def _read_in(folder: str) -> Callable[[list[str]], list[bytes]]:
+    return lambda paths: [read_small(f"{folder}/{path}", folder, _MOST) for path in paths]
+
+
+def others_in(folder: str) -> list[str]:
+    """Files below a folder, and empty folders, that do not belong to the dataset in it.
+
+    Raises:
+        DatasetError: its metadata are damaged.
+        OSError: it cannot be listed.
+    """
+    names = files_below(folder)
+    return sorted(set(names) - owned(names, _read_in(folder)))
+
+
+def require_only(folder: str) -> None:
+    """Raise FileExistsError unless a folder holds a dataset and nothing else, which a new dataset may replace."""
+    refuse_others(folder, lambda: others_in(folder))
+    parent, name = os.path.split(os.path.realpath(folder))
+    if not os.path.lexists(f"{parent}/{META}") and not os.path.lexists(f"{parent}/{SHARDS}"):
+        return
+    with contextlib.suppress(DatasetError, OSError):
+        metas = [path for path in (META, SHARDS, f"{name}/{META}") if os.path.lexists(f"{parent}/{path}")]
+        if f"{name}/{META}" in owned(metas, _read_in(parent)):
+            raise FileExistsError(
+                f"{folder} is a part of the dataset in {parent}, which would lose it: choose another folder."
+            )
+
+
+def refuse_others(where: str, find: Callable[[], list[str]]) -> None:
+    """Raise FileExistsError where there are other files than those of the dataset that is to be replaced."""
+    try:
+        others = find()
+    except DatasetError as error:
+        raise FileExistsError(
+            f"{where} cannot be replaced, because its metadata do not tell which files are its own ({error}): remove "
+            "what you do not need, or choose another place."
+        ) from error
+    if others:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+        raise FileExistsError(
+            f"{where} holds {shown} beside the files that the metadata of its dataset list, and only these are "
+            "replaced: nothing was changed. Move the others away, or choose another place."
+        )
+
+
+def put_away(old: str, place: str) -> None:
+    """Remove a dataset whose place another one has taken; files that do not belong to it move to the new one.
+
+    Where the new dataset has a file of the same name, the old folder stays, with that file in it.
+    """
+    try:
+        names = files_below(old)
+        ours = owned(names, _read_in(old))
+    except FileNotFoundError:
+        return
+    for name in ours:
+        with contextlib.suppress(FileNotFoundError):  # a save that began in the old folder removes its own files
+            os.rmdir(f"{old}/{name}") if name.endswith("/") else os.unlink(f"{old}/{name}")
+    for name in set(names) - ours:
+        target = f"{place}/{name}".rstrip("/")
+        if not os.path.lexists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(f"{old}/{name}".rstrip("/"), target)
+    for folder, _, _ in os.walk(old, topdown=False):
+        with contextlib.suppress(OSError):  # what is not empty stays
+            os.rmdir(folder)
