@@ -249,21 +249,19 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
     """
     temporary = path.with_name(path.name + ".new")
     remove(temporary)  # of somebody who was killed; or a link that somebody has planted
-    fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
+        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with naming(path), open(fd, "wb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fdatasync(fd)
-    except OSError:  # no room: what there is makes no sense
-        remove(temporary)
-        raise
-    try:
         os.replace(temporary, path)
-    except IsADirectoryError:
-        os.unlink(temporary)
-        raise UntrustedFile(path, "is a folder, and not a regular file") from None
+    except BaseException as error:  # no room, or an exception of a signal handler
+        remove(temporary)
+        if isinstance(error, IsADirectoryError):
+            raise UntrustedFile(path, "is a folder, and not a regular file") from None
+        raise
     if durable:
         folder = open_folder(path.parent)
         try:

@@ -1,9 +1,13 @@
-"""Numbers a row that need not fit memory: tensors in files of a folder, for as long as a call takes."""
+"""Files for as long as a call takes: numbers a row that need not fit memory, and temporary folders."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -12,6 +16,7 @@ from torch import Tensor
 
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
+from tensordict_lite.memmap.disk.staging import remove_stale, temporary_name
 
 PREFIX = "scratch-"
 
@@ -47,3 +52,24 @@ class Scratch:
     ) -> None:
         for path in self._paths:
             hidden.remove(path)
+
+
+def temporary_path(purpose: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """A new name in a folder, by default in that for temporary files. It says which process makes the file or folder.
+
+    What processes of this machine have left there under such names, and were killed, is removed.
+    """
+    place = os.path.abspath(tempfile.gettempdir() if folder is None else folder)
+    remove_stale(place)
+    return f"{place}/{purpose}{temporary_name()}"
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str, folder: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """A folder of such a name, which no other user may look into; removed when the block ends."""
+    path = temporary_path(purpose, folder)
+    os.mkdir(path, 0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

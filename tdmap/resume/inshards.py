@@ -1,6 +1,6 @@
 """`rows_per_shard=` and URLs for operations that make one folder: they make it, and then it is copied into shards.
 
-    operation ──► a hidden folder beside `out`, or, where that is a URL, among the temporary files
+    operation ──► out/.tdmap/rows, or, where `out` is a URL, a folder among the temporary files
                       └── workers, a shard each ──► `out`, the manifest last
 
 So the disk holds the result once more meanwhile. `map` needs none of this: it knows the places of its rows before.
@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,9 +19,13 @@ from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Source
+from tdmap.memory import hidden
+from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.scratch import temporary_folder
 from tdmap.plan import ChunkPlan
-from tdmap.resume.sharding import check_rows_per_shard, map_to_shards, require_free
+from tdmap.resume.sharding import check_rows_per_shard, claimed, map_to_target, replaceable, target_of
 from tdmap.stores.opening import is_url
+from tdmap.stores.targets import LocalTarget, Target
 
 CHUNK_BYTES = 4 << 20
 """Rows that are copied at a time."""
@@ -90,13 +92,15 @@ def in_shards(
     Raises:
         FileExistsError: something is in the place of the shards, before anything is done.
     """
-    require_free(out, overwrite, options or {})
-    with _beside(out) as folder:
-        made = run(folder)
-        length = int(made.shape[0])
-        plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
-        job = Job(Source(made), plan, as_it_is)
-        return map_to_shards(job, out, rows_per_shard, execution, overwrite=overwrite, options=options)
+    target = target_of(out, options)
+    with claimed(target, "rows_per_shard="):
+        replaceable(target, overwrite)
+        with _beside(target) as folder:
+            made = run(folder)
+            length = int(made.shape[0])
+            plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
+            job = Job(Source(made), plan, as_it_is)
+            return map_to_target(job, target, rows_per_shard, execution, overwrite=overwrite)
 
 
 def as_it_is(rows: Data) -> Data:
@@ -105,15 +109,15 @@ def as_it_is(rows: Data) -> Data:
 
 
 @contextmanager
-def _beside(out: str | os.PathLike[str]) -> Iterator[str]:
-    """A folder on the disk of `out`, or among the temporary files; removed afterwards."""
-    if is_url(out):
-        scratch = tempfile.mkdtemp(prefix="tdmap-")
-    else:
-        parent, name = os.path.split(os.path.abspath(os.fspath(out).removeprefix("file://")))
-        os.makedirs(parent, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix=f".{name}-", dir=parent)
+def _beside(target: Target) -> Iterator[str]:
+    """A folder in the hidden one of a folder, or among the temporary files; removed afterwards."""
+    if not isinstance(target, LocalTarget):
+        with temporary_folder("tdmap-rows") as scratch:
+            yield f"{scratch}/rows"
+        return
+    folder = f"{target.name}/{HIDDEN}/rows"
+    hidden.remove_tree(folder)  # of a call that was killed
     try:
-        yield f"{scratch}/rows"
+        yield folder
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        hidden.remove_tree(folder)

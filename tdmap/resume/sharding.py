@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +31,14 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch, UntrustedFile
+from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.folderlock import locked
-from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
+from tdmap.process.identity import ProcessId
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import COMMAND, MAP, differences, identify
 from tdmap.runtime import shardfailures as failures
@@ -48,9 +50,10 @@ from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
 from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.opening import concat, is_url, open
-from tdmap.stores.targets import PER_SHARD, RUN, LocalTarget, StoreTarget, Target, old_entries
+from tdmap.stores.targets import NEW, PER_SHARD, RUN, WRITING, LocalTarget, StoreTarget, Target
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
+from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 
 SHARD_BYTES = 64 << 20
 """Bytes of input of a shard in a store, where nobody says how many rows it has;"""
@@ -228,32 +231,92 @@ def default_rows(data: Data, length: int) -> int:
     return max(min(SHARD_BYTES // max(row_bytes_of(data, length), 1), -(-length // MIN_SHARDS)), 1)
 
 
-def require_free(out: str | os.PathLike[str], overwrite: bool, options: dict[str, Any]) -> None:
-    """Raise FileExistsError when shards cannot be written there, as a run that is not resumed would."""
-    target = target_of(out, options)
+def replaceable(target: Target, overwrite: bool) -> set[str]:
+    """The files of a target that a new dataset replaces, once what a killed run has left is removed.
+
+    Raises:
+        FileExistsError: other files are there, or a dataset and not `overwrite`, or a run that can be resumed.
+        FolderInUse: another process writes there.
+    """
     names = target.names()
-    if not overwrite:
-        _refuse_others(target, names, target.read(RUN) if HIDDEN in names else None)
-
-
-def _refuse_others(target: Target, names: set[str], known: bytes | None) -> None:
-    """Raise FileExistsError when something is there that is not to be replaced."""
-    if names - {HIDDEN} or known is not None:
-        raise FileExistsError(_in_the_way(target, names, known))
+    if not names:
+        return set()
+    known = target.read(RUN) if HIDDEN in names else None
+    listed, read = target.listing()
+    files = {file for file in listed if not file.startswith(f"{HIDDEN}/")}
+    left = _left_in(target, files, overwrite) if HIDDEN in names else set()
+    if overwrite:
+        resumable = _shards_of(_run_in(known), files)
+        if isinstance(target, LocalTarget):
+            refuse_part(target.name)
+        refuse_others(target.name, lambda: sorted(files - owned(listed, read) - left - resumable))
+        return files
+    if files - left or known is not None:
+        raise FileExistsError(_in_the_way(target, files, known))
     if isinstance(target, LocalTarget) and os.path.lexists(f"{target.name}/{HIDDEN}/journal"):
         raise FileExistsError(
             f"{target.name} holds an unfinished run of a call without rows_per_shard=: go on with it by calling it as "
             "it was called, with resume=True, or choose another place, or pass overwrite=True."
         )
+    target.remove(left)
+    if isinstance(target, LocalTarget):
+        target.remove_state(NEW)
+    return set()
 
 
-def _in_the_way(target: Target, names: set[str], known: bytes | None) -> str:
+def _in_the_way(target: Target, files: set[str], known: bytes | None) -> str:
     where = target.name
-    if MANIFEST in names or META in names:
+    if files & {MANIFEST, META}:
         return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
-    if known is not None or any(name.startswith("shard-") for name in names):
-        return f"{where} holds an unfinished run: pass resume=True to go on with it, or remove it."
-    return f"{where} is not empty ({', '.join(sorted(names)[:3])}...): choose a place of its own."
+    if known is not None:
+        return f"{where} holds an unfinished run: pass resume=True to go on with it, or overwrite=True to replace it."
+    return f"{where} is not empty ({', '.join(sorted(files)[:3])}...): choose a place of its own."
+
+
+def _left_in(target: Target, files: set[str], overwrite: bool) -> set[str]:
+    """Files that a run has left which was killed, and which cannot be resumed.
+
+    Raises:
+        FolderInUse: it still runs. The lock of a folder says that it does not.
+    """
+    record = _parsed(target.read(WRITING))
+    if not isinstance(target, LocalTarget) and not overwrite and record:
+        try:
+            process = ProcessId(*record.get("process", ()))
+            alive = process.is_alive
+        except (TypeError, OverflowError):
+            alive = False
+        if alive is not False:
+            ended = "" if alive else " If it has ended, pass overwrite=True."
+            raise FolderInUse(
+                f"{target.name} is being written by process {process.pid} on {printable(process.host)}: wait until "
+                f"that is done, or choose another place.{ended}",
+                target.name,
+            )
+    run = str(record.get("run", ""))
+    shards = _shards_of(run, files)
+    if not shards or next(iter(shards)).partition("/")[0].encode() not in (target.read(MANIFEST) or b""):
+        return shards | (files & {f"{MANIFEST}.new"} if record else set())
+    replaced = record.get("replaces")
+    return files.intersection(map(str, replaced if isinstance(replaced, list) else ()))
+
+
+def _run_in(known: bytes | None) -> str:
+    return str(_parsed(known).get("run", ""))
+
+
+def _parsed(data: bytes | None) -> dict[str, Any]:
+    """What a file of the hidden folder says; nothing where it is damaged."""
+    with contextlib.suppress(ValueError):
+        value = parse_json(data or b"")
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _shards_of(run: str, files: set[str]) -> set[str]:
+    """The files of the shards of a run; one that is sent to a store when its process is killed has no metadata."""
+    mine = re.compile(rf"shard-{re.escape(run)}-\d{{5,}}/(.*/)?([^/]*{re.escape(SUFFIX)}|{'|'.join((META, *PICKLES))})")
+    return {file for file in files if run and mine.fullmatch(file)}
 
 
 def map_to_shards(
@@ -284,18 +347,37 @@ def map_to_shards(
         ResumeMismatch: `resume`, and the run that is there is another.
         OutputMismatch: shards have other keys, dtypes or row shapes than the others.
     """
+    if resume and overwrite:
+        raise ValueError("resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one.")
     target = target_of(out, options)
+    with claimed(target, f"map({job.name})"):
+        return map_to_target(job, target, rows_per_shard, execution, resume, overwrite, write)
+
+
+def map_to_target(
+    job: Job,
+    target: Target,
+    rows_per_shard: int | None,
+    execution: Execution,
+    resume: bool = False,
+    overwrite: bool = False,
+    write: Callable[[Job, str], Data] = write_folder,
+) -> Data:
+    """The same, into a target that is `claimed`."""
     rows = rows_per_shard or default_rows(job.source.data, job.plan.length)
-    with contextlib.ExitStack() as stack:
-        if isinstance(target, LocalTarget):
-            stack.enter_context(locked(_made(target.name), f"map({job.name})"))
-        return _Sharding(job, target, rows, execution, write).run(resume, overwrite)
+    return _Sharding(job, target, rows, execution, write).run(resume, overwrite)
 
 
-def _made(path: str) -> Path:
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise FileExistsError(f"{path} is a file, and a dataset of shards is a folder: choose another path.")
-    return Path(path)
+@contextlib.contextmanager
+def claimed(target: Target, call: str) -> Iterator[None]:
+    """Be the only one who writes a target, where it is a folder."""
+    if not isinstance(target, LocalTarget):
+        yield
+        return
+    if os.path.lexists(target.name) and not os.path.isdir(target.name):
+        raise FileExistsError(f"{target.name} is a file, and a dataset of shards is a folder: choose another path.")
+    with locked(Path(target.name), call):
+        yield
 
 
 class _Sharding:
@@ -308,6 +390,7 @@ class _Sharding:
         self.execution = execution
         self.write = write
         self.count = max(-(-job.plan.length // rows), 1)
+        self._replaces: set[str] = set()
 
     def run(self, resume: bool, overwrite: bool) -> Data:
         identity = self._identity() if resume else None
@@ -337,13 +420,19 @@ class _Sharding:
         known = self.target.read(RUN) if HIDDEN in names else None
         if identity is not None and known is not None:
             return self._go_on(identity, known, MANIFEST in names)
-        if not overwrite:
-            _refuse_others(self.target, names, known)
+        self._replaces = replaceable(self.target, overwrite)
         name = secrets.token_hex(4)
-        if identity is not None:
+        if identity is None:
+            self._note(name, [])
+        else:
             header = {"run": name, "identity": identity, "began": time.time(), "sessions": 1, "argv": sys.argv}
             self.target.write(RUN, json.dumps({**header, "command": COMMAND.get()}).encode())
         return name, {}
+
+    def _note(self, name: str, replaces: list[str]) -> None:
+        """Say what a killed run has left: its shards until there is a manifest, from then on the files it replaces."""
+        record = {"run": name, "process": [*ProcessId.own()], "replaces": replaces}
+        self.target.write(WRITING, json.dumps(record).encode())
 
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
         where = f"{self.target.name}/{RUN}"
@@ -362,6 +451,9 @@ class _Sharding:
                 f"{self.target.name} holds {what}:\n{text}\nChoose another place, or remove that one.", tuple(changes)
             )
         if whole:
+            if self.target.read(WRITING) is not None:  # killed between the manifest and its end
+                self.target.remove(_left_in(self.target, set(self.target.listing()[0]), overwrite=True))
+                self._forget(name)
             warn_user(
                 f"{self.target.name}: the run of {self.job.name} was complete before, and nothing was done (remove it "
                 "to run it again).",
@@ -440,24 +532,27 @@ class _Sharding:
         shards = [Shard(shard_name(name, number), done.rows, done.meta, done.nbytes) for number, done in kept]
         if not overwrite and {MANIFEST, META} & self.target.names():
             raise FileExistsError(f"{self.target.name} has got a dataset of somebody else meanwhile.")
+        empty = [shard_name(name, number) for number, done in enumerate(found) if (number, done) not in kept]
+        old = self._replaces - {MANIFEST}
+        if empty:
+            old |= {file for file in self.target.listing()[0] if file.partition("/")[0] in empty}
+        if old:
+            self._note(name, sorted(old))
         self.target.write(MANIFEST, pack(shards))
-        for number, done in enumerate(found):
-            if (number, done) not in kept:
-                self.target.remove(shard_name(name, number))
-        if overwrite:
-            for old in old_entries(self.target.names(), name):
-                self.target.remove(old)
-        if resume:
-            self.target.remove(f".tdmap/{name}")
-        elif overwrite:
-            self.target.remove(RUN)  # of a run whose shards were replaced, which would go on or be complete
+        self.target.remove(old)
+        self._forget(name)
+        if overwrite:  # of a run whose shards were replaced, which would go on or be complete
+            earlier = _run_in(self.target.read(RUN))
+            self.target.remove_state(RUN, *([f"{HIDDEN}/{earlier}"] if earlier.isalnum() else []))
 
     def _discard(self, name: str) -> None:
         """Remove the shards of a run that was not finished and cannot be resumed."""
         with contextlib.suppress(Exception):
-            for found in self.target.names():
-                if found.startswith(f"shard-{name}-"):
-                    self.target.remove(found)
+            self.target.remove(_shards_of(name, set(self.target.listing()[0])))
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.target.remove_state(f"{HIDDEN}/{name}", NEW, WRITING)
 
 
 def _noted(note: bytes) -> Done:

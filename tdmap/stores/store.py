@@ -157,9 +157,10 @@ class Store:
         if files:
             self._try(f"writing {next(iter(files))}", lambda transport: transport.send(files))
 
-    def remove(self, url: str) -> None:
-        """An object, or all below a folder; nothing where there is none."""
-        self._try(f"removing {url}", lambda files: files.remove(url))
+    def remove(self, urls: Sequence[str]) -> None:
+        """Objects; nothing where there are none."""
+        if urls:
+            self._try(f"removing {urls[0]}", lambda files: files.remove(urls))
 
 
 _HOPELESS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}

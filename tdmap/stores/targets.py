@@ -1,8 +1,9 @@
 """Where a dataset of several folders is written: a folder here, or a place in an object store.
 
-    OUT/shard-<run>-00000/   written by a worker, whole with its own meta.json
+    OUT/shard-<run>-00000/   written by a worker, whole with its own meta.json; a folder is made in OUT/.tdmap/new
     OUT/.tdmap/<run>/00000   the worker's note that it is, where the run can be resumed
-    OUT/.tdmap/run.json      which run this is
+    OUT/.tdmap/run.json      which run this is, where it can be resumed
+    OUT/.tdmap/writing.json  which run this is, its process, and the files that it replaces; until it ends
     OUT/shards.json          the manifest, last: from now on OUT is a dataset
 
 The names of shards hold that of the run, so that two runs never write the same one, and an old dataset stays whole
@@ -11,22 +12,24 @@ until the manifest of the new one takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 from tdmap.data.kinds import Data
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, SHARDS_RUN
-from tdmap.stores.manifest import MANIFEST
+from tdmap.memory.scratch import temporary_folder
 from tdmap.stores.store import Store, require_reachable, store_of
+from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.plan import plan_for
 
-RUN = SHARDS_RUN
+RUN, WRITING, NEW = SHARDS_RUN, f"{HIDDEN}/writing.json", f"{HIDDEN}/new"
+
+Read = Callable[[list[str]], list[bytes]]
 
 PER_SHARD = "rows per shard"
 """What the plan of a run says besides."""
@@ -42,6 +45,10 @@ class Target(Protocol):
 
     def names(self) -> set[str]:
         """What is there, one level deep."""
+        ...
+
+    def listing(self) -> tuple[list[str], Read]:
+        """All files, and what reads some of them."""
         ...
 
     def read(self, path: str) -> bytes | None:
@@ -64,8 +71,12 @@ class Target(Protocol):
         """The same, of rows in memory: in these buffers, by the addresses of their tensors."""
         ...
 
-    def remove(self, path: str) -> None:
-        """A file or folder; nothing where it is not there."""
+    def remove(self, files: Iterable[str]) -> None:
+        """Files, and the folders that are empty then; nothing where they are not there."""
+        ...
+
+    def remove_state(self, *paths: str) -> None:
+        """Files and folders of the hidden one; nothing where they are not there."""
         ...
 
 
@@ -86,6 +97,9 @@ class LocalTarget:
                 f"{self.name} is a file, and a dataset of shards is a folder: choose another."
             ) from None
 
+    def listing(self) -> tuple[list[str], Read]:
+        return files_below(self.name), reader_of(self.name)
+
     def read(self, path: str) -> bytes | None:
         return hidden.read(f"{self.name}/{path}")
 
@@ -102,21 +116,35 @@ class LocalTarget:
         hidden.replace_file(whole, data)
 
     def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
-        folder = f"{self.name}/{path}"
-        shutil.rmtree(folder, ignore_errors=True)  # of a worker that has died
-        make(folder)
-        shutil.rmtree(f"{folder}/{HIDDEN}", ignore_errors=True)
+        place = Path(self.name, NEW)
+        for folder in (place.parent, place):
+            hidden.make_folder(folder)
+        new, folder = f"{place}/{path}", f"{self.name}/{path}"
+        hidden.remove_tree(new)  # of a worker that has died
+        make(new)
+        hidden.remove_tree(f"{new}/{HIDDEN}")
+        if os.path.lexists(folder):  # of a worker that died after this step
+            put_away(folder, new)
+        os.rename(new, folder)
         return Path(folder, META).read_bytes()
 
     def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
         return self.write_shard(path, rows.memmap)
 
-    def remove(self, path: str) -> None:
-        whole = f"{self.name}/{path}"
-        if os.path.isdir(whole) and not os.path.islink(whole):
-            shutil.rmtree(whole, ignore_errors=True)
-        elif os.path.lexists(whole):
-            os.unlink(whole)
+    def remove(self, files: Iterable[str]) -> None:
+        folders: set[str] = set()
+        for file in files:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(f"{self.name}/{file}")
+            while file := file.rpartition("/")[0]:
+                folders.add(file)
+        for folder in sorted(folders, key=len, reverse=True):
+            with contextlib.suppress(OSError):  # what is not empty stays
+                os.rmdir(f"{self.name}/{folder}")
+
+    def remove_state(self, *paths: str) -> None:
+        for path in paths:
+            hidden.remove_tree(f"{self.name}/{path}")
 
 
 class StoreTarget:
@@ -136,6 +164,13 @@ class StoreTarget:
     def names(self) -> set[str]:
         return set(self._store().names(self.name))
 
+    def listing(self) -> tuple[list[str], Read]:
+        store, name = self._store(), self.name
+        found = store.find(name)
+        return list(found), lambda paths: [
+            bytes(data) for data in store.ranges([(f"{name}/{path}", 0, found[path][0]) for path in paths])
+        ]
+
     def read(self, path: str) -> bytes | None:
         try:
             data: bytes = self._store().content(f"{self.name}/{path}")
@@ -152,7 +187,7 @@ class StoreTarget:
         self._store().put(f"{self.name}/{path}", data)
 
     def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="tdmap-shard-") as scratch:
+        with temporary_folder("tdmap-shard") as scratch:
             folder = f"{scratch}/shard"
             make(folder)
             files = [os.path.join(root, file) for root, _, found in os.walk(folder) for file in found]
@@ -176,10 +211,10 @@ class StoreTarget:
         store.put(f"{where}/{META}", meta)
         return meta
 
-    def remove(self, path: str) -> None:
-        self._store().remove(f"{self.name}/{path}")
+    def remove(self, files: Iterable[str]) -> None:
+        self._store().remove([f"{self.name}/{file}" for file in files])
 
-
-def old_entries(names: set[str], run: str) -> list[str]:
-    """What of the content of a target is not of a run, and goes when the run has replaced it."""
-    return sorted(name for name in names - {MANIFEST, HIDDEN} if not name.startswith(f"shard-{run}-"))
+    def remove_state(self, *paths: str) -> None:
+        known = [f"{HIDDEN}/{name}" for name in self._store().find(f"{self.name}/{HIDDEN}")]
+        folders = tuple(f"{path}/" for path in paths)
+        self.remove([name for name in known if name in paths or name.startswith(folders)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,9 @@ from tdmap.stores.transport import Range
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What the file systems of some stores are in."""
+
+
+_GLOB = re.compile(r"[*?\[]")
 
 
 class FsspecFiles:
@@ -68,12 +73,14 @@ class FsspecFiles:
     def send(self, files: Mapping[str, str]) -> None:
         self.fs.put(list(files.values()), [self._path(url) for url in files], recursive=False)
 
-    def remove(self, url: str) -> None:
+    def remove(self, urls: Sequence[str]) -> None:
         self.fs.invalidate_cache()
-        try:
-            self.fs.rm(self._path(url), recursive=True)
-        except FileNotFoundError:
-            pass
+        paths = [self._path(url) for url in urls]
+        for path in [path for path in paths if _GLOB.search(path)]:  # rm() would remove what the pattern matches
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm_file(path)
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm([path for path in paths if not _GLOB.search(path)])
 
     def _path(self, url: str) -> str:
         path: str = self.fs._strip_protocol(url)

@@ -120,10 +120,9 @@ class ObstoreFiles:
     def send(self, files: Mapping[str, str]) -> None:
         self._put([(url, Path(file), os.path.getsize(file)) for url, file in files.items()])
 
-    def remove(self, url: str) -> None:
-        key = self._at(url)[1]
-        paths = [one["path"] for one in self._listed(url)] + ([key] if key else [])
-        self._one(url, lambda store, key: self._ob.delete(store, paths))
+    def remove(self, urls: Sequence[str]) -> None:
+        keys = [self._at(url)[1] for url in urls]
+        self._one(urls[0], lambda store, key: self._ob.delete(store, keys))
 
     def _put(self, objects: list[tuple[str, Any, int]]) -> None:
         def put(one: tuple[str, Any, int]) -> None:

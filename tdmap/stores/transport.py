@@ -52,8 +52,8 @@ class Transport(Protocol):
         """Objects from local files, by their URLs."""
         ...
 
-    def remove(self, url: str) -> None:
-        """An object, and all below a folder; nothing where there is none."""
+    def remove(self, urls: Sequence[str]) -> None:
+        """Objects; nothing where there are none."""
         ...
 
 

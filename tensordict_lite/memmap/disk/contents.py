@@ -29,7 +29,18 @@ from tensordict_lite.memmap.disk.format import (
     read_small,
 )
 
-__all__ = ["STALE", "files_below", "is_temporary", "others_in", "owned", "put_away", "require_only"]
+__all__ = [
+    "STALE",
+    "files_below",
+    "is_temporary",
+    "others_in",
+    "owned",
+    "put_away",
+    "reader_of",
+    "refuse_others",
+    "refuse_part",
+    "require_only",
+]
 
 STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 """End of the name of a file or folder that a save writes: its machine and process."""
@@ -61,11 +72,11 @@ def owned(names: Iterable[str], read: Callable[[list[str]], list[bytes]]) -> set
     found = {name for name in names if name.startswith(HIDDEN) or any(map(is_temporary, name.split("/")))}
     level = [""]
     if not names.isdisjoint((META, SHARDS, MOVING + META)):
-        found.update(names.intersection((SHARDS, *BESIDE)))
+        found.update((SHARDS, f"{SHARDS}.new", *BESIDE))
     if SHARDS in names:
         level += [f"{path}/" for path in _shards(read([SHARDS])[0])]
     if PICTURES in names:
-        found.update(names.intersection(("skipped.jsonl",)))
+        found.add("skipped.jsonl")
         level.append("files/")
     while level:
         metas = [path for folder in level for path in (f"{folder}{META}", f"{MOVING}{folder}{META}") if path in names]
@@ -135,7 +146,8 @@ def files_below(folder: str) -> list[str]:
     return found
 
 
-def _read_in(folder: str) -> Callable[[list[str]], list[bytes]]:
+def reader_of(folder: str) -> Callable[[list[str]], list[bytes]]:
+    """Reads files below a folder, as :func:`owned` asks for them."""
     return lambda paths: [read_small(f"{folder}/{path}", folder, _MOST) for path in paths]
 
 
@@ -147,18 +159,23 @@ def others_in(folder: str) -> list[str]:
         OSError: it cannot be listed.
     """
     names = files_below(folder)
-    return sorted(set(names) - owned(names, _read_in(folder)))
+    return sorted(set(names) - owned(names, reader_of(folder)))
 
 
 def require_only(folder: str) -> None:
     """Raise FileExistsError unless a folder holds a dataset and nothing else, which a new dataset may replace."""
     refuse_others(folder, lambda: others_in(folder))
+    refuse_part(folder)
+
+
+def refuse_part(folder: str) -> None:
+    """Raise FileExistsError where a folder belongs to the dataset in the folder above it."""
     parent, name = os.path.split(os.path.realpath(folder))
     if not os.path.lexists(f"{parent}/{META}") and not os.path.lexists(f"{parent}/{SHARDS}"):
         return
     with contextlib.suppress(DatasetError, OSError):
         metas = [path for path in (META, SHARDS, f"{name}/{META}") if os.path.lexists(f"{parent}/{path}")]
-        if f"{name}/{META}" in owned(metas, _read_in(parent)):
+        if f"{name}/{META}" in owned(metas, reader_of(parent)):
             raise FileExistsError(
                 f"{folder} is a part of the dataset in {parent}, which would lose it: choose another folder."
             )
@@ -181,16 +198,21 @@ def refuse_others(where: str, find: Callable[[], list[str]]) -> None:
         )
 
 
-def put_away(old: str, place: str) -> None:
+def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None = None) -> None:
     """Remove a dataset whose place another one has taken; files that do not belong to it move to the new one.
 
     Where the new dataset has a file of the same name, the old folder stays, with that file in it.
+
+    Args:
+        old: the folder.
+        place: that of the new dataset.
+        find: finds the files of the dataset among all. By default, :func:`owned`.
     """
     try:
         names = files_below(old)
-        ours = owned(names, _read_in(old))
     except FileNotFoundError:
         return
+    ours = owned(names, reader_of(old)) if find is None else find(names)
     for name in ours:
         with contextlib.suppress(FileNotFoundError):  # a save that began in the old folder removes its own files
             os.rmdir(f"{old}/{name}") if name.endswith("/") else os.unlink(f"{old}/{name}")

@@ -411,12 +411,19 @@ def _sweep(folder: str) -> int:
         for entry in entries:
             count += 1
             match = STALE.search(entry.name)
-            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    os.unlink(entry.path)
+            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}"):
+                with contextlib.suppress(OSError):  # it belongs to another user
+                    _remove_stale(entry)
     return count
+
+
+def _remove_stale(entry: os.DirEntry[str]) -> None:
+    if entry.stat(follow_symlinks=False).st_uid != os.geteuid() or _is_held(entry.path):
+        return
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path, ignore_errors=True)
+    else:
+        os.unlink(entry.path)
 
 
 def _is_held(path: str) -> bool:
