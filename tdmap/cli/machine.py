@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from tdmap.memory.resources import usable_cores
+from tdmap.memory.scratch import temporary_folder
 from tdmap.runtime.workers.launch import start_methods
 
 
@@ -46,7 +46,7 @@ def measure_machine(folder: Path | None = None, rounds: int = 5, megabytes: int 
     """
     size = megabytes << 20
     found: dict[str, Figure] = {}
-    with tempfile.TemporaryDirectory(prefix="tdmap-bench-", dir=folder) as scratch:
+    with temporary_folder("tdmap-bench", folder) as scratch:
         cases: list[tuple[str, str, Callable[[], float]]] = [
             ("memory, copied by one thread", "B/s", lambda: _copy(size, 1)),
             (f"memory, copied by {usable_cores()} threads", "B/s", lambda: _copy(size, usable_cores())),

@@ -5,6 +5,7 @@ Nothing outside of the file is read: links to other files, and arrays whose byte
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import zipfile
@@ -19,6 +20,9 @@ from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tables.about import joined
+from tdmap.memory.scratch import temporary_path
+from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others
+from tensordict_lite.memmap.disk.staging import exchange_in_turn, staged_path
 
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
@@ -170,40 +174,40 @@ def _array_of(table: Table, name: str) -> Any:
 def write_hdf5(path: str, parts: Iterator[Table]) -> None:
     """Write parts of a table as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
     h5py = need("h5py", "hdf5", "writing HDF5")
-    partial = f"{_local(path)}.partial"
-    try:
-        with h5py.File(partial, "w", track_order=True) as file:
-            for part in parts:
-                for name, values, kind in _arrays(part):
-                    dtype = values.dtype
-                    if kind == "str":
-                        dtype = h5py.string_dtype()
-                    elif kind == "tensor":
-                        dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
-                    elif kind == "bytes":
-                        raise TypeError(f"the rows of {name!r} are bytes, which HDF5 would cut at zeros: use Parquet.")
-                    if kind == "str" and any("\0" in row for row in values):
-                        raise ValueError(f"text of {name!r} has zero characters, which HDF5 has not: use Parquet.")
-                    if name not in file:
-                        shape = (0, *values.shape[1:])
-                        file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
-                    first = len(file[name])
-                    file[name].resize(first + len(values), 0)
-                    if kind != "tensor":
-                        file[name][first:] = values
-                    for number, row in enumerate(values if kind == "tensor" else ()):  # h5py takes one at a time only
-                        file[name][first + number] = row
-        os.replace(partial, path)
-    finally:
-        if os.path.lexists(partial):
-            os.unlink(partial)
+    with staged_path(_local(path)) as partial, h5py.File(partial, "w", track_order=True, locking=False) as file:
+        for part in parts:
+            for name, values, kind in _arrays(part):
+                dtype = values.dtype
+                if kind == "str":
+                    dtype = h5py.string_dtype()
+                elif kind == "tensor":
+                    dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
+                elif kind == "bytes":
+                    raise TypeError(f"the rows of {name!r} are bytes, which HDF5 would cut at zeros: use Parquet.")
+                if kind == "str" and any("\0" in row for row in values):
+                    raise ValueError(f"text of {name!r} has zero characters, which HDF5 has not: use Parquet.")
+                if name not in file:
+                    shape = (0, *values.shape[1:])
+                    file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
+                first = len(file[name])
+                file[name].resize(first + len(values), 0)
+                if kind != "tensor":
+                    file[name][first:] = values
+                for number, row in enumerate(values if kind == "tensor" else ()):  # h5py takes one at a time only
+                    file[name][first + number] = row
 
 
 def write_zarr(path: str, parts: Iterator[Table]) -> None:
-    """Write parts of a table as a Zarr 3 store."""
+    """Write parts of a table as a Zarr 3 store; one that is there is replaced when the new one is whole.
+
+    Raises:
+        FileExistsError: there are other files in its folder.
+    """
     zarr = need("zarr", "zarr", "writing Zarr")
-    partial = f"{_local(path).rstrip('/')}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    path = os.path.realpath(_local(path))
+    if os.path.lexists(path):
+        refuse_others(path, lambda: sorted({*files_below(path)} - _files_of_zarr(files_below(path))))
+    partial = temporary_path(f".{os.path.basename(path)[:100]}", os.path.dirname(path))
     try:
         group, made = zarr.open_group(partial, mode="w", zarr_format=3), {}
         for part in parts:
@@ -219,11 +223,30 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
                 made[name].resize((first + len(values), *values.shape[1:]))
                 made[name][first:] = values
         group.attrs[ORDER] = list(made)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        os.replace(partial, path)
-    finally:
+        try:
+            os.rename(partial, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            exchange_in_turn(partial, path)
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+    put_away(partial, path, _files_of_zarr)
+
+
+def _files_of_zarr(names: list[str]) -> set[str]:
+    """Those of the files below a folder that belong to the Zarr 3 store in it."""
+    nodes = {os.path.dirname(name) for name in names if os.path.basename(name) == "zarr.json"}
+
+    def is_chunk(name: str) -> bool:
+        parts = name.split("/")
+        cuts = [at for at, part in enumerate(parts) if part == "c" and "/".join(parts[:at]) in nodes]
+        return any(all(map(str.isdigit, parts[at + 1 :])) for at in cuts)
+
+    if "" not in nodes:
+        return set()
+    return {name for name in names if os.path.basename(name) == "zarr.json" or is_chunk(name)}
 
 
 def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tensordict_lite.memmap.disk.staging import staged_path
+
 
 def need(module: str, extra: str, purpose: str) -> Any:
     """Import a package of an extra.
@@ -46,14 +48,8 @@ def opened(path: str, mode: str = "rb") -> Iterator[Any]:
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         raise FileNotFoundError(f"{path} cannot be written: the folder {parent} does not exist. Make it first.")
-    partial = f"{path}.tdmap-{os.getpid()}"
-    try:
-        with open(partial, mode) as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        if os.path.lexists(partial):
-            os.unlink(partial)
+    with staged_path(path) as partial, open(partial, mode) as file:
+        yield file
 
 
 def require_columns(path: str, columns: Sequence[str] | None, names: Sequence[str]) -> None:

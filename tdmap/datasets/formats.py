@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -32,6 +31,7 @@ from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
+from tdmap.memory.scratch import temporary_folder
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
@@ -336,11 +336,10 @@ def read_ahead(path: str) -> Iterator[Any]:
     codec = _codec_of(path)
     with contextlib.ExitStack() as stack:
         if "://" in path:
-            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tdmap-"))
-            with opened(path) as source:
-                shutil.copyfileobj(source, copy)
-            copy.flush()
-            path = copy.name
+            copy = f"{stack.enter_context(temporary_folder('tdmap-copy'))}/copy"
+            with opened(path) as source, opened(copy, "wb") as target:
+                shutil.copyfileobj(source, target)
+            path = copy
         file = stack.enter_context(pyarrow().OSFile(path))
         yield file if codec is None else stack.enter_context(pyarrow().CompressedInputStream(file, codec))
 

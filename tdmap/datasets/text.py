@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
+from tdmap.memory.scratch import temporary_folder
 from tdmap.operation import operation
 from tdmap.operations.map import map as map_chunks
 from tdmap.operations.output import travels
@@ -242,7 +242,7 @@ def tokenise(
             )
         if pack is None:
             return texts.map(fn, out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options)
-        with tempfile.TemporaryDirectory(prefix="tdmap-tokens-", dir=None if out is None else _beside(out)) as scratch:
+        with temporary_folder("tdmap-tokens", None if out is None else _beside(out)) as scratch:
             tokens = texts.map(fn, os.path.join(scratch, "tokens"), chunksize=chunksize, **options)
             return tokens.pack(pack, out, overwrite=overwrite, **options)
 

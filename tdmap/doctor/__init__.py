@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from tdmap.memory.resources import cgroup_quota, system_memory, usable_cores
+from tdmap.memory.scratch import temporary_folder
 from tdmap.operations.map import map
 from tdmap.runtime.workers.launch import default_method, start_methods
 from tdmap.runtime.workers.pool import WorkerPool
@@ -245,7 +246,7 @@ def check_disk(folder: Path) -> Check:
     if not folder.is_dir():
         return Check("disk", PROBLEM, f"{folder} is no folder", "name one that exists: --folder")
     try:
-        with tempfile.TemporaryDirectory(prefix="tdmap-doctor-", dir=folder) as place:
+        with temporary_folder("tdmap-doctor", folder) as place:
             written = TensorDict({"x": torch.arange(1 << 16)}, [1 << 16]).memmap(f"{place}/data")
             written.sync()
             same = bool((TensorDict.load_memmap(f"{place}/data")["x"] == torch.arange(1 << 16)).all())

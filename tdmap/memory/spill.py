@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from tdmap.errors import UntrustedFile
 from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file
 from tdmap.memory.regions import bytes_of
+from tdmap.memory.scratch import temporary_path
 from tdmap.process.owner import Owner
 
 ALIGNMENT = 64
@@ -62,7 +61,7 @@ class Spill:
     def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
         self.later = later and folder is None
         if folder is None:
-            folder = os.path.join(tempfile.gettempdir(), f"tdmap-spill-{secrets.token_hex(8)}")
+            folder = temporary_path("tdmap-spill")
         self.folder = Path(os.path.abspath(folder))
         self.prefix = prefix
         self._owner = Owner()

@@ -31,6 +31,7 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.rowfiles import Places
+from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
@@ -222,7 +223,9 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
     """
     if spill_dir is not None:
         os.makedirs(spill_dir, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
+        folder = Path(temporary_path("tdmap-spill", spill_dir))
+        folder.mkdir(0o700)
+        return folder
     return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
 
 

@@ -12,7 +12,6 @@ once for each folder, by the first read of a row of it.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
+from tdmap.memory.scratch import temporary_folder
 from tdmap.process.owner import Owner
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes, state_of
@@ -302,7 +302,7 @@ class RemoteRows:
         """A collection that is fetched at once, mapped from files that have no name any more."""
         if node.data is None:
             names = [name for name in self.objects if name.startswith(node.folder)]
-            with tempfile.TemporaryDirectory(prefix="tdmap-fetch-") as scratch:
+            with temporary_folder("tdmap-fetch") as scratch:
                 contents = self._fetch([(name, 0, self.objects[name][0]) for name in names])
                 for name, pieces in zip(names, contents):
                     place = f"{scratch}/{name.removeprefix(node.folder)}"

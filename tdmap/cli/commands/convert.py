@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +44,9 @@ def convert_command(
     if target == PIPE and asked().json:
         refuse("--json and the rows cannot both be on standard output: give DST a name")
     wanted = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    with tempfile.TemporaryDirectory(prefix="tdmap-convert-") as scratch:
+    from tdmap.memory.scratch import temporary_folder
+
+    with temporary_folder("tdmap-convert") as scratch:
         place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
         place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
         options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": workers}

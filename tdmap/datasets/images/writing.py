@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.datasets.extras import opened
 from tdmap.datasets.images.pixels import pillow
 from tdmap.operations.map import map as map_chunks
 from tensordict_lite import TensorDict
@@ -81,21 +82,14 @@ class WriteFiles:
 
     def _write(self, row: int, path: str) -> None:
         pictures = self._pictures
-        stem, suffix = os.path.splitext(path)
-        partial = f"{stem}.tdmap-{os.getpid()}{suffix}"
-        try:
+        suffix = os.path.splitext(path)[1]
+        with opened(path, "wb") as file:
             if pictures.contents is not None and pictures.contents.kind == "bytes":
-                with open(partial, "wb") as file:
-                    file.write(pictures.contents[row])
+                file.write(pictures.contents[row])
             else:
                 picture = as_picture(pictures.image(row))
-                picture.convert("RGB" if suffix in (".jpg", ".jpeg") and picture.mode == "RGBA" else picture.mode).save(
-                    partial
-                )
-            os.replace(partial, path)
-        finally:
-            if os.path.lexists(partial):
-                os.unlink(partial)
+                mode = "RGB" if suffix in (".jpg", ".jpeg") and picture.mode == "RGBA" else picture.mode
+                picture.convert(mode).save(file, format=pillow().registered_extensions()[suffix])
 
 
 def as_picture(pixels: Tensor) -> Any:
