@@ -274,10 +274,11 @@ class DatasetWriter:
         """
         self.flush()
         with self._locked() as (rows, _):
+            self._commit(rows, False)  # a writer that was killed has told nested folders of more
             for leaf in self._schema.leaves:
                 if leaf.row_bytes:
                     os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
-            for file in reversed(self._schema.metas):
+            for file in self._schema.metas:  # the head first: only below one that does not grow may others grow
                 path = os.path.join(self.path, file)
                 meta = load_head(path)
                 _set_rows(meta, rows, None)
