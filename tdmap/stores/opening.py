@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.schema import Schema, key_name
+from tdmap.data.store import local_path
 from tdmap.errors import OutputMismatch
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
@@ -214,9 +215,7 @@ def _local(source: AnyPath) -> str | None:
     text = os.fspath(source)
     if not isinstance(text, str):
         raise TypeError(f"a path is a string: got {text!r:.80}.")
-    if text.startswith("file://"):
-        return text.removeprefix("file://")
-    return None if is_url(text) else text
+    return None if is_url(text) else local_path(text)
 
 
 def is_url(path: Any) -> bool:
@@ -247,8 +246,8 @@ def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list
 def _listed(folder: str, shard: Shard) -> FolderMember:
     """A folder that a manifest lists, if it is what the manifest says."""
     path = f"{folder}/{shard.path}"
-    if os.path.islink(path):
-        raise DatasetError(path, "is a symbolic link; a dataset is not followed out of its folder")
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), shard.path):
+        raise DatasetError(path, "is reached through a symbolic link; a dataset is not followed out of its folder")
     try:
         found = digest_of(path)
     except DatasetNotFoundError as error:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tdmap.process.interrupts import let_through
 from tdmap.stores.through_fsspec import FsspecFiles
 from tdmap.stores.through_obstore import ObstoreFiles
-from tdmap.stores.transport import CannotServe, Range, Transport
+from tdmap.stores.transport import CannotServe, Range, Transport, leads_out
+from tensordict_lite.errors import DatasetError
 
 ATTEMPTS = 3
 """How often one request is made before its failure is told."""
@@ -85,6 +86,8 @@ class Store:
             except CannotServe:
                 self._files = FsspecFiles(self.scheme, self.options)
                 continue
+            except DatasetError:
+                raise
             except (FileNotFoundError, PermissionError) as error:
                 raise _explained(what, error) from error
             except Exception as error:
@@ -135,11 +138,15 @@ class Store:
 
     def names(self, url: str) -> list[str]:
         """The names in a folder; none where there is no such folder. FileNotFoundError where there is no bucket."""
-        return [name for name in self._try(f"looking into {url}", lambda files: files.names(url)) if name]
+        found = [name for name in self._try(f"looking into {url}", lambda files: files.names(url)) if name]
+        _require_inside(url, found)
+        return found
 
     def find(self, url: str) -> dict[str, tuple[int, str]]:
         """All objects below a folder, by their names relative to it: bytes, and what changes when one is replaced."""
-        return self._try(f"looking into {url}", lambda files: files.find(url))
+        found = self._try(f"looking into {url}", lambda files: files.find(url))
+        _require_inside(url, found)
+        return found
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -161,6 +168,13 @@ class Store:
         """Objects; nothing where there are none."""
         if urls:
             self._try(f"removing {urls[0]}", lambda files: files.remove(urls))
+
+
+def _require_inside(url: str, names: Iterable[str]) -> None:
+    """Raise DatasetError for names of objects that would be paths out of the folder of the dataset."""
+    for name in names:
+        if not {"", ".", ".."}.isdisjoint(name.rstrip("/").split("/")) or "\\" in name or "\0" in name:
+            raise leads_out(url, name)
 
 
 _HOPELESS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}

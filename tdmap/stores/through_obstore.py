@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from tdmap.stores.transport import CannotServe, Range
+from tdmap.stores.transport import CannotServe, Range, leads_out
 
 SCHEMES = ("s3", "s3a")
 
@@ -50,6 +51,9 @@ _ANYTHING = {
 
 _CONFIG = {"max_pool_connections", "request_checksum_calculation", "response_checksum_validation"}
 """The same, of botocore's configuration: payloads are signed, so that no other checksum is needed."""
+
+_INVALID = re.compile(r'invalid path: Error parsing Path "(.*?)":', re.DOTALL)
+"""What obstore says of a listing with a name that is no relative path."""
 
 _lock = threading.Lock()
 _process = 0
@@ -139,7 +143,13 @@ class ObstoreFiles:
         def look(store: Any, key: str) -> list[Any]:
             return [one for batch in self._ob.list(store, key or None) for one in batch]
 
-        found: list[Any] = self._one(url, look)
+        try:
+            found: list[Any] = self._one(url, look)
+        except OSError as error:
+            invalid = _INVALID.search(str(error))
+            if invalid is None:
+                raise
+            raise leads_out(url, invalid[1]) from error
         return found
 
     # -- how they are made -------------------------------------------------------------------------------------

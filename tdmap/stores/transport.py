@@ -14,12 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tensordict_lite.errors import DatasetError
+
 Range = tuple[str, int, int]
 """A URL, and the first byte and the one past the last."""
 
 
 class CannotServe(Exception):
     """This transport cannot do what is asked of it, and fsspec may."""
+
+
+def leads_out(url: str, name: str) -> DatasetError:
+    """The error for an object whose name would be a path out of its folder."""
+    return DatasetError(url, f"holds an object named {name!r:.200}, which leads out of its folder: remove the object")
 
 
 class Transport(Protocol):
