@@ -156,6 +156,10 @@ def show_traceback(error: BaseException) -> bool:
 # -------- the commands
 
 
+_FILE_URL = re.compile(r"(^(?:--[\w-]+=)?|,)file://(?:localhost)?(?=/)")
+"""What stands before the path in a word of the command line: `Path` would make a relative path of it."""
+
+
 class Commands(typer.core.TyperGroup):
     """A group whose commands all have `--json` and `--traceback`, and examples in their help."""
 
@@ -175,7 +179,7 @@ class Commands(typer.core.TyperGroup):
 
     def main(self, args: Any = None, prog_name: Any = None, *others: Any, **how: Any) -> Any:
         """Run a command line, and leave with its exit code."""
-        words = list(sys.argv[1:] if args is None else args)
+        words = [_FILE_URL.sub(r"\1", word) for word in (sys.argv[1:] if args is None else args)]
         _complete(self, "")
         with _asking(words):
             how["standalone_mode"] = False

@@ -44,10 +44,10 @@ class OutputFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        text = os.fspath(path)
+        text = local_path(path)
         require_no_tilde(text)
-        self._url = text if isinstance(text, str) and "://" in text and not text.startswith("file://") else None
-        self._lie_in(Path(os.path.abspath(text.removeprefix("file://") if isinstance(text, str) else text)))
+        self._url = text if isinstance(text, str) and "://" in text else None
+        self._lie_in(Path(os.path.abspath(text)))
         self._overwrite = overwrite
         self._replaced: Path | None = None
         self._lock: FolderLock | None = None
@@ -343,6 +343,22 @@ def require_replaceable(folder: Path) -> None:
     if os.path.samefile(folder, os.curdir):
         raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
     require_only(str(folder))
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The path of a file or folder, which may be given as a `file://` URL; another URL as it is.
+
+    Example:
+        >>> local_path("file:///data/set"), local_path("data/set"), local_path("s3://bucket/set")
+        ('/data/set', 'data/set', 's3://bucket/set')
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.startswith("file://"):
+        return text
+    text = text.removeprefix("file://").removeprefix("localhost")
+    if not text.startswith("/"):
+        raise ValueError(f"a file:// URL names an absolute path, as file:///data/set does: got {os.fspath(path)!r}.")
+    return text
 
 
 def require_no_tilde(path: str | os.PathLike[str]) -> None:

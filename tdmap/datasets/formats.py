@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tdmap.data.store import META, OutputFolder, destination
+from tdmap.data.store import META, OutputFolder, destination, local_path
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import VALID, columns_of, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
@@ -178,16 +178,17 @@ def write(
         >>> read("words.csv").keys()
         ['word']
     """
-    table, name = Table.of(data), format_of(os.fspath(path), format)
+    path = local_path(path)
+    table, name = Table.of(data), format_of(path, format)
     if columns is not None:
         table = _chosen(table, columns, nulls)
     if not table.keys():
-        raise ValueError(f"there are no columns, so there is nothing that {os.fspath(path)} would hold.")
+        raise ValueError(f"there are no columns, so there is nothing that {path} would hold.")
     rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
     if nulls is not None and not FORMATS[name].is_arrow:
         having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
-    FORMATS[name].write(os.fspath(path), _parts(table.batches(rows), nulls))
+    FORMATS[name].write(path, _parts(table.batches(rows), nulls))
 
 
 def _chosen(table: Table, columns: Sequence[str], nulls: str | None) -> Table:
@@ -235,7 +236,9 @@ def convert(
     Raises:
         ValueError: the ending of `target` is nearly that of a format.
     """
-    place = os.fspath(target)
+    place = local_path(target)
+    if isinstance(source, (str, os.PathLike)):
+        source = local_path(source)
     known = [suffix for form in FORMATS.values() for suffix in form.suffixes]
     to_folder = not place.lower().endswith(tuple(known))
     ending = os.path.splitext(place)[1].lower()
@@ -283,11 +286,11 @@ def find_files(source: Any) -> list[str]:
         FileNotFoundError: there are none.
     """
     if not isinstance(source, (str, os.PathLike)):
-        files = [os.fspath(path) for path in source]
+        files = [local_path(path) for path in source]
         if not files:
             raise FileNotFoundError("there is no file in an empty list")
     else:
-        text = os.fspath(source)
+        text = local_path(source)
         if "://" in text:
             return [text]
         if os.path.isdir(text) and not text.rstrip("/").endswith(".zarr"):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.store import OutputFolder
+from tdmap.data.store import OutputFolder, local_path
 from tdmap.datasets.flat.gathering import gather_rows
 from tdmap.datasets.jagged import BLOCK_ROWS, KINDS, Jagged
 from tdmap.execution import Execution
@@ -53,7 +53,7 @@ APPENDED = 1 << 16
 
 def open_jagged(folder: str | os.PathLike[str]) -> Jagged:
     """`Jagged.open`."""
-    path = Path(os.path.abspath(os.fspath(folder)))
+    path = Path(os.path.abspath(local_path(folder)))
     return jagged_of(TensorDict.load_memmap(path), path)
 
 

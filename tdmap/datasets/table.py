@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.objects import Text, piece_of, stack_of
-from tdmap.data.store import destination
+from tdmap.data.store import destination, local_path
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged, bytes_tensor
@@ -127,7 +127,7 @@ class Table(TableDoors):
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Table:
         """Open what was saved or read into a folder; any dataset with rows is a table."""
-        path = Path(os.path.abspath(os.fspath(folder)))
+        path = Path(os.path.abspath(local_path(folder)))
         data = TensorDict.load_memmap(path)
         if len(data.batch_size):
             found = cls.of(data)

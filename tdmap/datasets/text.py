@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.store import OutputFolder, destination
+from tdmap.data.store import OutputFolder, destination, local_path
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
@@ -248,7 +248,7 @@ def tokenise(
 
 
 def _beside(out: str | os.PathLike[str]) -> str:
-    parent = os.path.dirname(os.path.abspath(os.fspath(out)))
+    parent = os.path.dirname(os.path.abspath(local_path(out)))
     os.makedirs(parent, exist_ok=True)
     return parent
 

@@ -31,6 +31,7 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.store import local_path
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -217,7 +218,7 @@ def target_of(out: str | os.PathLike[str], options: dict[str, Any] | None) -> Ta
     path = os.fspath(out)
     if is_url(path):
         return StoreTarget(path, options or {})
-    return LocalTarget(path.removeprefix("file://"))
+    return LocalTarget(local_path(path))
 
 
 def check_rows_per_shard(value: Any) -> None:

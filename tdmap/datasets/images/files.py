@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tdmap.data.store import local_path
+
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .apng .gif .webp .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .tga .ico .avif".split()
 )
@@ -52,7 +54,7 @@ def list_files(folder: str | os.PathLike[str], labels: Any = None, suffixes: Any
         FileNotFoundError: there is no such folder.
         ValueError: there are no pictures, some lie beside the class folders, or the labels are not usable.
     """
-    root = os.path.abspath(os.fspath(folder))
+    root = os.path.abspath(local_path(folder))
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a folder")
     wanted = SUFFIXES if suffixes is None else frozenset(suffix.lower() for suffix in suffixes)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdmap.data.store import META, require_no_tilde, require_replaceable
+from tdmap.data.store import META, local_path, require_no_tilde, require_replaceable
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -140,7 +140,7 @@ def ingest(
     require_no_tilde(out)
     look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]
     files = list_files(folder, labels, suffixes, strict=on_error == "raise")
-    path = Path(os.path.abspath(os.fspath(out)))
+    path = Path(os.path.abspath(local_path(out)))
     replaces = overwrite and (path / META).exists()
     if (path / ABOUT).exists() and not overwrite:
         return _reopen(path, files, look, keep, on_error, resume)

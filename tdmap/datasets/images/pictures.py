@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.store import local_path
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, in_mode, pillow, resized
 from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.datasets.jagged import Jagged
@@ -62,7 +63,7 @@ class Pictures:
         Raises:
             DatasetError: there is no such dataset.
         """
-        path = Path(os.path.abspath(os.fspath(path)))
+        path = Path(os.path.abspath(local_path(path)))
         try:
             about = json.loads((path / ABOUT).read_bytes())
             if about["version"] != 1 or not isinstance(about["classes"], list):
