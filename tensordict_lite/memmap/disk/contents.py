@@ -173,12 +173,12 @@ def refuse_part(folder: str) -> None:
     parent, name = os.path.split(os.path.realpath(folder))
     if not os.path.lexists(f"{parent}/{META}") and not os.path.lexists(f"{parent}/{SHARDS}"):
         return
+    metas = [path for path in (META, SHARDS, f"{name}/{META}") if os.path.lexists(f"{parent}/{path}")]
+    is_part = False
     with contextlib.suppress(DatasetError, OSError):
-        metas = [path for path in (META, SHARDS, f"{name}/{META}") if os.path.lexists(f"{parent}/{path}")]
-        if f"{name}/{META}" in owned(metas, reader_of(parent)):
-            raise FileExistsError(
-                f"{folder} is a part of the dataset in {parent}, which would lose it: choose another folder."
-            )
+        is_part = f"{name}/{META}" in owned(metas, reader_of(parent))
+    if is_part:
+        raise FileExistsError(f"{folder} is a part of the dataset in {parent}, which would lose it: choose another.")
 
 
 def refuse_others(where: str, find: Callable[[], list[str]]) -> None:
