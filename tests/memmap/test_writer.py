@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import NonTensorData, NonTensorStack, TensorClass, TensorDict
+from tensordict_lite import NonTensorData, NonTensorStack, TensorClass, TensorDict, load_memmap, tensorclass
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import writer as writer_module
 from tensordict_lite.memmap.writer import DatasetWriter
 from tests.descriptors import descriptors
+from tests.processes import kill_at
 
 SCHEMA = {"x": ((3,), torch.float32), "n": {"id": ((), torch.int64), "flag": ((2,), torch.bool)}}
 
@@ -319,6 +322,54 @@ def kill_appends(path: Path, kills: int, seed: int) -> None:
 
 def test_killed_writers_lose_uncommitted_rows_only(tmp_path: Path) -> None:
     kill_appends(tmp_path / "d", kills=60, seed=0)
+
+
+KINDS: dict[str, Callable[[int, int], Any]] = {
+    "flat": lambda first, count: TensorDict({"x": torch.arange(first, first + count)}, [count]),
+    "nested": lambda first, count: TensorDict(
+        {"x": torch.arange(first, first + count), "in": {"y": torch.ones(count, 5)}}, [count]
+    ),
+    "deep": lambda first, count: TensorDict(
+        {"a": {"b": {"x": torch.arange(first, first + count)}, "y": torch.ones(count, 5)}}, [count]
+    ),
+    "tensorclass": lambda first, count: Grown(
+        x=torch.arange(first, first + count), inner=TensorDict({"y": torch.ones(count, 5)}, [count]), batch_size=[count]
+    ),
+}
+
+
+@tensorclass
+class Grown:
+    x: torch.Tensor
+    inner: TensorDict
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_stay_after_a_killed_finalize_and_a_killed_append(kind: str, tmp_path: Path) -> None:
+    """Each step of metadata of the first, and the last step but one of the second: its rows lie in the files."""
+    make, steps = KINDS[kind], [(writer_module, "_replace_json")]
+
+    def append(path: Path) -> None:
+        writer = DatasetWriter(path)
+        writer.append(make(10, 3))
+        writer.flush()
+
+    number, killed = 0, True
+    while killed:
+        number += 1
+        path = tmp_path / f"{number}"
+        with DatasetWriter(path, make(0, 1)[0]) as writer:
+            writer.append(make(0, 10))
+        killed = kill_at(number, lambda path=path: DatasetWriter(path).finalize(), steps)
+        assert len(load_memmap(path)) == 10
+        for at in range(1, 9):
+            if not kill_at(at, lambda path=path: append(path), steps):
+                break
+            assert len(load_memmap(path)) in (10, 13) and len(DatasetWriter(path)) == len(load_memmap(path))
+        rows = load_memmap(path)
+        assert DatasetWriter(path).finalize().batch_size == rows.batch_size
+        found = next(iter(rows.values(True, True)))
+        assert len(found) == len(rows)
 
 
 @pytest.mark.soak
