@@ -26,7 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import TensorDict, is_tensorclass
-from tensordict_lite.memmap.disk.contents import put_away, require_only
+from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 META = "meta.json"
@@ -303,8 +303,8 @@ class OutputFolder:
 
     def _move(self) -> None:
         if os.path.exists(f"{self._data}/{META}"):
+            self._require_nothing_else()
             if not self._is_on_its_way:
-                self._require_nothing_else()
                 # From now on, neither folder holds a dataset until it is done.
                 os.close(hidden.open_file(self._moving, os.O_WRONLY | os.O_CREAT))
             hidden.remove(self._meta)  # of the same run, which was interrupted and has made it anew
@@ -321,7 +321,10 @@ class OutputFolder:
 
     def _require_nothing_else(self) -> None:
         others = sorted(self._names() - {HIDDEN})
-        if others and not self.has_journal:
+        if others and (self.has_journal or self._is_on_its_way):  # of the same run, which was interrupted
+            moved = set(os.listdir(self._data))
+            others = [name for name in others_in(str(self.path)) if name.partition("/")[0] in moved]
+        if others:
             self._keeps = True
             raise FileExistsError(
                 f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}, which was left "

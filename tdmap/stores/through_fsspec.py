@@ -64,7 +64,9 @@ class FsspecFiles:
         found: dict[str, Any] = self.fs.find(path, detail=True)
         prefix = path.strip("/") + "/"
         return {
-            name.strip("/").removeprefix(prefix): (int(info["size"]), _version(info)) for name, info in found.items()
+            name.strip("/").removeprefix(prefix): (int(info["size"]), _version(info))
+            for name, info in found.items()
+            if name.strip("/").startswith(prefix)  # not an object that stands for the folder itself
         }
 
     def put(self, objects: Mapping[str, bytes | bytearray]) -> None:

@@ -116,6 +116,7 @@ class ObstoreFiles:
         return {
             one["path"][len(prefix) :].lstrip("/"): (int(one["size"]), f"{one['e_tag']} {one['last_modified']}")
             for one in self._listed(url)
+            if len(one["path"]) > len(prefix)  # not an object that stands for the folder itself
         }
 
     def put(self, objects: Mapping[str, bytes | bytearray]) -> None:

@@ -277,7 +277,7 @@ STEPS = [(os, name) for name in ("rename", "replace", "unlink", "rmdir", "mkdir"
 def prepared(folder: Path, name: str) -> tuple[Path, list[Users]]:
     """A folder with an older output of the writer, and files of the user's beside it."""
     out = folder / "out"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write(table().select("x", "g"), folder / "source.csv")
     users = [Users(folder), Users(folder / ".out"), Users(folder / "out.old", (".tdmap", "meta.json"))]
     if not name.endswith("resume") and "resume" not in name and name not in ("DatasetWriter", *FILES):

@@ -316,6 +316,6 @@ def require_free(out: Path, source: Path, overwrite: bool) -> None:
         is_dataset = (out / "meta.json").exists() or (out / "shards.json").exists()
         if is_dataset and not overwrite:
             refuse(f"{out} exists; choose another folder, or --overwrite")
-        # Of a run that was killed, or is at work: the engine says which.
-        if not is_dataset and any(name != HIDDEN for name in os.listdir(out)):
+        names = os.listdir(out)
+        if not is_dataset and names and HIDDEN not in names:  # else of a run: the engine says which
             refuse(f"{out} is in the way and is not a dataset, so it is left alone")

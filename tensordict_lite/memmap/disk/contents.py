@@ -213,14 +213,20 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
     except FileNotFoundError:
         return
     ours = owned(names, reader_of(old)) if find is None else find(names)
-    for name in ours:
-        with contextlib.suppress(FileNotFoundError):  # a save that began in the old folder removes its own files
-            os.rmdir(f"{old}/{name}") if name.endswith("/") else os.unlink(f"{old}/{name}")
     for name in set(names) - ours:
         target = f"{place}/{name}".rstrip("/")
         if not os.path.lexists(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(f"{old}/{name}".rstrip("/"), target)
+    for name in sorted(ours, key=_rank):
+        with contextlib.suppress(FileNotFoundError):  # a save that began in the old folder removes its own files
+            os.rmdir(f"{old}/{name}") if name.endswith("/") else os.unlink(f"{old}/{name}")
     for folder, _, _ in os.walk(old, topdown=False):
         with contextlib.suppress(OSError):  # what is not empty stays
             os.rmdir(folder)
+
+
+def _rank(name: str) -> tuple[bool, bool, int]:
+    """Order in which files are removed: a process that is killed meanwhile leaves the metadata that list the others."""
+    is_list = name.rpartition("/")[2] in (META, SHARDS, PICTURES)
+    return is_list, name.startswith(HIDDEN), -name.count("/") - (name == PICTURES)
