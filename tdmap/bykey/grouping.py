@@ -136,7 +136,7 @@ class GroupBy:
                 many rows as there are keys.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-                in one folder first, beside `out` or among the temporary files.
+                in one folder first, in `out/.tdmap` or among the temporary files.
             resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
                 interruption, `kill -9` of every process included, and the result has the same bits. Intermediate files
                 lie within `out` then, whatever `spill_dir` says.

@@ -90,7 +90,7 @@ def filter(
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, beside `out` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
             after any interruption, `kill -9` of every process included.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -341,7 +341,7 @@ def flat_map(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, beside `out` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.

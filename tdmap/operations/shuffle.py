@@ -55,7 +55,7 @@ def shuffle(
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, beside `out` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.

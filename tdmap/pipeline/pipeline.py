@@ -367,7 +367,7 @@ class Pipeline(Chain):
                 for the rows, which is written into.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-                in one folder first, beside `out` or among the temporary files.
+                in one folder first, in `out/.tdmap` or among the temporary files.
             resume: the same call goes on after any interruption; see `tdmap.map`.
             chunksize: rows that a worker reads at once. Default: from the bytes of a row.
             retries, timeout, **options: as `iter`.

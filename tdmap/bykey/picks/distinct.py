@@ -48,7 +48,7 @@ def unique(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the keys.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, beside `out` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.

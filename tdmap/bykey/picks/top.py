@@ -51,7 +51,7 @@ def top_k(
         largest: False: the smallest values, smallest first.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, beside `out` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         options: as `tdmap.map`.
