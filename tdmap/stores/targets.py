@@ -116,10 +116,9 @@ class LocalTarget:
         hidden.replace_file(whole, data)
 
     def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
-        place = Path(self.name, NEW)
-        for folder in (place.parent, place):
-            hidden.make_folder(folder)
-        new, folder = f"{place}/{path}", f"{self.name}/{path}"
+        for part in (HIDDEN, NEW):
+            hidden.make_folder(f"{self.name}/{part}")
+        new, folder = f"{self.name}/{NEW}/{path}", f"{self.name}/{path}"
         hidden.remove_tree(new)  # of a worker that has died
         make(new)
         hidden.remove_tree(f"{new}/{HIDDEN}")

@@ -14,6 +14,7 @@ import torch
 
 import tdmap
 from tdmap.datasets import Table, images, read, write
+from tdmap.memory import hidden
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
 
