@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -341,9 +342,11 @@ def test_five_hundred_kills_touch_no_file_of_the_users(tmp_path: Path) -> None:
     chance, kills = random.Random(0), 0
     for name in (name for name in KILLED if name != "map, workers"):  # which take a driver's steps, and its kill
         kills += kill_steps(name, tmp_path / name, iter(sorted(chance.sample(range(1, 150), 12))))
-    while kills < 500:
+    for number in itertools.count():
+        if kills >= 500:
+            break
         name = chance.choice([*KILLED])
-        place = tmp_path / f"at random {kills}"
+        place = tmp_path / f"at random {number}"
         out, users = prepared(place, name)
         child = os.fork()
         if child == 0:
