@@ -8,15 +8,16 @@ string, large_string, string_view                  jagged str
 binary, large_binary                               jagged bytes
 dictionary<...>                                    as its values
 timestamp, date, time, duration                    tensor [n], int64 (int32 for 32-bit ones) in its own unit, which
-                                                   `Table.types` keeps
+                                                   `Table.types` keeps; not within lists
 struct<a, b>                                       columns "x.a" and "x.b"
+null                                               tensor [n] of zeros, float64; also of lists that are all empty
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ NULLS = ("raise", "mask")
 VALID = ".valid"
 """Ends the name of a column of bools that is False where another column has nulls."""
 
+NAMES_ONLY = ("arrow.uuid", "arrow.json")
+"""Types of extensions whose storage is the value."""
+
 
 def pyarrow() -> Any:
     """The module.
@@ -46,9 +50,18 @@ def pyarrow() -> Any:
 
 def jagged_names(schema: Any, masked: bool = False) -> list[str]:
     """Names of the columns of a schema that become jagged ones, sorted."""
-    pa = pyarrow()
-    empty = pa.Table.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-    return sorted(columns_of(empty, "mask" if masked else "raise").jagged)
+    return sorted(columns_of(empty_table(schema), "mask" if masked else "raise").jagged)
+
+
+def empty_table(schema: Any) -> Any:
+    """A table of a schema without rows."""
+    pa = pyarrow()  # whose own `empty_table` has no unions
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def chosen_fields(schema: Any, columns: Sequence[str] | None) -> Any:
+    """A schema of these columns only; None: of all."""
+    return schema if columns is None else pyarrow().schema([schema.field(name) for name in columns])
 
 
 def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
@@ -71,13 +84,18 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     pa = pyarrow()
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     while any(pa.types.is_struct(field.type) for field in table.schema):
+        bare = next((field.name for field in table.schema if field.type == pa.struct([])), None)
+        if bare is not None:
+            raise TypeError(f"the column {bare!r} is a struct without fields: leave it out with columns=[...].")
         table = table.flatten()
+    if not table.num_columns:
+        raise ValueError(f"there are {table.num_rows:,} rows without columns, which no dataset has.")
     require_one_each(table.schema.names)
     tensors: dict[Any, Tensor] = {}
     jagged: dict[str, Jagged] = {}
     types: dict[str, str] = {}
     for field, chunks in zip(table.schema, table.columns):
-        array = _one(pa, chunks)
+        array = _decoded(pa, _one(pa, chunks))
         if array.null_count and nulls == "raise":
             row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
             raise ValueError(
@@ -89,15 +107,18 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
                 types[field.name] = ""
                 continue
             tensors[f"{field.name}{VALID}"] = _valid(pa, table, field.name, array)
+        if _is_text(pa.types, array.type):
+            require_utf8(array, f"the column {field.name!r}", start)
         try:
-            value = value_of(pa, array)
+            is_time = _is_time(pa, array.type)
+            value = _time_numbers(pa, array) if is_time else value_of(pa, array)
         except TypeError as error:
             raise TypeError(f"the column {field.name!r} {error}") from None
         if isinstance(value, Jagged):
             jagged[field.name] = value
         else:
             tensors[field.name] = value
-        types[field.name] = str(field.type) if _is_time(pa, field.type) else ""
+        types[field.name] = str(array.type) if is_time else ""
         if nulls == "mask":
             types.setdefault(f"{field.name}{VALID}", "")
     return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
@@ -107,8 +128,8 @@ def _is_time(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
 
 
-def _time_named(pa: Any, name: str) -> Any:
-    """The type of Arrow's times that has a name, such as `"timestamp[us, tz=UTC]"`.
+def type_named(pa: Any, name: str) -> Any:
+    """Arrow's type that has a name, such as `"timestamp[us, tz=UTC]"`.
 
     Raises:
         ValueError: there is none.
@@ -151,6 +172,38 @@ def _one(pa: Any, chunks: Any) -> Any:
     return chunks
 
 
+def _decoded(pa: Any, array: Any) -> Any:
+    """The values of a dictionary, and of types of extensions that are only names; other arrays stay."""
+    if getattr(array.type, "extension_name", None) in NAMES_ONLY:
+        return array.storage
+    if not pa.types.is_dictionary(array.type):
+        return array
+    return pa.nulls(len(array)) if pa.types.is_null(array.type.value_type) else array.dictionary_decode()
+
+
+def require_utf8(array: Any, what: str, start: int) -> None:
+    """Raise ValueError for text, or bytes that are to be text, of other encodings.
+
+    Args:
+        array: the column.
+        what: words for it.
+        start: number of its first row.
+    """
+    pa = pyarrow()
+    array = _one(pa, array)
+    try:
+        (array if _is_text(pa.types, array.type) else array.cast(pa.large_string())).validate(full=True)
+    except pa.ArrowInvalid as damage:
+        for row, value in enumerate(array.cast(pa.large_binary()).to_pylist(), start):
+            try:
+                str(value or b"", "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{what} has text in row {row} that is not UTF-8 ({error.reason}): convert it, or keep it as bytes."
+                ) from None
+        raise ValueError(f"{what} is damaged: {damage}") from None
+
+
 def value_of(pa: Any, array: Any) -> Tensor | Jagged:
     """One array of Arrow's.
 
@@ -159,22 +212,19 @@ def value_of(pa: Any, array: Any) -> Tensor | Jagged:
     """
     if isinstance(array, pa.ChunkedArray):
         array = _one(pa, array)
+    array = _decoded(pa, array)
     kind, types = array.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        shape = getattr(kind, "shape", None)
-        value = value_of(pa, array.storage)
-        return value.reshape(len(array), *shape) if isinstance(value, Tensor) and shape is not None else value
-    if types.is_dictionary(kind):
-        return value_of(pa, array.dictionary_decode())
+        return _shaped(pa, array)
+    if types.is_null(kind):
+        return torch.zeros(len(array), dtype=torch.float64)
     if types.is_boolean(kind):
         filled = array.fill_null(False) if array.null_count else array
         return torch.from_numpy(np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_))
     if types.is_integer(kind) or types.is_floating(kind):
         return _numbers(array.fill_null(0) if array.null_count else array)
     if _is_time(pa, kind):
-        width = pa.int32() if kind.bit_width == 32 else pa.int64()
-        whole = array.view(width)
-        return _numbers(whole.fill_null(0) if whole.null_count else whole)
+        raise TypeError(f"has times ({kind}) within its lists, which would become plain numbers: cast them before.")
     if types.is_fixed_size_list(kind):
         return _fixed(pa, array)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -182,7 +232,25 @@ def value_of(pa: Any, array: Any) -> Tensor | Jagged:
     for is_kind, name in ((_is_text, "str"), (_is_binary, "bytes")):
         if is_kind(types, kind):
             return _bytes(pa, array, name)
-    raise TypeError(f"is of the type {kind}, which is no tensor: cast it, or leave it out with columns=[...].")
+    raise TypeError(_no_place(kind))
+
+
+def _no_place(kind: Any) -> str:
+    return f"is of the type {kind}, which is no tensor: cast it, or leave it out with columns=[...]."
+
+
+def _time_numbers(pa: Any, array: Any) -> Tensor:
+    """Times as whole numbers in their own unit."""
+    whole = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    return _numbers(whole.fill_null(0) if whole.null_count else whole)
+
+
+def _shaped(pa: Any, array: Any) -> Tensor:
+    """A column of tensors of one shape."""
+    permutation = list(getattr(array.type, "permutation", None) or ())
+    if array.type.extension_name != "arrow.fixed_shape_tensor" or permutation != sorted(permutation):
+        raise TypeError(_no_place(array.type))
+    return cast(Tensor, value_of(pa, array.storage)).reshape(len(array), *array.type.shape)
 
 
 def _is_text(types: Any, kind: Any) -> bool:
@@ -236,11 +304,11 @@ def _lists(pa: Any, array: Any) -> Jagged:
 
 
 def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
-    if array.null_count:
-        array = array.fill_null("" if kind == "str" else b"")
     wanted = pa.large_string() if kind == "str" else pa.large_binary()
     if array.type != wanted and not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
         array = array.cast(wanted)
+    if array.null_count:
+        array = array.fill_null("" if kind == "str" else b"")
     wide = array.type == wanted
     _, offsets, values = array.buffers()
     width = np.int64 if wide else np.int32
@@ -257,17 +325,19 @@ def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
-def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
+def to_arrow(data: Any, *, nulls: str | None = None, start: int = 0) -> Any:
     """A table of Arrow's, sharing memory where it can.
 
     Args:
         data: what `Table.of` takes, or a table of Arrow's, which stays.
         nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `from_arrow` makes them of nulls.
             Default: these are columns like others.
+        start: number of its first row, for messages.
 
     Raises:
         TypeError: a column has no type there; names it.
-        ValueError: `nulls` is something else, a mask is no bool a row, or two columns would have one name.
+        ValueError: `nulls` is something else, a mask is no bool a row, two columns would have one name, or text is not
+            UTF-8, which has no lone surrogates.
     """
     if nulls not in (None, "mask"):
         raise ValueError(
@@ -287,6 +357,8 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
             raise TypeError(f"the column {name!r} {error}") from None
     for name, column in table.jagged.items():
         arrays[name] = jagged_array(pa, column)
+        if column.kind == "str":
+            require_utf8(arrays[name], f"the column {name!r}", start)
     arrays = {name: arrays[name] for name in table.keys()}
     for mask in [name for name in arrays if nulls and name.endswith(VALID) and name.removesuffix(VALID) in arrays]:
         _put_nulls(pa, arrays, mask.removesuffix(VALID), arrays.pop(mask))
@@ -297,7 +369,7 @@ def _timed(pa: Any, array: Any, name: str) -> Any:
     """Whole numbers as the times that they are; others, and where no type is known, stay."""
     if not name or not pa.types.is_integer(array.type):
         return array
-    kind = _time_named(pa, name)
+    kind = type_named(pa, name)
     return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 

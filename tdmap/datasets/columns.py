@@ -113,7 +113,7 @@ def take_apart(columns: Columns, names: Sequence[str] | None, placed: bool = Fal
             raise OutputMismatch(f"{name or 'the jagged column'} has {len(column)} rows, and others have {count}.")
         entries[f"{_LENGTH}{number}"] = column.lengths
         entries[f"{_KIND}:{number}:{column.kind}:{name}"] = torch.zeros(count, 0)
-    if jagged or any(types.values()):  # tensors alone have an order of their own
+    if types:
         entries |= {_TYPE + json.dumps([name, types[name]]): torch.zeros(count, 0) for name in types}
     values = [TensorDict({"values": jagged[name].flat()}, [jagged[name].total]) for name in names]
     return [TensorDict(entries, [count]), *values, *([rows] if placed else [])]
@@ -125,11 +125,12 @@ class Pieces(AppendPieces):
     Args:
         names: of the jagged columns; None: they are those of the first rows.
         placed: columns of tensors are in pieces of their own, the last group.
+        alone: the one jagged column is the dataset itself, not one of the columns of a table.
     """
 
-    def __init__(self, names: Sequence[str] | None, placed: bool = False) -> None:
+    def __init__(self, names: Sequence[str] | None, placed: bool = False, alone: bool = False) -> None:
         super().__init__()
-        self.placed = placed
+        self.placed, self.alone = placed, alone
         self._name(names)
         self._firsts: dict[int, int] = {}
 
@@ -190,19 +191,20 @@ def run_columns(
     execution: Execution,
     resume: bool,
     counts: Tensor | int | None = None,
+    alone: bool = False,
 ) -> None:
     """Run a job whose function returns columns into a folder.
 
     Args:
         job: its function is an `Apart`.
-        names: of the jagged columns. The only one may be `""`: it lies in the folder itself then, and other columns in
-            `rows`. None: those that the function returns.
+        names: of the jagged columns. None: those that the function returns.
         output: the folder.
         execution: who does it.
         resume: keep a journal.
         counts: as `map_columns`; the `Apart` is `placed` then.
+        alone: the only jagged column lies in the folder itself, as a `Jagged`, and other columns in `rows`.
     """
-    pieces = Pieces(names, counts is not None)
+    pieces = Pieces(names, counts is not None, alone)
     run_spilled(
         job,
         output,
@@ -229,6 +231,7 @@ def map_columns(
     timeout: float | None = None,
     on_error: OnError = "raise",
     counts: Tensor | int | None = None,
+    alone: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> None:
     """Apply a function that returns columns to chunks of any dataset, into a folder.
@@ -242,12 +245,13 @@ def map_columns(
         resume, seed, generator, retries, timeout, on_error, **options: as `tdmap.map`; rows that raise are left out.
         counts: rows of the result for each row of the data, int64 `[len(data)]`, or one number for all: columns of
             tensors are written to their places at once. None: nobody knows, or some may be left out.
+        alone: as `run_columns`.
     """
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     plan = make_plan(len(data), chunksize=chunksize)
     apart = Apart(fn, names, placed=counts is not None)
     job = Job(Source(data), plan, apart, policy, on_row_error=handler_of(on_error))
-    run_columns(job, names, Output(out, data), Execution.of(**options), resume, counts)
+    run_columns(job, names, Output(out, data), Execution.of(**options), resume, counts, alone)
 
 
 def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str] | OutputFolder) -> None:
@@ -292,7 +296,7 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     made = ready.create(output.store, _example(pieces, count, count), _example(pieces, count, 0))
     made_rows = made if not names else made.get(ROWS, None)
     write_types(output.store, _types(schema), made_rows, names)
-    parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
+    parts = [made] if pieces.alone else [made[JAGGED, name] for name in names]
     table = CopyTable()
     firsts = table.target([part["offsets"] for part in parts])
     into = table.target([made_rows.get(field.path[1:]) for field in schema.tensors if field.path[0] == ROWS])
@@ -323,7 +327,7 @@ def _example(pieces: Pieces, count: int, rows_of_columns: int) -> TensorDict:
         assert rows is not None
         return cast(TensorDict, rows)
     entries: dict[str, Any] = {JAGGED: TensorDict(dict(zip(names, values)), [])}
-    example = values[0] if names == [""] else TensorDict(entries, [])
+    example = values[0] if pieces.alone else TensorDict(entries, [])
     if rows is not None:
         example[ROWS] = rows
     return example

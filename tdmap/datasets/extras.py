@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,14 @@ def need(module: str, extra: str, purpose: str) -> Any:
         raise ImportError(
             f"{purpose} needs the package {package}: install it with `pip install 'tdmap[{extra}]'`", name=package
         ) from None
+
+
+def require_file(path: str) -> None:
+    """Raise ValueError where a path leads to a pipe or a device, whose end readers would wait for."""
+    if "://" not in path and not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+        raise ValueError(
+            f"{path} is a pipe or a device, not a file: `tdmap convert - OUT --from FORMAT` reads standard input."
+        )
 
 
 @contextlib.contextmanager

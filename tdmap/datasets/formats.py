@@ -10,28 +10,26 @@ from __future__ import annotations
 import contextlib
 import difflib
 import glob
-import itertools
 import json
 import os
-import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from tdmap.data.store import META, OutputFolder, destination, local_path
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import VALID, columns_of, pyarrow, to_arrow
+from tdmap.datasets.arrow import VALID, chosen_fields, columns_of, empty_table, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
-from tdmap.datasets.extras import need, opened, require_columns, require_list
+from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
+from tdmap.datasets.textfiles.blocks import CODECS, codec_of
+from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
+from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
-from tdmap.memory.scratch import temporary_folder
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
@@ -44,30 +42,25 @@ PART_BYTES = 64 << 20
 """Bytes of a table that are written at a time."""
 
 
-CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Of CSV and JSON Lines, by the last ending of a name. Binary formats compress by themselves."""
-
-
 CLOSE = 0.75
 """How much of an ending is that of a format, at least, to be taken for a misspelling of it."""
 
 DAMAGE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """What readers raise on files that are cut short or of another format; an OSError of the system's has a number."""
 
-NAN_OF_CSV = ("nan", "-nan")
-"""What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
-
 
 class Format(NamedTuple):
     """How files of one kind are read and written."""
 
     suffixes: tuple[str, ...]
-    read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]]
+    read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]] | None
     """Yields tables of Arrow's, of the file and the columns that are wanted."""
     write: Callable[[str, Iterator[Any]], None]
     """Writes parts of one table; of Arrow's, where the format is one of Arrow's."""
     is_arrow: bool = False
-    """Whether columns may have nulls, and parts may be tables of Arrow's."""
+    """Whether columns may have nulls, and parts are tables of Arrow's."""
+    dialect: Callable[[str, Sequence[str] | None, str], Dialect] | None = None
+    """The parser of text, which does not say its types, of a file, the columns that are wanted, and `nulls`."""
 
 
 @operation
@@ -78,6 +71,7 @@ def read(
     format: str | None = None,
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
+    types: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
@@ -93,6 +87,8 @@ def read(
         columns: only these. Default: all.
         nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
             it, `x.valid`.
+        types: of columns of CSV and JSON Lines by their names: a dtype of torch, a type of Arrow or its name, `str` or
+            `bytes`. Default: the type that holds all values of the column in full.
         resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
         **options: about workers, as `tdmap.map`; only Parquet is read by several.
@@ -105,37 +101,60 @@ def read(
         FileNotFoundError: there is no such file.
         UnreadableFile: one is damaged, or of another format.
         TypeError: a column is no tensor and no list of numbers; names it.
-        ValueError: the format is unknown, a column has nulls, one of `columns` is not there, or there are no rows.
+        ValueError: the format is unknown, a column has nulls, one of `columns` is not there, a value has no
+            type that holds it in full, or not the one of `types`, or there are no rows.
+
+    Example:
+        >>> with open("zip.csv", "w") as file:
+        ...     _ = file.write("code,n\\n00501,1\\n02134,2\\n")
+        >>> read("zip.csv", types={"n": torch.float32})
+        Table(2 rows, code: str, n: float32 [])
     """
     place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
+    text = _text_types(name, columns, types)
     if name == "parquet" and out is not None:
         return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
-    with contextlib.closing(batches_of(files, name, columns, nulls)) as stream:
-        if out is None:
-            parts = list(stream)
-            if not parts:
-                raise ValueError(f"{files[0]} has no rows.")
-            return Table.cat(parts)
-        store = OutputFolder.of(place)
-        with store.claimed(f"read({files[0]})"):  # before anything is read
-            first = next(stream, None)
+
+    def stream() -> contextlib.closing[Generator[Columns, None, None]]:
+        return contextlib.closing(batches_of(files, name, columns, nulls, text))
+
+    if out is None:
+
+        def parts() -> list[Columns]:
+            with stream() as batches:
+                return list(batches)
+
+        found = text.attempt(parts)
+        if not found:
+            raise ValueError(f"{files[0]} has no rows.")
+        return Table.cat(found)
+    store = OutputFolder.of(place)
+
+    def into_folder() -> None:
+        with stream() as batches:
+            first = next(batches, None)
             if first is None:
                 raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
-            write_columns(_chain(first, stream), sorted(first.jagged), store)
+            write_columns(_chain(first, batches), sorted(first.jagged), store)
+
+    with store.claimed(f"read({files[0]})"):  # before anything is read
+        text.attempt(into_folder)
     return Table.open(out)
+
+
+def _text_types(format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> TextTypes:
+    if types and FORMATS[format].dialect is None:
+        having = ", ".join(name for name, form in FORMATS.items() if form.dialect is not None)
+        raise ValueError(f"types= says the types of columns of {having}: files of {format} say theirs themselves.")
+    return TextTypes(columns, types)
 
 
 def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
     """Endings of a format of text: as it is, and compressed."""
     return (*suffixes, *(suffix + codec for suffix in suffixes for codec in CODECS))
-
-
-def _codec_of(path: str) -> str | None:
-    """What a file of text is compressed with."""
-    return CODECS.get(os.path.splitext(path)[1].lower())
 
 
 def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
@@ -188,7 +207,7 @@ def write(
     if nulls is not None and not FORMATS[name].is_arrow:
         having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
-    FORMATS[name].write(path, _parts(table.batches(rows), nulls))
+    FORMATS[name].write(path, _parts(table.batches(rows), FORMATS[name], nulls))
 
 
 def _chosen(table: Table, columns: Sequence[str], nulls: str | None) -> Table:
@@ -198,8 +217,12 @@ def _chosen(table: Table, columns: Sequence[str], nulls: str | None) -> Table:
     return table.select(*dict.fromkeys([*names, *masks]))
 
 
-def _parts(batches: Iterator[Table], nulls: str | None) -> Iterator[Any]:
-    return batches if nulls is None else (to_arrow(part, nulls=nulls) for part in batches)
+def _parts(batches: Iterator[Table], format: Format, nulls: str | None) -> Iterator[Any]:
+    """Parts of a table as a format takes them."""
+    start = 0
+    for part in batches:
+        yield to_arrow(part, nulls=nulls, start=start) if format.is_arrow else part
+        start += len(part)
 
 
 def _rows_at_a_time(table: Table) -> int:
@@ -216,6 +239,7 @@ def convert(
     *,
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
+    types: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> int:
@@ -226,6 +250,7 @@ def convert(
         target: a file to write; a name without an ending is the folder of a new dataset.
         columns: as `read`.
         nulls: as `read`; with `"mask"`, they are nulls again in a file of a format that has them (see `write`).
+        types: as `read`.
         overwrite: a folder `target` may hold a dataset, which the new one replaces when it is whole. Files are replaced
             in any case.
         **options: about workers, as `tdmap.map`.
@@ -251,6 +276,8 @@ def convert(
     has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
     kept = "mask" if nulls == "mask" and has_nulls else None
     if isinstance(source, (str, os.PathLike)) and os.path.exists(os.path.join(os.fspath(source), META)):
+        if types:
+            raise ValueError(f"types= says the types of columns of text, and {os.fspath(source)} is a dataset.")
         table = Table.open(source)
         if not to_folder:
             write(table, place, columns=columns, nulls=kept)
@@ -260,7 +287,7 @@ def convert(
         table.save(place, overwrite=overwrite)
         return len(table)
     if to_folder:
-        return len(read(source, place, columns=columns, nulls=nulls, overwrite=overwrite, **options))
+        return len(read(source, place, columns=columns, nulls=nulls, types=types, overwrite=overwrite, **options))
     rows = 0
 
     def counted(stream: Iterator[Columns]) -> Iterator[Table]:
@@ -270,9 +297,17 @@ def convert(
             rows += len(table)
             yield table
 
-    files = find_files(source)
-    with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
-        FORMATS[format_of(place, None)].write(place, _parts(counted(stream), kept))
+    files, columns = find_files(source), require_list(columns)
+    name, form = format_of(files[0], None), FORMATS[format_of(place, None)]
+    text = _text_types(name, columns, types)
+
+    def into_file() -> None:
+        nonlocal rows
+        rows = 0
+        with contextlib.closing(batches_of(files, name, columns, nulls, text)) as stream:
+            form.write(place, _parts(counted(stream), form, kept))
+
+    text.attempt(into_file)
     return rows
 
 
@@ -284,6 +319,7 @@ def find_files(source: Any) -> list[str]:
 
     Raises:
         FileNotFoundError: there are none.
+        ValueError: one is a pipe or a device.
     """
     if not isinstance(source, (str, os.PathLike)):
         files = [local_path(path) for path in source]
@@ -309,6 +345,8 @@ def find_files(source: Any) -> list[str]:
     missing = [path for path in files if "://" not in path and not os.path.exists(path)]
     if missing or not files:
         raise FileNotFoundError(f"there is no file {missing[0] if missing else os.fspath(source)}")
+    for path in files:
+        require_file(path)
     return files
 
 
@@ -330,27 +368,9 @@ def format_of(path: str, format: str | None) -> str:
 
 
 @contextlib.contextmanager
-def read_ahead(path: str) -> Iterator[Any]:
-    """A file for readers of Arrow's that read ahead in threads of theirs, which must not need Python's lock.
-
-    They would end the process when they are asked to stop while it ends. What is behind a URL is copied first. What is
-    compressed, as its name says, is read as if it were not.
-    """
-    codec = _codec_of(path)
-    with contextlib.ExitStack() as stack:
-        if "://" in path:
-            copy = f"{stack.enter_context(temporary_folder('tdmap-copy'))}/copy"
-            with opened(path) as source, opened(copy, "wb") as target:
-                shutil.copyfileobj(source, target)
-            path = copy
-        file = stack.enter_context(pyarrow().OSFile(path))
-        yield file if codec is None else stack.enter_context(pyarrow().CompressedInputStream(file, codec))
-
-
-@contextlib.contextmanager
 def _text_file(path: str) -> Iterator[Any]:
     """A file of text that is written, compressed as its name says."""
-    codec = _codec_of(path)
+    codec = codec_of(path)
     with opened(path, "wb") as file:
         if codec is None:
             yield file
@@ -360,30 +380,52 @@ def _text_file(path: str) -> Iterator[Any]:
 
 
 def batches_of(
-    files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str
+    files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str, text: TextTypes
 ) -> Generator[Columns, None, None]:
-    """The columns of files, some thousand rows at a time."""
-    start, empty = 0, None
+    """The columns of files, some thousand rows at a time.
+
+    Raises:
+        TypesGrew: call it again with the same `text`, which holds all rows by now.
+    """
+    has_rows, empty = False, None
     for path in files:
-        with contextlib.closing(_tables_of(path, format, columns)) as tables:
+        start = 0
+        with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
             for table in tables:
                 if table.num_rows:
-                    yield columns_of(table, nulls, start)
-                    start += table.num_rows
+                    yield _columns_of(path, table, nulls, start)
+                    has_rows, start = True, start + table.num_rows
                 else:
                     empty = table
-    if not start and empty is not None and not any(pyarrow().types.is_null(field.type) for field in empty.schema):
-        yield columns_of(empty, nulls)  # the types are known: a dataset without rows
+    text.finish(files[0])
+    if not has_rows and empty is not None:
+        yield _columns_of(files[0], empty, nulls, 0)  # the types are known: a dataset without rows
 
 
-def _tables_of(path: str, format: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+def _columns_of(path: str, table: Any, nulls: str, start: int) -> Columns:
+    """`columns_of`, whose errors name the file."""
+    try:
+        return columns_of(table, nulls, start)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _tables_of(
+    path: str, format: str, columns: Sequence[str] | None, nulls: str, text: TextTypes
+) -> Generator[Any, None, None]:
     """The tables of a file; errors of its reader, which may come from any package, say which file it is.
 
     Raises:
         UnreadableFile: the file is damaged, or of another format.
     """
+    form = FORMATS[format]
     try:
-        with contextlib.closing(FORMATS[format].read(path, columns)) as tables:
+        if form.dialect is not None:
+            found = text.tables(path, form.dialect(path, columns, nulls))
+        else:
+            assert form.read is not None
+            found = form.read(path, columns)
+        with contextlib.closing(found) as tables:
             yield from tables
     except Exception as error:
         if path not in str(error):
@@ -396,16 +438,15 @@ def _tables_of(path: str, format: str, columns: Sequence[str] | None) -> Generat
 # -- Parquet ---------------------------------------------------------------------------------------------------------
 
 
-def _write_parquet(path: str, parts: Iterator[Table]) -> None:
+def _write_parquet(path: str, parts: Iterator[Any]) -> None:
     parquet = need("pyarrow.parquet", "arrow", "writing Parquet")
     _write_with(path, parts, lambda file, schema: parquet.ParquetWriter(file, schema))
 
 
-def _write_with(path: str, parts: Iterator[Table], make: Callable[[Any, Any], Any]) -> None:
+def _write_with(path: str, parts: Iterator[Any], make: Callable[[Any, Any], Any]) -> None:
     writer = None
     with _text_file(path) as file, contextlib.ExitStack() as stack:
-        for part in parts:
-            table = to_arrow(part)
+        for table in parts:
             if writer is None:
                 writer = stack.enter_context(make(file, table.schema))
             writer.write_table(table)
@@ -427,85 +468,19 @@ def _arrow_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, N
             reader = ipc.open_stream(source)
             found = iter(reader)
         require_columns(path, columns, reader.schema.names)
-        tables = (pa.Table.from_batches([batch]) for batch in found)
-        for table in itertools.chain([reader.schema.empty_table()], tables):
+        yield empty_table(chosen_fields(reader.schema, columns))
+        for batch in found:
+            table = pa.Table.from_batches([batch])
             yield table if columns is None else table.select(list(columns))
 
 
-def _write_arrow(path: str, parts: Iterator[Table]) -> None:
+def _write_arrow(path: str, parts: Iterator[Any]) -> None:
     ipc = need("pyarrow.ipc", "arrow", "writing Arrow files")
     _write_with(path, parts, lambda file, schema: ipc.new_file(file, schema))
 
 
-def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Generator[Any, None, None]]:
-    def batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-        csv = need("pyarrow.csv", "arrow", "reading CSV")
-        pa = pyarrow()
-
-        def tables(types: dict[str, Any]) -> Generator[Any, None, None]:
-            options = csv.ConvertOptions(
-                include_columns=list(columns) if columns is not None else None,
-                null_values=[text for text in csv.ConvertOptions().null_values if text not in NAN_OF_CSV],
-                column_types=types,
-            )
-            parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            with read_ahead(path) as source:
-                try:
-                    with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead
-                        for batch in reader:
-                            yield pa.Table.from_batches([batch])
-                except pa.ArrowKeyError:  # the reader tells the names of the columns as little as it does here
-                    with read_ahead(path) as again, csv.open_csv(again, parse_options=parse) as reader:
-                        require_columns(path, columns, reader.schema.names)
-                    raise
-                except pa.ArrowInvalid as error:
-                    raise ValueError(f"{path}: {error}") from None
-
-        return _with_large_numbers(tables)
-
-    return batches
-
-
-def _with_large_numbers(tables: Callable[[dict[str, Any]], Generator[Any, None, None]]) -> Generator[Any, None, None]:
-    """Tables of text, with whole numbers of 2^63 and more as uint64: Arrow takes them for floats, which lack digits.
-
-    Args:
-        tables: reads the text from its beginning, with types for some columns. As everywhere, the first one says what
-            the types are.
-    """
-    stream = tables({})
-    first = next(stream, None)
-    large = [] if first is None else _large_numbers(first)
-    if first is not None and large:
-        names = first.schema.names
-        stream.close()
-        try:
-            # The reader of JSON begins with the columns whose types it is told.
-            stream = (table.select(names) for table in tables(dict.fromkeys(large, pyarrow().uint64())))
-            first = next(stream, None)
-        except ValueError:  # they are written as floats are
-            stream = tables({})
-            first = next(stream, None)
-    with contextlib.closing(stream):
-        if first is not None:
-            yield first
-            yield from stream
-
-
-def _large_numbers(table: Any) -> list[str]:
-    """Columns of floats that are uint64, as far as their values tell; not where a name stands for two columns."""
-    found = []
-    for field, column in zip(table.schema, table.columns):
-        if pyarrow().types.is_float64(field.type) and table.schema.names.count(field.name) == 1:
-            values = column.drop_null().to_numpy()
-            if len(values) and 2.0**63 <= values.max() <= 2.0**64 and not values.min() < 0:
-                if np.array_equal(values, np.floor(values)):
-                    found.append(field.name)
-    return found
-
-
-def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
-    def write_parts(path: str, parts: Iterator[Table]) -> None:
+def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
+    def write_parts(path: str, parts: Iterator[Any]) -> None:
         csv = need("pyarrow.csv", "arrow", "writing CSV")
         pa = pyarrow()
 
@@ -520,33 +495,15 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
     return write_parts
 
 
-def _json_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+def _write_json(path: str, parts: Iterator[Any]) -> None:
     pa = pyarrow()
-    reader = need("pyarrow.json", "arrow", "reading JSON Lines")
-
-    def tables(types: dict[str, Any]) -> Generator[Any, None, None]:
-        parse = reader.ParseOptions(explicit_schema=pa.schema(list(types.items())) if types else None)
-        with read_ahead(path) as source:
-            try:
-                with reader.open_json(source, parse_options=parse) as found:  # it reads ahead
-                    for batch in found:
-                        table = pa.Table.from_batches([batch])
-                        require_columns(path, columns, table.column_names)
-                        yield table if columns is None else table.select(list(columns))
-            except pa.ArrowInvalid as error:
-                raise ValueError(f"{path}: {error}") from None
-
-    return _with_large_numbers(tables)
-
-
-def _write_json(path: str, parts: Iterator[Table]) -> None:
     with _text_file(path) as file:
         for part in parts:
-            for row in _with_times_as_text(to_arrow(part)).to_pylist():
-                try:
-                    file.write(json.dumps(row).encode() + b"\n")
-                except TypeError as error:
-                    raise TypeError(f"a row cannot be JSON ({error}): use Parquet.") from None
+            for field in part.schema:
+                if pa.types.is_large_binary(field.type):
+                    raise TypeError(f"the column {field.name!r} is bytes, which JSON does not have: use Parquet.")
+            for row in _with_times_as_text(part).to_pylist():
+                file.write(json.dumps(row).encode() + b"\n")
 
 
 def _with_times_as_text(table: Any) -> Any:
@@ -561,9 +518,23 @@ def _with_times_as_text(table: Any) -> Any:
 FORMATS: dict[str, Format] = {
     "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, is_arrow=True),
     "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, is_arrow=True),
-    "csv": Format(_text_suffixes(".csv"), _csv_batches(","), _write_csv(","), is_arrow=True),
-    "tsv": Format(_text_suffixes(".tsv"), _csv_batches("\t"), _write_csv("\t"), is_arrow=True),
-    "jsonl": Format(_text_suffixes(".jsonl", ".ndjson"), _json_batches, _write_json, is_arrow=True),
+    "csv": Format(
+        _text_suffixes(".csv"), None, _write_csv(","), True, lambda path, columns, nulls: Csv(path, ",", columns, nulls)
+    ),
+    "tsv": Format(
+        _text_suffixes(".tsv"),
+        None,
+        _write_csv("\t"),
+        True,
+        lambda path, columns, nulls: Csv(path, "\t", columns, nulls),
+    ),
+    "jsonl": Format(
+        _text_suffixes(".jsonl", ".ndjson"),
+        None,
+        _write_json,
+        True,
+        lambda path, columns, nulls: JsonLines(path, columns),
+    ),
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),

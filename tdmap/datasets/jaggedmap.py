@@ -178,7 +178,7 @@ def map_jagged(
     output = Output(place, job.source.data)
     if output.store is not None and output.store.is_at(rows.folder):
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
-    run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume)
+    run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume, alone=True)
     assert output.store is not None
     return open_jagged(output.store.path)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
+from tdmap.datasets.arrow import chosen_fields, columns_of, empty_table, jagged_names, pyarrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.table import BATCH_ROWS, Table
@@ -33,7 +33,7 @@ def read_parquet(
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if columns is not None:
             require_columns(path, columns, found.names)
-            found = pyarrow().schema([found.field(name) for name in columns])
+            found = chosen_fields(found, columns)
         if schema is not None and not found.equals(schema):
             raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
         schema = found
@@ -41,7 +41,7 @@ def read_parquet(
         counts += [size for size in sizes if size]
     assert schema is not None
     if not numbers:
-        empty = columns_of(schema.empty_table(), nulls)
+        empty = columns_of(empty_table(schema), nulls)
         with store.claimed(f"read({files[0]})"):
             write_columns([empty], sorted(empty.jagged), store)
         return Table.open(store.path)
@@ -56,9 +56,8 @@ def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, 
     """The tables of a file, some thousand rows at a time."""
     with opened(path) as source:
         file = _opened(path, source)
-        empty = file.schema_arrow.empty_table()
-        require_columns(path, columns, empty.column_names)
-        yield empty if columns is None else empty.select(list(columns))  # tells the columns of a file without rows
+        require_columns(path, columns, file.schema_arrow.names)
+        yield empty_table(chosen_fields(file.schema_arrow, columns))  # tells the columns of a file without rows
         for batch in file.iter_batches(BATCH_ROWS, columns=columns):
             yield pyarrow().Table.from_batches([batch])
 

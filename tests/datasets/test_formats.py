@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import json
@@ -324,7 +325,19 @@ def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
     [
         (pa.array([["a"], ["b", "c"]]), "lists of lists, or of text"),
         (pa.array([[1, None], [2]]), "nulls within its lists"),
-        (pa.array([None, None]), "type null"),
+        (pa.array([[datetime.datetime(2020, 1, 1)], []], pa.list_(pa.timestamp("us"))), "has times (timestamp[us])"),
+        (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "has times (date32[day])"),
+        (pa.array([[1], [2]], pa.list_(pa.duration("s"))), "has times (duration[s])"),
+        (pa.array([[1], [2]], pa.list_(pa.int32())).cast(pa.list_(pa.time32("s"))), "has times (time32[s])"),
+        (pa.array([[{}], []], pa.list_(pa.struct([]))), "type struct<>"),
+        (pa.array([{}, {}], pa.struct([])), "without fields"),
+        (
+            pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])]),
+            "union",
+        ),
+        (pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]), "union"),
+        (pa.array([(1, 2, 3), (4, 5, 6)], pa.month_day_nano_interval()), "month_day_nano_interval"),
+        (pa.array(pd.period_range("2020", periods=2, freq="D")), "period"),
         (pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())), "type map"),
         (pa.array([1, 2]).cast(pa.decimal128(24, 2)), "decimal128"),
     ],
@@ -334,10 +347,17 @@ def test_columns_without_a_place_are_named(tmp_path: Path, column: Any, message:
     with pytest.raises((TypeError, ValueError), match="'bad'") as caught:
         from_arrow(data, nulls="mask")
     assert message in str(caught.value)
-    pq.write_table(data, tmp_path / "x.parquet")
-    with pytest.raises((TypeError, ValueError), match="'bad'"):
-        read(tmp_path / "x.parquet", tmp_path / "out", nulls="mask")
-    assert read(tmp_path / "x.parquet", columns=["good"])["good"].tolist() == [1, 2]
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
+        writer.write_table(data)
+    with contextlib.suppress(pa.ArrowNotImplementedError):
+        pq.write_table(data, tmp_path / "x.parquet")
+    for path in tmp_path.glob("x.[ap]*"):
+        for out in (None, tmp_path / "out"):
+            with pytest.raises((TypeError, ValueError), match="'bad'") as caught:
+                read(path, out, nulls="mask", num_workers=0)
+            assert message in str(caught.value)
+            found = read(path, out, nulls="mask", columns=["good"], num_workers=0, overwrite=True)
+            assert found["good"].tolist() == [1, 2]
 
 
 def test_bad_files_are_told(tmp_path: Path) -> None:
@@ -621,7 +641,7 @@ def test_whole_numbers_of_64_bits_keep_their_digits(tmp_path: Path, name: str) -
     assert found["id"].dtype == torch.uint64 and found["id"].numpy().tolist() == numbers.tolist()
     assert found["x"].tolist() == [1e19, 0.5, 1.0, 2.0]
     (tmp_path / "floats.jsonl").write_text('{"x": 1e19}\n{"x": 2.0}\n')
-    (tmp_path / "floats.csv").write_text("x,y\n1e19,-1\n2.0,9223372036854775808\n")
+    (tmp_path / "floats.csv").write_text("x\n1e19\n2.0\n")
     assert read(tmp_path / "floats.jsonl")["x"].tolist() == read(tmp_path / "floats.csv")["x"].tolist() == [1e19, 2.0]
 
 

@@ -117,6 +117,6 @@ def test_one_jagged_column_in_the_folder_itself_has_columns_beside_it(tmp_path: 
         }
 
     map_columns(TensorDict({"x": torch.arange(12)}, [12]), words, [""], tmp_path / "out", chunksize=5, counts=1,
-                num_workers=2)  # fmt: skip
+                alone=True, num_workers=2)  # fmt: skip
     assert Jagged.open(tmp_path / "out").tolist() == [str(n) for n in range(12)]
     assert TensorDict.load_memmap(tmp_path / "out")["rows", "x"].tolist() == list(range(0, 24, 2))

@@ -201,7 +201,9 @@ def _copy(
     errors = RowErrors("drop")
     fn = ReadFiles(files, look) if keep == "encoded" else DecodeRagged(files, look)
     how = errors if on_error == "skip" else "raise"
-    map_columns(_index(files), fn, [""], path, chunksize=64 if keep == "encoded" else 8, on_error=how, **options)
+    map_columns(
+        _index(files), fn, [""], path, chunksize=64 if keep == "encoded" else 8, on_error=how, alone=True, **options
+    )
     skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
     _write_beside(path, files, look, keep, on_error, skipped)
     return skipped

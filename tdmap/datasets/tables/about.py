@@ -15,7 +15,7 @@ from pathlib import Path
 from tdmap.data.store import META, OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.disk.format import read_json
+from tensordict_lite.memmap.disk.format import RESERVED, read_json
 
 FILE = "columns.json"
 
@@ -53,7 +53,8 @@ def write_types(store: OutputFolder, types: Types, rows: TensorDict | None, jagg
         rows: the columns of tensors, if there are any.
         jagged: names of the others.
     """
-    if any(types.values()) or (types and list(types) != [*names_of(rows), *jagged]):
+    order = [*names_of(rows), *jagged]
+    if any(types.values()) or (types and (list(types) != order or not RESERVED.isdisjoint(order))):
         store.attach(FILE, _as_json(types))
 
 
@@ -66,7 +67,7 @@ def carry_types(source: Path, out: Path, names: Iterable[str] | None = None) -> 
     """
     types = read_types(source)
     known = types if names is None else {name: types[name] for name in names if name in types}
-    if any(known.values()) and Path(out, META).exists():
+    if known and Path(out, META).exists():
         Path(out, FILE).write_bytes(_as_json(known))
 
 

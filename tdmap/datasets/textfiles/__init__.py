@@ -1,0 +1,1 @@
+"""CSV and JSON Lines: blocks of whole rows, whose types are found out or given."""

@@ -1,0 +1,135 @@
+"""Text as blocks of whole rows, however long a row is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator
+
+import numpy as np
+
+from tdmap.datasets.arrow import pyarrow
+from tdmap.datasets.extras import opened
+
+BLOCK = 4 << 20
+"""Bytes that are parsed at a time; more where a row is longer."""
+
+LONGEST = 1 << 30
+"""Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""
+
+DEEPEST = 64
+"""Levels of lists and objects of a JSON value: Arrow's parser calls itself for each, as far as the stack reaches."""
+
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""By the last ending of a name. Binary formats compress by themselves."""
+
+BOM = b"\xef\xbb\xbf"
+_REST_OF_QUOTED = re.compile(rb'[^"]*(?:""[^"]*)*"(?!")')
+_BEFORE_FIELDS = np.frombuffer(b'\r\n", \t;|', np.uint8)
+
+
+def codec_of(path: str) -> str | None:
+    """What a file of text is compressed with."""
+    return CODECS.get(os.path.splitext(path)[1].lower())
+
+
+def blocks_of(path: str, cut: Callable[[bytes], int]) -> Generator[bytes, None, None]:
+    """The content of a file, local or of a URL, as it is before compression, without its byte order mark.
+
+    Args:
+        path: the file.
+        cut: the number of bytes that whole rows take at the beginning of some content.
+
+    Raises:
+        ValueError: a row has no end for 1 GiB.
+    """
+    codec, held, wanted, rows_end = codec_of(path), b"", BLOCK, 0
+    with opened(path) as source:
+        file = source if codec is None else pyarrow().CompressedInputStream(source, codec)
+        while found := file.read(wanted):
+            held += found if held or rows_end else found.removeprefix(BOM)
+            end = cut(held)
+            if end:
+                yield held[:end]
+                held, wanted, rows_end = held[end:], BLOCK, rows_end + end
+            elif len(held) >= LONGEST:
+                raise ValueError(
+                    f"{path}: the row that begins at byte {rows_end} has no end for 1 GiB: close its quotes, or cut it."
+                )
+            else:
+                wanted = len(held)
+    if held:
+        yield held
+
+
+def last_line(data: bytes) -> int:
+    """Where the last whole line ends."""
+    return data.rfind(b"\n") + 1
+
+
+class Records:
+    """Where records of CSV end: at ends of lines that are not quoted.
+
+    As in Arrow's parser, a quote begins quoted text at the beginning of a field only, and is a letter elsewhere.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = delimiter.encode()
+        self._opening = re.compile(b"[\r\n" + re.escape(self._delimiter) + b']"')
+
+    def last(self, data: bytes) -> int:
+        """Where the last whole record ends; 0: none does."""
+        ends = self._ends(data)
+        return int(ends[-1]) if len(ends) else 0
+
+    def first(self, data: bytes) -> int:
+        """Where the first record ends."""
+        ends = self._ends(data)
+        return int(ends[0]) if len(ends) else len(data)
+
+    def _ends(self, data: bytes) -> np.ndarray:
+        letters = np.frombuffer(data, np.uint8)
+        if b"\n" in data:
+            ends = np.flatnonzero(letters == 10)
+        else:  # before macOS, and \r may be the first half of \r\n
+            ends = np.flatnonzero(letters[:-1] == 13)
+        if b'"' not in data:
+            return ends + 1
+        quotes = np.flatnonzero(letters == 34)
+        before = letters[np.maximum(quotes[::2] - 1, 0)]
+        at_start = np.isin(before, np.frombuffer(b'\r\n"' + self._delimiter, np.uint8)) | (quotes[::2] == 0)
+        if at_start.all():  # every other quote opens a field, or is the second half of a quote within one
+            return ends[np.searchsorted(quotes, ends) % 2 == 0] + 1
+        return self._ends_one_by_one(data, ends)
+
+    def _ends_one_by_one(self, data: bytes, ends: np.ndarray) -> np.ndarray:
+        keep, at = np.ones(len(ends), np.bool_), 0
+        text = b"\n" + data  # a field begins at the beginning
+        while (opening := self._opening.search(text, at)) is not None:
+            closing = _REST_OF_QUOTED.match(text, opening.end())
+            at = len(text) if closing is None else closing.end()
+            first, last = np.searchsorted(ends, [opening.end() - 1, at - 1])
+            keep[first:last] = False
+        return ends[keep] + 1
+
+
+def may_have_leading_zeros(data: bytes) -> bool:
+    """Whether a field of CSV may begin with a zero and another digit, as dates and times within fields do not."""
+    letters = np.frombuffer(b"\n\n" + data, np.uint8)
+    zeros = np.flatnonzero((letters[2:-1] == 48) & (letters[3:] - 48 < 10)) + 2
+    before = letters[zeros - 1]
+    signed = (before == 43) | (before == 45)
+    return bool(np.isin(np.where(signed, letters[zeros - 2], before), _BEFORE_FIELDS).any())
+
+
+def too_deep(data: bytes) -> int | None:
+    """The number of the first JSON value that is nested more than `DEEPEST` levels deep."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+    marks = plain.translate(None, bytes(set(range(256)) - set(b'[]{}"')))
+    outside = np.frombuffer(b"".join(marks.split(b'"')[::2]), np.uint8)
+    opens = (outside == 91) | (outside == 123)
+    depth = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
+    deep = np.flatnonzero(depth > DEEPEST)
+    if not len(deep):
+        return None
+    return int(np.count_nonzero(opens[: deep[0]] & (depth[: deep[0]] == 1))) - 1

@@ -1,0 +1,325 @@
+"""Parsers of blocks of CSV and JSON Lines, over Arrow's.
+
+Numbers of rows in messages begin at 0 with the first row of the file, behind a header; those of lines at 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from tdmap.datasets.arrow import pyarrow, require_utf8
+from tdmap.datasets.extras import need, require_columns
+from tdmap.datasets.textfiles.blocks import DEEPEST, Records, may_have_leading_zeros, too_deep
+from tdmap.datasets.textfiles.kinds import exact_kind, is_large
+
+Types = Mapping[str, Any]
+"""Arrow's types of columns by their names."""
+
+NAN_OF_CSV = ("nan", "-nan")
+"""What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
+
+_LEADING_ZERO = r"^\s*[+-]?0[0-9]"
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
+_OF_A_COLUMN = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
+_OF_A_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.DOTALL)
+_OF_A_LINE = re.compile(r"(.*) in row (\d+)$", re.DOTALL)
+
+
+class Misfit(Exception):
+    """A block has other columns than those before, or values of other types."""
+
+
+class Dialect(Protocol):
+    """Parses one file, a block of whole rows at a time.
+
+    Each method raises ValueError, with the row, and the column where there is one, for a block that no types fit.
+    """
+
+    as_text: bool
+    """Whether values that have no other type in common are text."""
+
+    def cut(self, data: bytes) -> int:
+        """Where the last whole row ends."""
+
+    def begin(self, block: bytes) -> bytes:
+        """The first block without its header."""
+
+    def passed(self, block: bytes) -> None:
+        """The block that was inferred or parsed last lies behind."""
+
+    def infer(self, block: bytes, given: Types) -> dict[str, Any]:
+        """The types of a block's columns, in their order; those in `given` are not looked at."""
+
+    def parse(self, block: bytes, types: Types, given: Types) -> Any:
+        """The block as a table with columns of these types.
+
+        Raises:
+            Misfit: it has others; not in columns of `given` alone.
+        """
+
+    def explain(self, block: bytes, types: Types) -> NoReturn:
+        """Raise ValueError with the column and the row at which a block does not have these types."""
+
+
+class Csv:
+    """Fields between delimiters, below a header."""
+
+    as_text = True
+
+    def __init__(self, path: str, delimiter: str, columns: Sequence[str] | None, nulls: str) -> None:
+        self._csv = need("pyarrow.csv", "arrow", "reading CSV")
+        self._path, self._delimiter, self._columns = path, delimiter, columns
+        self._records = Records(delimiter)
+        self._masked = nulls == "mask"
+        self._names: list[str] = []
+        self._row = self._rows = 0
+
+    def cut(self, data: bytes) -> int:
+        return self._records.last(data)
+
+    def begin(self, block: bytes) -> bytes:
+        block = block.lstrip(b"\r\n")
+        end = self._records.first(block)
+        try:
+            self._names = self._read(block[:end], {}).schema.names if block else []
+        except pyarrow().ArrowInvalid as error:
+            raise ValueError(f"{self._path}: {error}") from None
+        require_columns(self._path, self._columns, self._names)
+        return block[end:]
+
+    def passed(self, block: bytes) -> None:
+        self._row += self._rows
+
+    def infer(self, block: bytes, given: Types) -> dict[str, Any]:
+        require_columns(self._path, list(given), self._names)
+        try:
+            table = self._read(block, {})
+        except pyarrow().ArrowInvalid as error:
+            self._raise(error)
+        found = {field.name: field.type for field in table.schema}
+        for name, kind in found.items():
+            if pyarrow().types.is_binary(kind) and name not in given:
+                require_utf8(table[name], f"{self._path}: the column {name!r}", self._row)
+        return found | self._in_full(table, block, given, is_known=False)
+
+    def parse(self, block: bytes, types: Types, given: Types) -> Any:
+        try:
+            table = self._read(block, types)
+        except pyarrow().ArrowInvalid as error:
+            if _OF_A_COLUMN.match(str(error)) is None:
+                self._raise(error)
+            raise Misfit from error
+        if any(types[name] != kind for name, kind in self._in_full(table, block, given, is_known=True).items()):
+            raise Misfit
+        return self._with_null_text(table, block) if self._masked else table
+
+    def explain(self, block: bytes, types: Types) -> NoReturn:
+        try:
+            self._read(block, types)
+        except pyarrow().ArrowInvalid as error:
+            self._raise(error)
+        raise AssertionError("a block that was refused is parsed")
+
+    def _raise(self, error: Exception) -> NoReturn:
+        text = str(error)
+        if (found := _OF_A_COLUMN.match(text)) is not None:
+            text = f"the column {self._names[int(found[1])]!r} in row {self._row + int(found[2]) - 1}: {found[3]}"
+        elif (found := _OF_A_ROW.match(text)) is not None:
+            text = f"row {self._row + int(found[1]) - 1}: {found[2]}"
+        raise ValueError(f"{self._path}: {text}") from None
+
+    def _in_full(self, table: Any, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
+        """The types of columns of numbers that lack a part of their text."""
+        pa, found = pyarrow(), {}
+        numbers = [
+            field.name
+            for field in table.schema
+            if (pa.types.is_integer(field.type) or pa.types.is_floating(field.type))
+            and field.name not in given
+            and self._names.count(field.name) == 1
+        ]
+        if b'"' in block:  # around what is null without quotes
+            empty = [field.name for field in table.schema if pa.types.is_null(field.type) and field.name not in given]
+            texts = self._read(block, dict.fromkeys(empty, pa.string()), empty, unquoted_nulls=True) if empty else None
+            found |= {name: pa.string() for name in empty if texts[name].null_count < len(texts)}
+        large = [name for name in numbers if is_large(table[name])]
+        looked = numbers if numbers and may_have_leading_zeros(block) else large
+        texts = self._read(block, dict.fromkeys(looked, pa.string()), looked) if looked else None
+        for name in looked:
+            text = texts[name]
+            if pa.compute.any(pa.compute.match_substring_regex(text, _LEADING_ZERO)).as_py():
+                found[name] = pa.string()
+            elif name in large:
+                values = enumerate(map(_number, text.to_pylist(), table[name].to_pylist()), self._row)
+                found[name] = exact_kind(
+                    table.schema.field(name).type, values, f"{self._path}: the column {name!r}", is_known
+                )
+        return found
+
+    def _with_null_text(self, table: Any, block: bytes) -> Any:
+        """A table whose empty text is null where it has no quotes."""
+        pa = pyarrow()
+        empty = [
+            number
+            for number, field in enumerate(table.schema)
+            if (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+            and pa.compute.any(pa.compute.equal(pa.compute.binary_length(table.column(number)), 0)).as_py()
+            and self._names.count(field.name) == 1
+        ]
+        if empty:
+            types = {table.schema.names[number]: table.schema.types[number] for number in empty}
+            again = self._read(block, types, list(types), nulls=[""], unquoted_nulls=True)
+            for number, name in zip(empty, types):
+                table = table.set_column(number, name, again[name])
+        return table
+
+    def _read(
+        self,
+        block: bytes,
+        types: Types,
+        columns: Sequence[str] | None = None,
+        nulls: Sequence[str] | None = None,
+        unquoted_nulls: bool = False,
+    ) -> Any:
+        csv, pa = self._csv, pyarrow()
+        columns = self._columns if columns is None else columns
+        nulls = nulls or [text for text in csv.ConvertOptions().null_values if text not in NAN_OF_CSV]
+        table = csv.read_csv(
+            pa.BufferReader(block),
+            # Threads would leave the row out of messages.
+            csv.ReadOptions(column_names=self._names or None, use_threads=False, block_size=len(block) + 16),
+            csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=len(self._names) != 1,  # of one column, an empty line is a row
+            ),
+            csv.ConvertOptions(
+                include_columns=list(columns) if columns is not None and self._names else None,
+                null_values=nulls,
+                strings_can_be_null=unquoted_nulls,
+                quoted_strings_can_be_null=not unquoted_nulls,
+                column_types=types,
+            ),
+        )
+        self._rows = table.num_rows
+        return table
+
+
+def _number(text: str | None, value: Any) -> Any:
+    """A value of CSV; as a whole number where it is written as one."""
+    return int(text) if value is not None and text is not None and _WHOLE.fullmatch(text) else value
+
+
+class JsonLines:
+    """An object a line."""
+
+    as_text = False
+
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
+        self._json = need("pyarrow.json", "arrow", "reading JSON Lines")
+        self._path, self._columns = path, columns
+        self._row = self._rows = self._line = 0
+
+    def cut(self, data: bytes) -> int:
+        return data.rfind(b"\n") + 1
+
+    def begin(self, block: bytes) -> bytes:
+        return block
+
+    def passed(self, block: bytes) -> None:
+        self._row += self._rows
+        self._line += block.count(b"\n")
+
+    def infer(self, block: bytes, given: Types) -> dict[str, Any]:
+        self._require_shallow(block)
+        try:
+            table = self._read(block, {}, "infer")
+        except pyarrow().ArrowInvalid as error:
+            self._raise(error, block)
+        return {field.name: field.type for field in table.schema} | self._in_full(table, block, given, is_known=False)
+
+    def parse(self, block: bytes, types: Types, given: Types) -> Any:
+        self._require_shallow(block)
+        try:
+            table = self._read(block, types, "error")
+        except pyarrow().ArrowInvalid as error:
+            raise Misfit from error
+        self._in_full(table, block, given, is_known=True)
+        return table
+
+    def explain(self, block: bytes, types: Types) -> NoReturn:
+        lines = [line for line in block.split(b"\n") if line.strip()]
+        first, last = 0, len(lines)  # so many are right, and so many are not
+        while last - first > 1:
+            half = (first + last) // 2
+            first, last = (first, half) if self._refusal(lines[first:half], types) else (half, last)
+        name = next((name for name in types if self._refusal(lines[first:last], {name: types[name]})), None)
+        text = _OF_A_LINE.sub(r"\1", str(self._refusal(lines[first:last], types)))
+        told = "" if name is None else f"the column {name!r}, which is {types[name]} before or by types=: "
+        raise ValueError(f"{self._path}: {told}{text} in {self._place(block, first)}")
+
+    def _refusal(self, lines: list[bytes], types: Types) -> Exception | None:
+        try:
+            self._read(b"\n".join(lines), types, "infer")
+        except pyarrow().ArrowInvalid as error:
+            refused: Exception = error
+            return refused
+        return None
+
+    def _raise(self, error: Exception, block: bytes) -> NoReturn:
+        found = _OF_A_LINE.match(str(error))
+        text = str(error) if found is None else f"{found[1]} in {self._place(block, int(found[2]))}"
+        raise ValueError(f"{self._path}: {text}") from None
+
+    def _place(self, block: bytes, number: int) -> str:
+        """Words for a row of a block."""
+        lines = [line for line, text in enumerate(block.split(b"\n"), self._line + 1) if text.strip()]
+        return f"row {self._row + number} (line {lines[min(number, len(lines) - 1)]})"
+
+    def _require_shallow(self, block: bytes) -> None:
+        number = too_deep(block)
+        if number is not None:
+            raise ValueError(
+                f"{self._path}: lists and objects lie in each other {DEEPEST} levels deep at most: those of "
+                f"{self._place(block, number)} are deeper."
+            )
+
+    def _in_full(self, table: Any, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
+        """The types of columns whose whole numbers are rounded."""
+        large = [
+            field.name
+            for field in table.schema
+            if field.name not in given
+            and (self._columns is None or field.name in self._columns)
+            and is_large(table[field.name])
+        ]
+        if not large:
+            return {}
+        rows, text, at, decode = [], block.decode(errors="replace"), 0, json.JSONDecoder().raw_decode
+        while start := re.compile(r"\S").search(text, at):
+            value, at = decode(text, start.start())
+            rows.append(value)
+        return {
+            name: exact_kind(
+                table.schema.field(name).type,
+                ((row, value.get(name)) for row, value in enumerate(rows, self._row)),
+                f"{self._path}: the column {name!r}",
+                is_known,
+            )
+            for name in large
+        }
+
+    def _read(self, block: bytes, types: Types, unexpected: str) -> Any:
+        pa = pyarrow()
+        table = self._json.read_json(
+            pa.BufferReader(block),
+            self._json.ReadOptions(use_threads=False, block_size=len(block) + 16),
+            self._json.ParseOptions(
+                explicit_schema=pa.schema(list(types.items())) if types else None, unexpected_field_behavior=unexpected
+            ),
+        )
+        self._rows = table.num_rows
+        return table

@@ -1,0 +1,103 @@
+"""Tables of files of text whose types are not known before all of it was read.
+
+The first rows tell the types, and rows are given on as they come. Where a later one does not fit, the rest is only
+looked at, `TypesGrew` is raised, and the caller begins anew with types that hold all values. Most files are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tdmap.datasets.arrow import pyarrow
+from tdmap.datasets.extras import require_columns
+from tdmap.datasets.textfiles.blocks import blocks_of
+from tdmap.datasets.textfiles.dialects import Dialect, Misfit
+from tdmap.datasets.textfiles.kinds import asked_types, joined_kind, with_given
+
+T = TypeVar("T")
+
+
+class TypesGrew(Exception):
+    """The rows that were given on have types that do not hold those of later rows."""
+
+
+class TextTypes:
+    """The types of columns of text files.
+
+    Args:
+        columns: those that are wanted; None: all.
+        types: of columns, as `tdmap.datasets.read`.
+
+    Raises:
+        TypeError: there is no such type; names the column.
+    """
+
+    def __init__(self, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> None:
+        self._columns = columns
+        self._given = asked_types(types)
+        self._known: dict[str, Any] = {}
+        self._grew = False
+
+    def attempt(self, run: Callable[[], T]) -> T:
+        """Call a function until the types that it begins with hold all rows."""
+        while True:
+            try:
+                return run()
+            except TypesGrew:
+                self._grew = False
+
+    def tables(self, path: str, dialect: Dialect) -> Generator[Any, None, None]:
+        """The tables of a file; none from the block on that does not fit."""
+        is_first = True
+        for block in blocks_of(path, dialect.cut):
+            if is_first:
+                is_first, block = False, dialect.begin(block)
+            table = self._parsed(block, dialect) if block else None
+            dialect.passed(block)
+            if table is not None and not self._grew:
+                yield table if self._columns is None else table.select(list(self._columns))
+
+    def finish(self, path: str) -> None:
+        """All files were read.
+
+        Raises:
+            ValueError: a column that is asked for is in no row, or there are no columns.
+            TypesGrew: types do not hold all rows.
+        """
+        if self._grew:
+            require_columns(path, self._lacking(), list(self._known))
+            if not self._known:
+                raise ValueError(f"{path}: no row has a field, so there are no columns.")
+            raise TypesGrew
+
+    def _lacking(self) -> list[str]:
+        """Columns that are asked for, and that no row has had."""
+        fields = [name for name in self._given if name.partition(".")[0] not in self._known]
+        return [name for name in [*(self._columns or ()), *fields] if name not in self._known]
+
+    def _parsed(self, block: bytes, dialect: Dialect) -> Any:
+        try:
+            if self._known:
+                return dialect.parse(block, self._known, self._given)
+        except Misfit:
+            pass
+        found = {name: with_given(kind, name, self._given) for name, kind in dialect.infer(block, self._given).items()}
+        null = pyarrow().null()
+        merged = {
+            name: joined_kind(self._known.get(name, null), found.get(name, null), dialect.as_text)
+            for name in {**self._known, **found}
+        }
+        if self._known:
+            if merged == self._known or any(kind is None for kind in merged.values()):
+                dialect.explain(block, self._known)
+            self._known, self._grew = merged, True
+            return None
+        self._known = merged
+        if not merged or self._lacking():
+            self._grew = True  # other rows may have it
+            return None
+        try:
+            return dialect.parse(block, merged, self._given)
+        except Misfit:
+            dialect.explain(block, merged)
