@@ -49,6 +49,18 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
         >>> double(torch.ones(5, 3)).shape, double(torch.ones(5, 3)).requires_grad
         (torch.Size([5, 2]), False)
     """
+    require_function(fn)
+    if in_keys is not None:
+        return OnKeys(fn, in_keys, out_keys)
+    if out_keys is not None:
+        raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
+    if _is_transform(fn):
+        return OnPictures(fn)
+    return ModuleFunction(fn) if isinstance(fn, nn.Module) else fn
+
+
+def require_function(fn: Any) -> None:
+    """Raise TypeError for what cannot be called, or whose result would have to be awaited."""
     if not callable(fn):
         raise TypeError(f"a function, a module or a transform is needed, got {fn!r}.")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
@@ -57,13 +69,6 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
             f"{name} is async, and nothing would wait for what it returns: pass a function that runs it, as in "
             f"lambda chunk: asyncio.run({name}(chunk))."
         )
-    if in_keys is not None:
-        return OnKeys(fn, in_keys, out_keys)
-    if out_keys is not None:
-        raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
-    if _is_transform(fn):
-        return OnPictures(fn)
-    return ModuleFunction(fn) if isinstance(fn, nn.Module) else fn
 
 
 def modules_of(fn: Any) -> Iterator[nn.Module]:

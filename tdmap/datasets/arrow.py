@@ -124,6 +124,14 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
 
 
+def columns_of_file(path: str, table: Any, nulls: str, start: int = 0) -> Columns:
+    """`columns_of` a table of a file, whose errors name it."""
+    try:
+        return columns_of(table, nulls, start)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
 def _is_time(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
 
@@ -246,11 +254,17 @@ def _time_numbers(pa: Any, array: Any) -> Tensor:
 
 
 def _shaped(pa: Any, array: Any) -> Tensor:
-    """A column of tensors of one shape."""
+    """A column of tensors of one shape, of Arrow's own type or of those of Hugging Face (`Array2D`)."""
+    shape, values = getattr(array.type, "shape", None), array.storage
     permutation = list(getattr(array.type, "permutation", None) or ())
-    if array.type.extension_name != "arrow.fixed_shape_tensor" or permutation != sorted(permutation):
+    if not isinstance(shape, (tuple, list)) or permutation != sorted(permutation):
         raise TypeError(_no_place(array.type))
-    return cast(Tensor, value_of(pa, array.storage)).reshape(len(array), *array.type.shape)
+    if not pa.types.is_fixed_size_list(values.type):
+        for size in shape:
+            if values.null_count or bool((np.asarray(pa.compute.list_value_length(values)) != size).any()):
+                raise TypeError(f"has tensors that are not of the shape {list(shape)}: cast it to lists before.")
+            values = values.flatten()
+    return cast(Tensor, value_of(pa, values)).reshape(len(array), *shape)
 
 
 def _is_text(types: Any, kind: Any) -> bool:

@@ -19,6 +19,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.operation import operation
 from tensordict_lite import TensorDict
+from tensordict_lite.building.arrays import require_unmasked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +61,8 @@ def from_pandas(
         >>> from_pandas(pandas.DataFrame({"x": [1.0, float("nan")]})).rows["x"]
         tensor([1., nan], dtype=torch.float64)
     """
+    if getattr(frame, "ndim", None) != 2:
+        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
     pa = pyarrow()
     table = pa.Table.from_pandas(frame, preserve_index=False)
     for number in range(frame.shape[1]):
@@ -73,6 +76,11 @@ def from_polars(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> Table:
     """A table of a data frame of polars'. Arguments as `from_arrow`."""
+    if not hasattr(frame, "to_arrow") or not hasattr(frame, "schema"):
+        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}: a LazyFrame has .collect().")
+    odd = next((name for name, kind in frame.schema.items() if str(kind) == "Object"), None)
+    if odd is not None:
+        raise TypeError(f"the column {odd!r} holds Python objects: cast it, or leave it out by frame.drop({odd!r}).")
     return from_arrow(frame.to_arrow(), out, nulls=nulls, overwrite=overwrite)
 
 
@@ -140,12 +148,17 @@ def from_huggingface(
         raise TypeError(f"this is a dictionary of datasets: choose one of {', '.join(map(repr, dataset))}.")
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         raise TypeError(f"a datasets.Dataset is needed, got a {type(dataset).__name__}.")
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        raise TypeError(
+            "the dataset has a transform, which from_huggingface does not apply: dataset.map(transform) applies it, "
+            "from_dataset(dataset, out) writes what it gives, and dataset.with_format(None) leaves it out."
+        )
     if columns is not None:
         dataset = dataset.select_columns(list(columns))
     place = destination(out, overwrite)
     arrow = dataset.with_format("arrow")
     if not len(arrow):
-        raise ValueError("the dataset has no rows.")
+        return from_arrow(arrow.features.arrow_schema.empty_table(), out, nulls=nulls, overwrite=overwrite)
     if out is None:
         return Table.cat([columns_of(arrow[start : start + CHUNK_ROWS], nulls, start)
                           for start in range(0, len(arrow), CHUNK_ROWS)])  # fmt: skip
@@ -286,6 +299,7 @@ class ReadRows:
             return value
         if isinstance(value, Tensor):
             return value.detach().cpu()
+        require_unmasked(value, f"the column {name!r} of row {number}")
         try:
             if hasattr(value, "mode") and hasattr(value, "getbands"):  # a picture: channels first, as everywhere
                 array = np.asarray(value)

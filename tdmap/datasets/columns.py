@@ -64,6 +64,10 @@ class Columns(NamedTuple):
     types: Types = {}
 
 
+class NoRows(ValueError):
+    """Nothing tells the columns of a result."""
+
+
 class Apart:
     """Takes the columns that a function returns apart into one dataset for all rows, and one for the values of each
     jagged column."""
@@ -254,13 +258,19 @@ def map_columns(
     run_columns(job, names, Output(out, data), Execution.of(**options), resume, counts, alone)
 
 
-def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str] | OutputFolder) -> None:
+def write_columns(
+    batches: Iterable[Columns],
+    names: Sequence[str],
+    out: str | os.PathLike[str] | OutputFolder,
+    alone: bool = False,
+) -> None:
     """Write a stream of columns, which only one process can read, into a folder.
 
     Args:
         batches: rows, a part at a time; memory holds one.
         names: of the jagged columns.
         out: the folder.
+        alone: as `run_columns`.
 
     Raises:
         ValueError: there are no batches, so nothing tells what rows look like.
@@ -268,7 +278,7 @@ def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | o
     output = Output(out, torch.empty(0))
     with output.claimed("write_columns"):
         with spill_of(output, None) as spill:
-            pieces, keep = Pieces(names), SpillRows(Apart(lambda batch: batch, names), spill)
+            pieces, keep = Pieces(names, alone=alone), SpillRows(Apart(lambda batch: batch, names), spill)
             found = [keep(batch) for batch in batches]
             if not found:
                 raise ValueError("there are no rows, so nothing tells what the dataset looks like.")
@@ -284,7 +294,7 @@ def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | o
 def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -> None:
     """Allocate the folder and bring the pieces to their places."""
     if not pieces.is_named:
-        raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
+        raise NoRows("there are no rows at all, so nothing tells what the result looks like: handle this case.")
     names, schema = pieces.names, pieces.schema_of(0)
     at_place: list[KeyPath] = []
     if pieces.placed:

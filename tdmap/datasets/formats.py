@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tdmap.data.store import META, OutputFolder, destination, local_path
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import VALID, chosen_fields, columns_of, empty_table, pyarrow, to_arrow
+from tdmap.datasets.arrow import VALID, chosen_fields, columns_of_file, empty_table, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
@@ -393,21 +393,13 @@ def batches_of(
         with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
             for table in tables:
                 if table.num_rows:
-                    yield _columns_of(path, table, nulls, start)
+                    yield columns_of_file(path, table, nulls, start)
                     has_rows, start = True, start + table.num_rows
                 else:
                     empty = table
     text.finish(files[0])
     if not has_rows and empty is not None:
-        yield _columns_of(files[0], empty, nulls, 0)  # the types are known: a dataset without rows
-
-
-def _columns_of(path: str, table: Any, nulls: str, start: int) -> Columns:
-    """`columns_of`, whose errors name the file."""
-    try:
-        return columns_of(table, nulls, start)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from None
+        yield columns_of_file(files[0], empty, nulls, 0)  # the types are known: a dataset without rows
 
 
 def _tables_of(

@@ -20,6 +20,7 @@ from torch import Tensor
 from tdmap.data.entries import row_numbers
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
+from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -346,6 +347,7 @@ def bytes_tensor(content: bytes) -> Tensor:
 
 
 def _as_tensor(number: int, row: Any) -> Tensor:
+    require_unmasked(row, f"row {number}")
     try:
         tensor = row if isinstance(row, Tensor) else torch.as_tensor(row)
     except (TypeError, ValueError, RuntimeError) as error:

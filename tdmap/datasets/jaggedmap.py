@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data
 from tdmap.data.store import destination
-from tdmap.datasets.columns import Apart, Columns, run_columns
+from tdmap.datasets.columns import Apart, Columns, run_columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged, save_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.functions import require_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
@@ -43,6 +44,7 @@ class OnJagged:
     """Calls a function with jagged rows, where the engine has only where they start and end."""
 
     def __init__(self, fn: Callable[[Jagged], Any], rows: Jagged, share: bool) -> None:
+        require_function(fn)
         self.fn = fn
         self.kind = rows.kind
         self.shared = SharedTensors([rows.values], share)
@@ -64,6 +66,20 @@ class OnJagged:
         result = self.fn(Jagged.of_spans(values, spans["start"], spans["end"], self.kind))
         self.shared.trim()
         return result
+
+
+class OfNoRows:
+    """A function that is called once with no rows, to tell what the result looks like; a list without any is of their
+    kind."""
+
+    def __init__(self, fn: Callable[[Jagged], Any]) -> None:
+        require_function(fn)
+        self.fn = fn
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, rows: Jagged) -> Any:
+        result = self.fn(rows)
+        return rows if isinstance(result, list) and not result else result
 
 
 class AsColumns:
@@ -156,7 +172,7 @@ def map_jagged(
 
     Raises:
         OutputMismatch: results are no jagged rows, or of different kinds.
-        ValueError: there are no rows, or `resume` without `out`.
+        ValueError: `resume` without `out`.
         Exception: as `tdmap.map`.
 
     Example:
@@ -167,17 +183,21 @@ def map_jagged(
     place = destination(out, overwrite)
     execution = Execution.of(**options)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
-    if not len(rows):
-        raise ValueError("there are no rows, so nothing tells what the result looks like: handle this case before.")
-    wrapped = OnJagged(fn, rows, travels(execution))
+    wrapped = OnJagged(fn if len(rows) else OfNoRows(fn), rows, travels(execution))
     job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), wrapped, policy, on_row_error=handler_of(on_error))
     if out is None:
         if resume:
             raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+        if not len(rows):
+            return Boxed(wrapped)(job.source.data)[0]
         return _joined(execution.run(replace(job, fn=Boxed(wrapped)), Collect()))
     output = Output(place, job.source.data)
     if output.store is not None and output.store.is_at(rows.folder):
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
+    if not len(rows):
+        assert output.store is not None
+        write_columns([AsColumns(wrapped)(job.source.data)], [""], output.store, alone=True)
+        return open_jagged(output.store.path)
     run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume, alone=True)
     assert output.store is not None
     return open_jagged(output.store.path)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.arrow import chosen_fields, columns_of, empty_table, jagged_names, pyarrow
+from tdmap.datasets.arrow import chosen_fields, columns_of, columns_of_file, empty_table, pyarrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.table import BATCH_ROWS, Table
@@ -40,14 +40,14 @@ def read_parquet(
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
         counts += [size for size in sizes if size]
     assert schema is not None
+    empty = columns_of_file(files[0], empty_table(schema), nulls)  # tells the columns
     if not numbers:
-        empty = columns_of(empty_table(schema), nulls)
         with store.claimed(f"read({files[0]})"):
             write_columns([empty], sorted(empty.jagged), store)
         return Table.open(store.path)
     table = torch.tensor(numbers)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
-    fn, names = ReadGroup(files, columns, nulls), jagged_names(schema)
+    fn, names = ReadGroup(files, columns, nulls), sorted(empty.jagged)
     map_columns(index, fn, names, store, chunksize=1, resume=resume, counts=torch.tensor(counts), **options)
     return Table.open(store.path)
 
@@ -104,7 +104,7 @@ class ReadGroup:
         tables = [self._groups(file).read(group) for file, group in numbers]
         try:
             return columns_of(pyarrow().concat_tables(tables), self.nulls)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
                               f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip
 

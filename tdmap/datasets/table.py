@@ -98,7 +98,7 @@ class Table(TableDoors):
             return data
         if isinstance(data, Jagged):
             return cls(TensorDict({}, [len(data)]), {"rows": data})
-        if isinstance(data, Mapping) and not isinstance(data, TensorDict):
+        if isinstance(data, Mapping) and not hasattr(data, "batch_size"):
             jagged = {name: column for name, column in data.items() if isinstance(column, Jagged)}
             others = {name: column for name, column in data.items() if name not in jagged}
             if not data:

@@ -18,6 +18,7 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
+from tensordict_lite.building.arrays import require_unmasked
 
 _PLAIN = (dict, np.ndarray)
 
@@ -128,6 +129,7 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     if not isinstance(result, _PLAIN):
         return result
     if isinstance(result, np.ndarray):
+        require_unmasked(result, "the array that the function returned")
         return torch.from_numpy(np.require(result, requirements=["C", "W"]))
     result = {name: _entry(name, value) for name, value in result.items()}
     try:

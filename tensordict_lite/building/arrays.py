@@ -13,10 +13,25 @@ import torch
 
 from tensordict_lite import registry
 
-__all__ = ["column_of"]
+__all__ = ["column_of", "require_unmasked"]
 
 _LIBRARIES = frozenset(("pandas", "pyarrow", "polars"))
 _PLAIN = frozenset((str, int, float, bool, bytes, dict, list, tuple, type(None)))
+
+
+def require_unmasked(value: Any, what: str) -> None:
+    """Raise ValueError for an array of numpy, or a list of them, with masked values: no tensor has a mask.
+
+    Args:
+        value: anything.
+        what: words for it.
+    """
+    arrays = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], np.ndarray) else [value]
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
+        raise ValueError(
+            f"{what} has masked values, which a tensor would show: fill them by array.filled(value), and keep "
+            "array.mask as another entry where it matters."
+        )
 
 
 def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.building.arrays import column_of
+from tensordict_lite.building.arrays import column_of, require_unmasked
 from tensordict_lite.strided import with_shape
 
 __all__ = ["Fitting", "build_source"]
@@ -40,6 +40,7 @@ class Fitting:
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
         """``item`` as an entry: converted, on this device, with the batch size in front."""
         if not isinstance(item, (Tensor, TensorCollection)):
+            require_unmasked(item, f"the entry {key!r}")
             item = self._convert(item)
         dims = len(self._batch_size)
         if isinstance(item, Tensor):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import EntryKindError
 
 __all__ = ["NUMBERS", "as_rows", "put_rows"]
@@ -27,6 +28,7 @@ def put_rows(entry: Tensor, index: Any, value: Any, key: str) -> None:
 def as_rows(value: Any, entry: Tensor, key: str) -> Tensor:
     """An array, list or tuple of numbers as a tensor of the kind of ``entry``."""
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
+        require_unmasked(value, f"the value for {key!r}")
         try:
             return torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value).to(entry)
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -328,7 +329,7 @@ def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
         (pa.array([[datetime.datetime(2020, 1, 1)], []], pa.list_(pa.timestamp("us"))), "has times (timestamp[us])"),
         (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "has times (date32[day])"),
         (pa.array([[1], [2]], pa.list_(pa.duration("s"))), "has times (duration[s])"),
-        (pa.array([[1], [2]], pa.list_(pa.int32())).cast(pa.list_(pa.time32("s"))), "has times (time32[s])"),
+        (pa.array([[1], [2]], pa.list_(pa.int32())).cast(pa.list_(pa.time32("s"))), "has times (time32["),
         (pa.array([[{}], []], pa.list_(pa.struct([]))), "type struct<>"),
         (pa.array([{}, {}], pa.struct([])), "without fields"),
         (
@@ -352,11 +353,11 @@ def test_columns_without_a_place_are_named(tmp_path: Path, column: Any, message:
     with contextlib.suppress(pa.ArrowNotImplementedError):
         pq.write_table(data, tmp_path / "x.parquet")
     for path in tmp_path.glob("x.[ap]*"):
-        for out in (None, tmp_path / "out"):
+        for out in (None, tmp_path / f"out of {path.name}"):
             with pytest.raises((TypeError, ValueError), match="'bad'") as caught:
                 read(path, out, nulls="mask", num_workers=0)
             assert message in str(caught.value)
-            found = read(path, out, nulls="mask", columns=["good"], num_workers=0, overwrite=True)
+            found = read(path, out, nulls="mask", columns=["good"], num_workers=0, overwrite=out is not None)
             assert found["good"].tolist() == [1, 2]
 
 
@@ -661,3 +662,165 @@ def test_files_without_rows_have_their_columns(tmp_path: Path, name: str) -> Non
     folder = name.replace("x", "y")
     write(Table.of({**with_rows, **({"word": ["a", "b"]} if "word" in columns else {})}), tmp_path / folder)
     assert len(read([tmp_path / name, tmp_path / folder], tmp_path / "both", num_workers=0)) == 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"ab", None], pa.binary(2)),
+        pa.array(["ab", None], pa.string_view()),
+        pa.array([b"ab", None], pa.binary_view()),
+        pa.array([b"ab", None], pa.large_binary()),
+        pa.array([bytes(16), None], pa.binary(16)).cast(pa.uuid()),
+        pa.array(["ab", None]).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(pa.array([None, None], pa.int8()), pa.nulls(1)),
+        pa.nulls(2),
+    ],
+)
+def test_nulls_of_every_type_are_masked(tmp_path: Path, column: Any) -> None:
+    data = pa.table({"i": [1, 2], "u": column})
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
+        writer.write_table(data)
+    for out in (None, "out"):
+        for made in (
+            from_arrow(data, out and tmp_path / "a", nulls="mask"),
+            read(tmp_path / "x.arrow", out and tmp_path / "b", nulls="mask"),
+        ):
+            assert made["u.valid"].tolist() == column.is_valid().to_pylist()
+            back = to_arrow(made, nulls="mask")["u"]
+            assert back.is_valid().to_pylist() == column.is_valid().to_pylist()
+            stored = column.storage if column.type == pa.uuid() else column
+            assert back[0].as_py() == stored[0].as_py()
+    with pytest.raises(ValueError, match=r"x\.arrow: the column 'u' has . nulls, the first in row"):
+        read(tmp_path / "x.arrow")
+    assert from_arrow(data[:0]).keys() == ["i", "u"]
+
+
+@pytest.mark.parametrize("target", ["memory", "folder", "file"])
+@pytest.mark.parametrize("ending", ["arrow", "parquet", "none"])
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path, ending: str, target: str) -> None:
+    offsets, content = np.array([0, 2, 4, 5], np.int32), b"okayz"[:4] + b"\xff"
+    bad = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    data, path = pa.table({"i": [1, 2, 3], "bad": bad}), tmp_path / f"x.{ending}"
+    if ending == "none":
+        with pytest.raises(ValueError, match="'bad' has text in row 2 that is not UTF-8"):
+            from_arrow(data, None if target == "memory" else tmp_path / "out")
+        return
+    if ending == "parquet":
+        pq.write_table(data, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
+            writer.write_table(data)
+    with pytest.raises(ValueError, match=r"'bad' has text in row 2 that is not UTF-8") as caught:
+        if target == "file":
+            convert(path, tmp_path / "y.csv")
+        else:
+            read(path, None if target == "memory" else tmp_path / "out", num_workers=0)
+    assert str(path) in str(caught.value) and not (tmp_path / "out").exists() and not (tmp_path / "y.csv").exists()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "tsv", "jsonl"])
+def test_lone_surrogates_are_refused_where_text_is_utf8(tmp_path: Path, ending: str) -> None:
+    table = Table.of({"s": Jagged.from_list(["a"] * 20 + ["\ud83d"])})
+    assert table.save(tmp_path / "folder")["s"][20] == "\ud83d"
+    with pytest.raises(ValueError, match="the column 's' has text in row 20 that is not UTF-8"):
+        write(table, tmp_path / f"x.{ending}", batch_rows=8)
+    assert not (tmp_path / f"x.{ending}").exists()
+    for convert_to in (to_arrow, to_pandas, to_polars):
+        with pytest.raises(ValueError, match="the column 's' has text in row 20 that is not UTF-8"):
+            convert_to(table)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("plant", [pipe, endless])
+@pytest.mark.parametrize("ending", ["csv", "jsonl.gz", "parquet", "arrow", "npz", "npy", "h5", "tar"])
+@pytest.mark.parametrize("source", ["folder", "pattern", "list", "file"])
+def test_pipes_and_devices_are_not_opened(tmp_path: Path, plant: Any, ending: str, source: str) -> None:
+    (tmp_path / f"a.{ending}").write_bytes(b"a\n1\n")
+    plant(tmp_path / f"b.{ending}")
+    files: Any = {"folder": tmp_path, "pattern": str(tmp_path / "*"), "list": sorted(tmp_path.iterdir()),
+                  "file": tmp_path / f"b.{ending}"}[source]  # fmt: skip
+    for call in (
+        lambda: read(files),
+        lambda: read(files, tmp_path / "out"),
+        lambda: convert(files, tmp_path / "x.npz"),
+    ):
+        with pytest.raises(ValueError, match=rf"b\.{ending} is a pipe or a device, not a file"):
+            call()
+
+
+def test_files_without_columns_are_told(tmp_path: Path) -> None:
+    pq.write_table(pa.table({}), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"a": [1, 2]}).select([]), tmp_path / "y.parquet")
+    for name in ("x.parquet", "y.parquet"):
+        for out in (None, tmp_path / "out"):
+            with pytest.raises(ValueError, match=rf"{name}.* rows without columns"):
+                read(tmp_path / name, out, num_workers=0)
+    with pytest.raises(ValueError, match="rows without columns"):
+        from_arrow(pa.table({}))
+
+
+@pytest.mark.parametrize("out", [None, "out"])
+def test_hugging_face_datasets_lose_nothing(tmp_path: Path, out: str | None) -> None:
+    datasets = pytest.importorskip("datasets")
+    place = out and tmp_path / out
+    rows = datasets.Dataset.from_dict({"x": [1, 2]})
+    for hidden in (rows.with_transform(lambda batch: {"x": [0]}), rows.with_transform(lambda batch: batch, ["x"])):
+        with pytest.raises(TypeError, match=r"has a transform, which from_huggingface does not apply: dataset\.map"):
+            from_huggingface(hidden, place, num_workers=0)
+    none = from_huggingface(rows.select([]), place, num_workers=0)
+    assert len(none) == 0 and none["x"].dtype is torch.int64
+    grid = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 1, 2]]]
+    features = datasets.Features({"g": datasets.Array2D((2, 3), "int32")})
+    found = from_huggingface(
+        datasets.Dataset.from_dict({"g": grid}, features=features), tmp_path / "grid", num_workers=0
+    )
+    assert found["g"].shape == (2, 2, 3) and found["g"].tolist() == grid
+
+
+def test_what_is_no_data_frame_is_told() -> None:
+    polars = pytest.importorskip("polars")
+    with pytest.raises(TypeError, match=r"a DataFrame is needed, got a LazyFrame: a LazyFrame has \.collect"):
+        from_polars(polars.LazyFrame({"a": [1]}))
+    with pytest.raises(TypeError, match="the column 'o' holds Python objects"):
+        from_polars(polars.DataFrame({"a": [1], "o": polars.Series([object()], dtype=polars.Object)}))
+    with pytest.raises(TypeError, match="a DataFrame is needed, got a Series"):
+        from_pandas(pd.Series([1]))
+
+
+MASKED = np.ma.masked_equal(np.array([1, -9999, 3]), -9999)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorDict({"t": MASKED}, [3]),
+        lambda: TensorDict({"deep": {"t": MASKED}}, [3]),
+        lambda: TensorDict({"t": MASKED}, []),
+        lambda: TensorDict({"t": [MASKED, MASKED]}, [2]),
+        lambda: TensorDict({"t": torch.zeros(3)}, [3]).set("t", MASKED),
+        lambda: TensorDict({"t": torch.zeros(3)}, [3]).update({"t": MASKED}),
+        lambda: TensorDict({"t": torch.zeros(4)}, [4]).set_at_("t", MASKED, slice(3)),
+        lambda: TensorDict.from_dict({"t": MASKED}),
+        lambda: Table.of({"t": MASKED}),
+        lambda: Jagged.from_list([MASKED, MASKED]),
+        lambda: tdmap.map(torch.arange(3), lambda c: {"t": MASKED[c.numpy()]}, num_workers=0),
+        lambda: tdmap.map(torch.arange(3), lambda c: MASKED[c.numpy()], num_workers=0),
+        lambda: tdmap.flat_map(torch.arange(3), lambda c: {"t": MASKED[c.numpy()]}, num_workers=0),
+        lambda: Table.of({"i": torch.arange(3)}).map(lambda rows: {"t": MASKED[rows["i"].numpy()]}, num_workers=0),
+        lambda: from_dataset([{"t": MASKED}, {"t": MASKED}], "never", num_workers=0),
+    ],
+)
+def test_masked_values_of_arrays_are_not_shown(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"has masked values, which a tensor would show: fill them"):
+        make()
+    assert TensorDict({"t": MASKED.filled(0)}, [3])["t"].tolist() == [1, 0, 3]
+    assert TensorDict({"t": np.ma.masked_array([1, 2])}, [2])["t"].tolist() == [1, 2]

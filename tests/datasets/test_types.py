@@ -264,3 +264,59 @@ def test_numbers_that_are_times_no_more_are_numbers() -> None:
     assert to_arrow(table)["t"].to_pylist() == [0.5]
     halves = Table(TensorDict({"t": torch.tensor([1])}, [1]), {"w": Jagged.from_list(["a"])}, {"t": "date32[day]"})
     assert to_arrow(halves)["t"].to_pylist() == [1]  # 64 bits
+
+
+def _columns(names: list[str]) -> dict[str, Any]:
+    return {name: torch.arange(3) + number for number, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["", "score", "n"],
+        ["b", "", "a"],
+        [""],
+        ["shape", "other", "z"],
+        ["device", "_type", "x", "_entries"],
+        ["x.valid", "x", "a"],
+        ["b", "b.valid", "a", "a.valid"],
+        ["rows", "jagged", "a/b", "values", "offsets", "kind"],
+    ],
+)
+@pytest.mark.parametrize("text", ["none", "first", "all"])
+def test_columns_of_any_name_keep_their_order_and_values(tmp_path: Path, names: list[str], text: str) -> None:
+    columns = _columns(names)
+    for name in names[: {"none": 0, "first": 1, "all": len(names)}[text]]:
+        columns[name] = [f"{name}:{number}" for number in range(3)]
+    table = Table.of(columns)
+    write(table, tmp_path / "x.parquet")
+    write(table, tmp_path / "x.csv")
+    made = {
+        "saved": table.save(tmp_path / "a"),
+        "arrow": from_arrow(to_arrow(table), tmp_path / "b"),
+        "parquet": read(tmp_path / "x.parquet", tmp_path / "c", num_workers=0),
+        "csv": read(tmp_path / "x.csv", tmp_path / "d"),
+        "map": table.map(lambda rows: rows, tmp_path / "e", num_workers=0),
+        "sort": table.sort(names[0], tmp_path / "f", num_workers=0),
+        "filter": table.filter(lambda rows: [True] * len(rows), tmp_path / "g", num_workers=0),
+    }
+    convert(tmp_path / "a", tmp_path / "y.arrow")
+    made["converted"] = read(tmp_path / "y.arrow")
+    for name, one in made.items():
+        assert one.keys() == names, name
+        assert to_arrow(one).to_pydict() == to_arrow(table).to_pydict(), name
+
+
+def test_masks_stand_behind_their_columns_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("b,a\n1,2\n3,\n")
+    for out in (None, tmp_path / "out"):
+        assert read(tmp_path / "x.csv", out, nulls="mask").keys() == ["b", "b.valid", "a", "a.valid"]
+
+
+def test_times_of_dictionaries_are_times(tmp_path: Path) -> None:
+    days = pa.array([datetime.date(2020, 1, 1), None, datetime.date(2020, 1, 1)]).dictionary_encode()
+    for out in (None, tmp_path / "out"):
+        found = from_arrow(pa.table({"day": days}), out, nulls="mask")
+        assert to_arrow(found, nulls="mask")["day"].to_pylist() == days.to_pylist()
+    times = pandas.Series(pandas.to_datetime(["2020-01-01", "2021-01-01"])).astype("category")
+    assert from_pandas(pandas.DataFrame({"t": times})).types["t"].startswith("timestamp[")

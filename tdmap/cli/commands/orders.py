@@ -182,7 +182,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_COMPARISON = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>|\bin\b)\s*(.+?)\s*$")
+_OPERATOR = re.compile(r"==|!=|<=|>=|<|>|\bin\b")
 
 
 @dataclass(frozen=True)
@@ -205,16 +205,17 @@ class Where:
         """What `KEY OPERATOR VALUE` says; None if it says something else. Leaves with why it cannot be met."""
         import torch
 
-        found = _COMPARISON.match(text)
-        if found is None:
+        whole = text.strip()
+        found = _OPERATOR.search(whole, 1)
+        if found is None or found.end() == len(whole):
             return None
-        name, sign, said = found.groups()
+        name, sign, said = whole[: found.start()].strip(), found[0], whole[found.end() :].strip()
         key = key_of(name, data, path)
         column = ".".join(key) if isinstance(key, tuple) else key
         kind = time_types(data, path).get(column)
         try:
             value = ast.literal_eval(said)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             if kind is None:
                 also = "; a combination of comparisons is a function" if re.search(r"\band\b|\bor\b|[&|]", said) else ""
                 refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them{also}")

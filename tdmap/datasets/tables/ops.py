@@ -20,7 +20,7 @@ from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
 from tdmap.data.kinds import signed_view
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
+from tdmap.datasets.columns import JAGGED, ROWS, Columns, NoRows, map_columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
@@ -30,6 +30,7 @@ from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.functions import require_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operations.arguments import handler_of, policy_for
@@ -138,6 +139,7 @@ class OnTable:
     """Calls a function with chunks that are tables, where the engine has only where jagged rows start and end."""
 
     def __init__(self, fn: Callable[[Table], Any], table: Table, share: bool) -> None:
+        require_function(fn)
         self.fn = fn
         self.kinds = {name: column.kind for name, column in table.jagged.items()}
         self.shared = SharedTensors([column.values for column in table.jagged.values()], share)
@@ -255,17 +257,19 @@ def map_table(
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.map`."""
-    if not len(table):
-        raise ValueError("there are no rows, so nothing tells what the result looks like: handle this case before.")
     execution = Execution.of(**options)
     wrapped = ToColumns(OnTable(fn, table, travels(execution)))
     source, size = source_of(table), rows_of_chunk(table, chunksize)
     if out is not None:
         store = OutputFolder.of(out)
-        map_columns(
-            source, wrapped, None, store, chunksize=size, resume=resume, seed=seed, generator=generator,
-            retries=retries, timeout=timeout, on_error=on_error, **options,
-        )  # fmt: skip
+        try:
+            map_columns(
+                source, wrapped, None, store, chunksize=size, resume=resume, seed=seed, generator=generator,
+                retries=retries, timeout=timeout, on_error=on_error, **options,
+            )  # fmt: skip
+        except NoRows:
+            columns = wrapped(source[:0])  # tells the columns of the result
+            write_columns([columns], sorted(columns.jagged), out)
         return Table.open(store.path)
     if resume:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
@@ -273,9 +277,7 @@ def map_table(
     job = Job(Source(source), make_plan(len(table), chunksize=size), InMemory(wrapped), policy,
               on_row_error=handler_of(on_error))  # fmt: skip
     found = [columns for values in execution.run(job, Collect()) for columns in values or ()]
-    if not found:
-        raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
-    return Table.cat(found)
+    return Table.cat(found or [wrapped(source[:0])])
 
 
 class InMemory:
