@@ -91,6 +91,25 @@ def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
         )
 
 
+_ADVICE = "Pass out=, or handle this case before the call."
+
+
+def called_with_none(fn: Callable[[Any], Any], chunk: Any) -> Any:
+    """What a function makes of a chunk without rows.
+
+    Raises:
+        ValueError: it does not work on zero rows.
+    """
+    try:
+        return fn(chunk)
+    except Exception as error:
+        let_through(error)
+        raise ValueError(
+            f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
+            f"looks like ({type(error).__name__}: {error}). {_ADVICE}"
+        ) from error
+
+
 def result_of_no_rows(fn: Callable[[Any], Any], data: Data, plan: ChunkPlan) -> Data | None:
     """The result for a dataset without rows: what the function makes of zero rows tells what rows would look like.
 
@@ -101,17 +120,9 @@ def result_of_no_rows(fn: Callable[[Any], Any], data: Data, plan: ChunkPlan) -> 
         ValueError: the function does not work on zero rows, or wants single ones.
         TypeError: it returns neither a tensor nor a collection.
     """
-    advice = "Pass out=, or handle this case before the call."
     if plan.unbind:
-        raise ValueError(f"the data has no rows, and chunksize=0 leaves nothing to call the function with. {advice}")
-    try:
-        result = fn(narrow(data, plan.dim, 0, 0))
-    except Exception as error:
-        let_through(error)
-        raise ValueError(
-            f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
-            f"looks like ({type(error).__name__}: {error}). {advice}"
-        ) from error
+        raise ValueError(f"the data has no rows, and chunksize=0 leaves nothing to call the function with. {_ADVICE}")
+    result = called_with_none(fn, narrow(data, plan.dim, 0, 0))
     if result is None:
         return None
     joined = join([result], plan)

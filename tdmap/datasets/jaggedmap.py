@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from tdmap.data.join import called_with_none
 from tdmap.data.kinds import Data
 from tdmap.data.store import destination
 from tdmap.datasets.columns import Apart, Columns, run_columns, write_columns
@@ -78,7 +79,7 @@ class OfNoRows:
         self.__qualname__ = function_name(fn)
 
     def __call__(self, rows: Jagged) -> Any:
-        result = self.fn(rows)
+        result = called_with_none(self.fn, rows)
         return rows if isinstance(result, list) and not result else result
 
 

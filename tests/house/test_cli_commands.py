@@ -135,6 +135,11 @@ def test_filter_takes_a_function_and_lists_rows_on_which_it_raises(run, folder):
         ("label == 'three'", "label is int64"),
         ("label in 3", "wants a list"),
         ("label >", "not of the form module:function, and no comparison"),
+        ("label" + " " * 30_000, "not of the form module:function, and no comparison"),
+        ("label" + " " * 30_000 + "= 3", "not of the form module:function, and no comparison"),
+        ("label ==" + " " * 30_000 + "three", "is no number"),
+        ("label == " + "-" * 30_000 + "3", "is no number"),
+        ("label == " + "[" * 30_000, "is no number"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused(predicate, said, run, folder):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
+from tdmap.data.join import called_with_none
 from tdmap.data.kinds import signed_view
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, NoRows, map_columns, write_columns
@@ -187,6 +188,22 @@ class ToColumns:
     def __call__(self, chunk: Any) -> Columns:
         return columns_of_result(self.fn(chunk))
 
+    def of_no_rows(self, chunk: Any) -> Columns:
+        """The columns of a chunk without rows.
+
+        Raises:
+            ValueError: the function does not work on zero rows, or does not tell the columns.
+        """
+        result = called_with_none(self.fn, chunk)
+        names = result if isinstance(result, Mapping) and not hasattr(result, "batch_size") else ()
+        unknown = next((name for name in names if isinstance(result[name], list) and not result[name]), None)
+        if unknown is not None:
+            raise NoRows(
+                f"there are no rows at all, and nothing tells what the column {unknown!r} holds: return a tensor or a "
+                "Jagged without rows."
+            )
+        return columns_of_result(result)
+
 
 def columns_of_result(result: Any) -> Columns:
     """What a function of a table has returned, as columns.
@@ -268,7 +285,7 @@ def map_table(
                 retries=retries, timeout=timeout, on_error=on_error, **options,
             )  # fmt: skip
         except NoRows:
-            columns = wrapped(source[:0])  # tells the columns of the result
+            columns = wrapped.of_no_rows(source[:0])
             write_columns([columns], sorted(columns.jagged), out)
         return Table.open(store.path)
     if resume:
@@ -277,7 +294,7 @@ def map_table(
     job = Job(Source(source), make_plan(len(table), chunksize=size), InMemory(wrapped), policy,
               on_row_error=handler_of(on_error))  # fmt: skip
     found = [columns for values in execution.run(job, Collect()) for columns in values or ()]
-    return Table.cat(found or [wrapped(source[:0])])
+    return Table.cat(found or [wrapped.of_no_rows(source[:0])])
 
 
 class InMemory:
