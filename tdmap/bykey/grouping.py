@@ -29,6 +29,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
 from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.functions import require_function
 from tdmap.job import Policy, function_name
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
@@ -218,8 +219,7 @@ class GroupBy:
             >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
             tensor([2., 3.])
         """
-        if not callable(fn):
-            raise TypeError(f"map_groups needs a function, got {fn!r}.")
+        require_function(fn)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)

@@ -31,6 +31,7 @@ from tdmap.data.store import destination
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.expressions import Expression
+from tdmap.functions import require_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.rowfiles import Places, SharedTensors
@@ -115,6 +116,7 @@ def filter(
         >>> filter(data, lambda td: td["x"] % 3 == 0, num_workers=2)["x"]
         tensor([0, 3, 6, 9])
     """
+    require_function(predicate)
     plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
@@ -367,6 +369,7 @@ def flat_map(
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
         tensor([2, 2, 3, 3, 3])
     """
+    require_function(fn)
     plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     return append_rows(
