@@ -48,6 +48,11 @@ def pyarrow() -> Any:
     return need("pyarrow", "arrow", "reading and writing Arrow's formats")
 
 
+def compute() -> Any:
+    """The module of Arrow's functions."""
+    return need("pyarrow.compute", "arrow", "reading and writing Arrow's formats")
+
+
 def jagged_names(schema: Any, masked: bool = False) -> list[str]:
     """Names of the columns of a schema that become jagged ones, sorted."""
     return sorted(columns_of(empty_table(schema), "mask" if masked else "raise").jagged)
@@ -261,7 +266,7 @@ def _shaped(pa: Any, array: Any) -> Tensor:
         raise TypeError(_no_place(array.type))
     if not pa.types.is_fixed_size_list(values.type):
         for size in shape:
-            if values.null_count or bool((np.asarray(pa.compute.list_value_length(values)) != size).any()):
+            if values.null_count or bool((np.asarray(compute().list_value_length(values)) != size).any()):
                 raise TypeError(f"has tensors that are not of the shape {list(shape)}: cast it to lists before.")
             values = values.flatten()
     return cast(Tensor, value_of(pa, values)).reshape(len(array), *shape)

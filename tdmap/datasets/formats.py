@@ -127,17 +127,12 @@ def read(
             with stream() as batches:
                 return list(batches)
 
-        found = text.attempt(parts)
-        if not found:
-            raise ValueError(f"{files[0]} has no rows.")
-        return Table.cat(found)
+        return Table.cat(text.attempt(parts))
     store = OutputFolder.of(place)
 
     def into_folder() -> None:
         with stream() as batches:
-            first = next(batches, None)
-            if first is None:
-                raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
+            first = next(batches)
             write_columns(_chain(first, batches), sorted(first.jagged), store)
 
     with store.claimed(f"read({files[0]})"):  # before anything is read
@@ -386,6 +381,7 @@ def batches_of(
 
     Raises:
         TypesGrew: call it again with the same `text`, which holds all rows by now.
+        ValueError: there are no rows, and nothing tells the columns.
     """
     has_rows, empty = False, None
     for path in files:
@@ -398,8 +394,10 @@ def batches_of(
                 else:
                     empty = table
     text.finish(files[0])
-    if not has_rows and empty is not None:
-        yield columns_of_file(files[0], empty, nulls, 0)  # the types are known: a dataset without rows
+    if not has_rows:
+        if empty is None:
+            raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
+        yield columns_of_file(files[0], empty, nulls)  # the types are known: a dataset without rows
 
 
 def _tables_of(

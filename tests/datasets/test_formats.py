@@ -371,6 +371,10 @@ def test_bad_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.csv.*Expected 2 columns, got 1"):
         read(tmp_path / "x.csv")
     (tmp_path / "y.csv").write_text("a,b\n")
+    for name in ("y.arrow", "y.jsonl", "y"):
+        with pytest.raises(ValueError, match=r"y\.csv has no rows"):
+            convert(tmp_path / "y.csv", tmp_path / name)
+        assert not (tmp_path / name).exists()
     with pytest.raises(ValueError, match="no rows"):
         read(tmp_path / "y.csv")
     pq.write_table(table().select(["int8"]), tmp_path / "1.parquet")

@@ -255,7 +255,7 @@ def test_digits_behind_a_zero_are_text(tmp_path: Path, target: str) -> None:
     assert values(found, "zip") == ["00501", "2134"]
     assert found["n"].tolist() == [0, 10] and found["x"].tolist() == [0.5, -0.25]
     assert list(found.types.values()) == ["", "", "", "date32[day]", "time32[s]"]
-    for cells in ("+05", "-05", '"05"', "00.5", " 05"):
+    for cells in ("+05", "-05", '"05"', "00.5", " 05", "0x1f", "0XFFFFFFFFFFFFFFFF", "-0x1"):
         (tmp_path / "x.csv").write_text(f"i,v\n1,{cells}\n")
         assert values(through(tmp_path / "x.csv", target, tmp_path), "v") == [cells.strip('"')]
 

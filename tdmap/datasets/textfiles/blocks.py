@@ -113,10 +113,10 @@ class Records:
         return ends[keep] + 1
 
 
-def may_have_leading_zeros(data: bytes) -> bool:
-    """Whether a field of CSV may begin with a zero and another digit, as dates and times within fields do not."""
+def may_begin_with_zeros(data: bytes) -> bool:
+    """Whether a field of CSV may begin with a zero and another digit or an x, as dates within fields do not."""
     letters = np.frombuffer(b"\n\n" + data, np.uint8)
-    zeros = np.flatnonzero((letters[2:-1] == 48) & (letters[3:] - 48 < 10)) + 2
+    zeros = np.flatnonzero((letters[2:-1] == 48) & ((letters[3:] - 48 < 10) | (letters[3:] | 32 == 120))) + 2
     before = letters[zeros - 1]
     signed = (before == 43) | (before == 45)
     return bool(np.isin(np.where(signed, letters[zeros - 2], before), _BEFORE_FIELDS).any())

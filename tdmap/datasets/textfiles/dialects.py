@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from tdmap.datasets.arrow import pyarrow, require_utf8
+from tdmap.datasets.arrow import compute, pyarrow, require_utf8
 from tdmap.datasets.extras import need, require_columns
-from tdmap.datasets.textfiles.blocks import DEEPEST, Records, may_have_leading_zeros, too_deep
+from tdmap.datasets.textfiles.blocks import DEEPEST, Records, may_begin_with_zeros, too_deep
 from tdmap.datasets.textfiles.kinds import exact_kind, is_large
 
 Types = Mapping[str, Any]
@@ -21,7 +21,7 @@ Types = Mapping[str, Any]
 NAN_OF_CSV = ("nan", "-nan")
 """What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
 
-_LEADING_ZERO = r"^\s*[+-]?0[0-9]"
+_LEADING_ZERO = r"^\s*[+-]?0[0-9xX]"
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 _OF_A_COLUMN = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
 _OF_A_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.DOTALL)
@@ -146,11 +146,11 @@ class Csv:
             texts = self._read(block, dict.fromkeys(empty, pa.string()), empty, unquoted_nulls=True) if empty else None
             found |= {name: pa.string() for name in empty if texts[name].null_count < len(texts)}
         large = [name for name in numbers if is_large(table[name])]
-        looked = numbers if numbers and may_have_leading_zeros(block) else large
+        looked = numbers if numbers and may_begin_with_zeros(block) else large
         texts = self._read(block, dict.fromkeys(looked, pa.string()), looked) if looked else None
         for name in looked:
             text = texts[name]
-            if pa.compute.any(pa.compute.match_substring_regex(text, _LEADING_ZERO)).as_py():
+            if compute().any(compute().match_substring_regex(text, _LEADING_ZERO)).as_py():
                 found[name] = pa.string()
             elif name in large:
                 values = enumerate(map(_number, text.to_pylist(), table[name].to_pylist()), self._row)
@@ -166,7 +166,7 @@ class Csv:
             number
             for number, field in enumerate(table.schema)
             if (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
-            and pa.compute.any(pa.compute.equal(pa.compute.binary_length(table.column(number)), 0)).as_py()
+            and compute().any(compute().equal(compute().binary_length(table.column(number)), 0)).as_py()
             and self._names.count(field.name) == 1
         ]
         if empty:
