@@ -25,7 +25,7 @@ CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 BOM = b"\xef\xbb\xbf"
 _REST_OF_QUOTED = re.compile(rb'[^"]*(?:""[^"]*)*"(?!")')
-_BEFORE_FIELDS = np.frombuffer(b'\r\n", \t;|', np.uint8)
+_BEFORE_FIELDS = np.isin(np.arange(256), list(b'\r\n", \t'))
 
 
 def codec_of(path: str) -> str | None:
@@ -79,6 +79,8 @@ class Records:
 
     def last(self, data: bytes) -> int:
         """Where the last whole record ends; 0: none does."""
+        if b'"' not in data and b"\n" in data:
+            return data.rfind(b"\n") + 1
         ends = self._ends(data)
         return int(ends[-1]) if len(ends) else 0
 
@@ -116,15 +118,15 @@ class Records:
 def may_begin_with_zeros(data: bytes) -> bool:
     """Whether a field of CSV may begin with a zero and another digit or an x, as dates within fields do not."""
     letters = np.frombuffer(b"\n\n" + data, np.uint8)
-    zeros = np.flatnonzero((letters[2:-1] == 48) & ((letters[3:] - 48 < 10) | (letters[3:] | 32 == 120))) + 2
-    before = letters[zeros - 1]
-    signed = (before == 43) | (before == 45)
-    return bool(np.isin(np.where(signed, letters[zeros - 2], before), _BEFORE_FIELDS).any())
+    zeros = np.flatnonzero(letters[2:-1] == 48) + 2
+    before, behind = letters[zeros - 1], letters[zeros + 1]
+    before = np.where((before == 43) | (before == 45), letters[zeros - 2], before)
+    return bool((_BEFORE_FIELDS[before] & ((behind - 48 < 10) | (behind | 32 == 120))).any())
 
 
 def too_deep(data: bytes) -> int | None:
     """The number of the first JSON value that is nested more than `DEEPEST` levels deep."""
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b'\\"' in data else data
     marks = plain.translate(None, bytes(set(range(256)) - set(b'[]{}"')))
     outside = np.frombuffer(b"".join(marks.split(b'"')[::2]), np.uint8)
     opens = (outside == 91) | (outside == 123)
