@@ -105,6 +105,7 @@ def read(
             type that holds it in full, or not the one of `types`, or there are no rows.
 
     Example:
+        >>> import torch
         >>> with open("zip.csv", "w") as file:
         ...     _ = file.write("code,n\\n00501,1\\n02134,2\\n")
         >>> read("zip.csv", types={"n": torch.float32})

@@ -56,16 +56,24 @@ def test_a_row_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_records_end_where_arrow_ends_them(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
     monkeypatch.setattr(blocks, "BLOCK", choose.choice([16, 40, 100]))
-    pieces = ["a", "1", '"', '""', ",", "\n", "\r\n", "x y", " ", '5"', "é"]
+    pieces = ["a", "1", '"', '""', ",", "\n", "\r\n", "\r", "x y", " ", '5"', "é"]
     names = [f"c{number}" for number in range(choose.randint(1, 4))]
     if seed % 3:  # what Python writes; else anything
         text = io.StringIO()
-        writer = csv.writer(text, quoting=choose.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]), lineterminator="\r\n")
+        writer = csv.writer(
+            text,
+            quoting=choose.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+            lineterminator=choose.choice(["\r\n", "\n", "\r"]),
+        )
         rows = [["".join(choose.choices(pieces, k=choose.randint(0, 4))) for _ in names] for _ in range(9)]
         writer.writerows([names, *rows])
         content = text.getvalue().encode()
     else:
-        content = ",".join(names).encode() + b"\n" + "".join(choose.choices(pieces, k=60)).encode()
+        content = (
+            ",".join(names).encode()
+            + choose.choice([b"\n", b"\r", b"\r\n"])
+            + "".join(choose.choices(pieces, k=60)).encode()
+        )
     (tmp_path / "x.csv").write_bytes(content)
     types: Any = dict.fromkeys(names, str)
     parse = from_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)

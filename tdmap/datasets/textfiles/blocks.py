@@ -80,39 +80,40 @@ class Records:
     def last(self, data: bytes) -> int:
         """Where the last whole record ends; 0: none does."""
         if b'"' not in data and b"\n" in data:
-            return data.rfind(b"\n") + 1
-        ends = self._ends(data)
+            return last_line(data)
+        ends = self._ends(data, b"\n")
+        if not len(ends):  # before macOS, and a \r at the end may be the first half of \r\n
+            ends = self._ends(data[:-1], b"\r")
         return int(ends[-1]) if len(ends) else 0
 
     def first(self, data: bytes) -> int:
         """Where the first record ends."""
-        ends = self._ends(data)
-        return int(ends[0]) if len(ends) else len(data)
+        ends = self._ends(data, b"\r\n")
+        end = int(ends[0]) if len(ends) else len(data)
+        return end + (data[end - 1 : end + 1] == b"\r\n")
 
-    def _ends(self, data: bytes) -> np.ndarray:
+    def _ends(self, data: bytes, marks: bytes) -> np.ndarray:
+        """Behind which of these bytes a record ends."""
         letters = np.frombuffer(data, np.uint8)
-        if b"\n" in data:
-            ends = np.flatnonzero(letters == 10)
-        else:  # before macOS, and \r may be the first half of \r\n
-            ends = np.flatnonzero(letters[:-1] == 13)
-        if b'"' not in data:
-            return ends + 1
+        ends = np.flatnonzero(np.isin(letters, list(marks)) if len(marks) > 1 else letters == marks[0])
         quotes = np.flatnonzero(letters == 34)
         before = letters[np.maximum(quotes[::2] - 1, 0)]
         at_start = np.isin(before, np.frombuffer(b'\r\n"' + self._delimiter, np.uint8)) | (quotes[::2] == 0)
         if at_start.all():  # every other quote opens a field, or is the second half of a quote within one
-            return ends[np.searchsorted(quotes, ends) % 2 == 0] + 1
-        return self._ends_one_by_one(data, ends)
+            inside = np.searchsorted(quotes, ends) % 2 == 1
+        else:
+            inside = self._inside(data, ends)
+        return np.asarray(ends[~inside] + 1)
 
-    def _ends_one_by_one(self, data: bytes, ends: np.ndarray) -> np.ndarray:
-        keep, at = np.ones(len(ends), np.bool_), 0
+    def _inside(self, data: bytes, ends: np.ndarray) -> np.ndarray:
+        inside, at = np.zeros(len(ends), np.bool_), 0
         text = b"\n" + data  # a field begins at the beginning
         while (opening := self._opening.search(text, at)) is not None:
             closing = _REST_OF_QUOTED.match(text, opening.end())
             at = len(text) if closing is None else closing.end()
             first, last = np.searchsorted(ends, [opening.end() - 1, at - 1])
-            keep[first:last] = False
-        return ends[keep] + 1
+            inside[first:last] = True
+        return inside
 
 
 def may_begin_with_zeros(data: bytes) -> bool:

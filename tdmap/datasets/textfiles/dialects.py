@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from tdmap.datasets.arrow import compute, pyarrow, require_utf8
 from tdmap.datasets.extras import need, require_columns
-from tdmap.datasets.textfiles.blocks import DEEPEST, Records, may_begin_with_zeros, too_deep
+from tdmap.datasets.textfiles.blocks import DEEPEST, Records, last_line, may_begin_with_zeros, too_deep
 from tdmap.datasets.textfiles.kinds import exact_kind, is_large
 
 Types = Mapping[str, Any]
@@ -132,31 +132,30 @@ class Csv:
         raise ValueError(f"{self._path}: {text}") from None
 
     def _in_full(self, table: Any, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
-        """The types of columns of numbers that lack a part of their text."""
-        pa, found = pyarrow(), {}
-        numbers = [
-            field.name
+        """The types of columns of numbers and nulls that lack a part of their text."""
+        pa, found = pyarrow(), dict[str, Any]()
+        kinds = {
+            field.name: field.type
             for field in table.schema
-            if (pa.types.is_integer(field.type) or pa.types.is_floating(field.type))
-            and field.name not in given
-            and self._names.count(field.name) == 1
-        ]
-        if b'"' in block:  # around what is null without quotes
-            empty = [field.name for field in table.schema if pa.types.is_null(field.type) and field.name not in given]
-            texts = self._read(block, dict.fromkeys(empty, pa.string()), empty, unquoted_nulls=True) if empty else None
+            if field.name not in given and self._names.count(field.name) == 1
+        }
+        empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
+        if empty and b'"' in block:  # around what is null without quotes
+            texts = self._read(block, dict.fromkeys(empty, pa.string()), empty, unquoted_nulls=True)
             found |= {name: pa.string() for name in empty if texts[name].null_count < len(texts)}
+        numbers = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
         large = [name for name in numbers if is_large(table[name])]
         looked = numbers if numbers and may_begin_with_zeros(block) else large
-        texts = self._read(block, dict.fromkeys(looked, pa.string()), looked) if looked else None
+        if not looked:
+            return found
+        texts = self._read(block, dict.fromkeys(looked, pa.string()), looked)
         for name in looked:
             text = texts[name]
             if compute().any(compute().match_substring_regex(text, _LEADING_ZERO)).as_py():
                 found[name] = pa.string()
             elif name in large:
                 values = enumerate(map(_number, text.to_pylist(), table[name].to_pylist()), self._row)
-                found[name] = exact_kind(
-                    table.schema.field(name).type, values, f"{self._path}: the column {name!r}", is_known
-                )
+                found[name] = exact_kind(kinds[name], values, f"{self._path}: the column {name!r}", is_known)
         return found
 
     def _with_null_text(self, table: Any, block: bytes) -> Any:
@@ -224,7 +223,7 @@ class JsonLines:
         self._row = self._rows = self._line = 0
 
     def cut(self, data: bytes) -> int:
-        return data.rfind(b"\n") + 1
+        return last_line(data)
 
     def begin(self, block: bytes) -> bytes:
         return block
