@@ -344,20 +344,24 @@ def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
-def to_arrow(data: Any, *, nulls: str | None = None, start: int = 0) -> Any:
+def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     """A table of Arrow's, sharing memory where it can.
 
     Args:
         data: what `Table.of` takes, or a table of Arrow's, which stays.
         nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `from_arrow` makes them of nulls.
             Default: these are columns like others.
-        start: number of its first row, for messages.
 
     Raises:
         TypeError: a column has no type there; names it.
         ValueError: `nulls` is something else, a mask is no bool a row, two columns would have one name, or text is not
             UTF-8, which has no lone surrogates.
     """
+    return part_to_arrow(data, nulls, 0)
+
+
+def part_to_arrow(data: Any, nulls: str | None, start: int) -> Any:
+    """`to_arrow` of a part that begins at this row, for messages."""
     if nulls not in (None, "mask"):
         raise ValueError(
             f"nulls must be 'mask', for nulls where the column 'x.valid' is False, or None: got {nulls!r}."

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tdmap.data.store import META, OutputFolder, destination, local_path
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import VALID, chosen_fields, columns_of_file, empty_table, pyarrow, to_arrow
+from tdmap.datasets.arrow import VALID, chosen_fields, columns_of_file, empty_table, part_to_arrow, pyarrow
 from tdmap.datasets.columns import Columns, write_columns
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
@@ -217,7 +217,7 @@ def _parts(batches: Iterator[Table], format: Format, nulls: str | None) -> Itera
     """Parts of a table as a format takes them."""
     start = 0
     for part in batches:
-        yield to_arrow(part, nulls=nulls, start=start) if format.is_arrow else part
+        yield part_to_arrow(part, nulls, start) if format.is_arrow else part
         start += len(part)
 
 
