@@ -295,11 +295,11 @@ def _left_in(target: Target, files: set[str], overwrite: bool) -> set[str]:
                 target.name,
             )
     run = str(record.get("run", ""))
-    shards = _shards_of(run, files)
-    if not shards or next(iter(shards)).partition("/")[0].encode() not in (target.read(MANIFEST) or b""):
-        return shards | (files & {f"{MANIFEST}.new"} if record else set())
-    replaced = record.get("replaces")
-    return files.intersection(map(str, replaced if isinstance(replaced, list) else ()))
+    if not run or f'"shard-{run}-'.encode() not in (target.read(MANIFEST) or b""):
+        return _shards_of(run, files) | (files & {f"{MANIFEST}.new"} if record else set())
+    replaced = [str(name) for name in record["replaces"]] if isinstance(record.get("replaces"), list) else []
+    folders = {f"{name.rpartition('/')[0]}/" for name in replaced}
+    return files.intersection(replaced) | {name for name in files if name in folders or f"{name}{META}" in replaced}
 
 
 def _run_in(known: bytes | None) -> str:
@@ -316,7 +316,8 @@ def _parsed(data: bytes | None) -> dict[str, Any]:
 
 def _shards_of(run: str, files: set[str]) -> set[str]:
     """The files of the shards of a run; one that is sent to a store when its process is killed has no metadata."""
-    mine = re.compile(rf"shard-{re.escape(run)}-\d{{5,}}/(.*/)?([^/]*{re.escape(SUFFIX)}|{'|'.join((META, *PICKLES))})")
+    ends = "|".join((rf"[^/]*{re.escape(SUFFIX)}", META, *PICKLES))
+    mine = re.compile(rf"shard-{re.escape(run)}-\d{{5,}}/(.*/)?({ends})?")  # or an empty folder
     return {file for file in files if run and mine.fullmatch(file)}
 
 

@@ -133,7 +133,7 @@ class LocalTarget:
     def remove(self, files: Iterable[str]) -> None:
         folders: set[str] = set()
         for file in files:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(f"{self.name}/{file}")
             while file := file.rpartition("/")[0]:
                 folders.add(file)

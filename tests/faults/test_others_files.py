@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -333,6 +334,38 @@ def kill_steps(name: str, folder: Path, steps: Iterator[int]) -> int:
 )
 def test_kills_touch_no_file_of_the_users(name: str, tmp_path: Path) -> None:
     assert kill_steps(name, tmp_path, iter(range(1, 60, 13)))
+
+
+def fails_first(chunk: Any) -> Any:
+    if int(chunk["x"][0]) < 20:
+        raise ValueError("no row")
+    return chunk.clone()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_kill_between_the_manifest_and_the_end_loses_no_shard(resume: bool, tmp_path: Path) -> None:
+    """Some shards are empty, and are removed after the manifest is there."""
+    how: dict[str, Any] = {"num_workers": 0, "rows_per_shard": 5, "chunksize": 5, "on_error": "drop"}
+
+    def run(out: Path, **more: Any) -> Any:
+        return tdmap.map(table(), fails_first, out=out, **how, **more)
+
+    steps, number, killed, whole = [(os, "unlink"), (os, "replace"), (os, "rmdir")], 0, True, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while killed:
+            number += 7
+            out = tmp_path / f"{number}"
+            killed = kill_at(number, lambda out=out: run(out, resume=resume), steps)
+            if (out / "shards.json").exists():
+                whole += killed
+                assert tdmap.open(out)["x"].tolist() == list(range(20, 40))
+                again = run(out, resume=True) if resume else run(out, overwrite=True)
+            else:
+                again = run(out, resume=resume)
+            assert again["x"].tolist() == list(range(20, 40))
+            assert len(list(out.glob("shard-*"))) == len(json.loads((out / "shards.json").read_text())["shards"])
+    assert whole
 
 
 @pytest.mark.soak

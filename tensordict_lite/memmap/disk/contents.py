@@ -87,6 +87,8 @@ def owned(names: Iterable[str], read: Callable[[list[str]], list[bytes]]) -> set
             found.add(f"{folder}{META}")
             found.update(f"{folder}{file}" for file in _files(meta))
             level += [f"{folder}{child}/" for child in _children(meta, folder, names)]
+        gone = tuple(folder for folder in level if f"{folder}{META}" not in names)
+        found.update(name for name in names if name.endswith("/") and name.startswith(gone))  # killed at its removal
     return found & names
 
 
@@ -213,6 +215,8 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
     except FileNotFoundError:
         return
     ours = owned(names, reader_of(old)) if find is None else find(names)
+    if all(name.endswith("/") for name in names):  # a process was killed when it had removed the files
+        ours = set(names)
     for name in set(names) - ours:
         target = f"{place}/{name}".rstrip("/")
         if not os.path.lexists(target):
