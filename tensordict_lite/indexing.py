@@ -23,6 +23,14 @@ def _rows_of(part: Any) -> Tensor:
     """A sequence of row numbers, or a mask."""
     if not len(part):
         return torch.empty(0, dtype=torch.long)
+    if type(part) is list and type(part[0]) is int and not torch.compiler.is_compiling():
+        try:
+            numbers = np.array(part)  # four times as fast as torch
+        except (TypeError, ValueError):  # lists and tensors among the numbers: torch's answer
+            pass
+        else:
+            if numbers.dtype == np.int64:
+                return torch.as_tensor(numbers)
     try:
         return torch.as_tensor(part if isinstance(part, tuple) else list(part))
     except (TypeError, ValueError) as error:
