@@ -4,8 +4,9 @@
     python -m benchmarks.loader --streaming-python path/to/bin/python    # where mosaicml-streaming is installed
 
 An epoch of shuffled batches: random crop, flip and normalisation of uint8 pictures [3, 64, 64], two processes each.
-All loaders keep their workers between epochs where they can. A last check is of this project alone: an iteration that
-is saved in mid-epoch and gone on with gives the very same batches, bit for bit.
+All loaders keep their workers between epochs where they can. Beside them, torch's own DataLoader over narrow rows in
+memory, in batches of 256 without workers, with the package tensordict: what a batch costs. A last check is of this
+project alone: an iteration that is saved in mid-epoch and gone on with gives the very same batches, bit for bit.
 
 Prints a table of ratios, and writes ``loader.json`` and ``.png`` into ``benchmarks/results``.
 """
@@ -31,7 +32,7 @@ from benchmarks._harness import RESULTS, Benchmark, Seconds, Stopwatch
 from benchmarks._pictures import SIDE, Pictures, augment
 from tensordict_lite import TensorDict
 
-PEERS = ("loader_torch", "loader_grain", "loader_datasets", "loader_streaming")
+PEERS = ("loader_torch", "loader_grain", "loader_datasets", "loader_streaming", "loader_tensordict")
 OURS = "tdmap pipeline.iter"
 
 

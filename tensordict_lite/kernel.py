@@ -265,6 +265,11 @@ class Kernel:
         size = self._batch_size
         return size[0] if size else 0
 
+    def __getitems__(self, rows: Any) -> Any:
+        """The rows of a batch, for the ``DataLoader`` of torch, which asks for all of them at once."""
+        # A batch sampler may yield tuples, which would otherwise index one row in several dimensions.
+        return self[list(rows) if isinstance(rows, tuple) else rows]  # type: ignore[index]
+
     def __bool__(self) -> bool:
         raise RuntimeError(
             f"Converting a {self._kind_name} to boolean value is not permitted. Use td.is_empty() to test for entries, "

@@ -69,11 +69,11 @@ def collate(
     """Batch of a list of samples, for the ``collate_fn`` of a :class:`torch.utils.data.DataLoader`.
 
     Collections are stacked (densely where keys and shapes agree), tensors too; mappings and tuples are collated
-    entry by entry; the rest goes to torch's own ``default_collate``. Anything that is not a non-empty list is
-    returned as it is.
+    entry by entry; the rest goes to torch's own ``default_collate``. A collection is a batch already, as is anything
+    that is not a non-empty list: it is returned as it is, or padded and nested where the options ask for that.
 
     Args:
-        batch: the samples.
+        batch: the samples, or a batch of them.
         pad_keys: entries of varying length with their padding values; they are padded along the first dimension.
         nested_keys: entries to stack into nested (jagged) tensors.
         mask_key: where to put the masks of the padded entries: a collection with a bool tensor each.
@@ -82,11 +82,14 @@ def collate(
         KeyError: a sample lacks one of the keys.
         ValueError: the options contradict each other or the samples.
     """
+    ragged = bool(pad_keys or nested_keys or mask_key is not None)
+    if ragged and isinstance(batch, TensorCollection) and batch.batch_dims:
+        batch = list(batch.unbind(0))
     if not isinstance(batch, list) or not batch:
         return batch
     first = batch[0]
     if isinstance(first, TensorCollection):
-        if pad_keys or nested_keys or mask_key is not None:
+        if ragged:
             return _collate_ragged(batch, pad_keys or {}, nested_keys or (), mask_key)
         return _stack(batch)
     if isinstance(first, Tensor):
@@ -101,6 +104,8 @@ def collate(
 
 
 def _stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if isinstance(batch, TensorCollection):  # __getitems__() made it
+        return batch
     return registry.maybe_dense_stack(list(batch))
 
 

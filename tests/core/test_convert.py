@@ -321,6 +321,12 @@ def test_collate_pads_masks_and_nests():
     batch = tdl.collate(samples, pad_keys={"ids": 7}, nested_keys=["points"], mask_key="mask")
     assert batch["ids"].tolist() == [[1, 1, 7], [1, 1, 1]] and batch["mask", "ids"].sum() == 5
     assert batch["points"].is_nested and batch["score"].tolist() == [2, 3]
+    loader = DataLoader(
+        tdl.lazy_stack(samples),
+        batch_size=2,
+        collate_fn=functools.partial(tdl.collate, pad_keys={"ids": 7, "points": 0}),
+    )
+    assert next(iter(loader))["ids"].tolist() == [[1, 1, 7], [1, 1, 1]]
     with pytest.raises(KeyError, match="'q'"):
         tdl.collate(samples, pad_keys={"q": 0})
     for options in ({"mask_key": "m"}, {"pad_keys": {"ids": 0}, "nested_keys": ["ids"]}, {"nested_keys": ["ids"]}):

@@ -211,6 +211,11 @@ TREES = [
         "20",
         "the bytes of strided nested tensors are counted too",
     ),
+    (
+        "lib.collate(lz.select('a'), pad_keys={'a': 0})['a'].shape",
+        "lib.collate(list(lz.select('a').unbind(0)), pad_keys={'a': 0})['a'].shape",
+        "a DataLoader over a ragged stack hands over batches, and their entries are padded as those of samples are",
+    ),
 ]
 
 CHAIN = (
