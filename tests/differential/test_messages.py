@@ -36,6 +36,8 @@ MESSAGES = [
     ("ds.insert(0, 'a')", "Expected new value to be TensorDictBase instance"),
     ("TensorDictParams(fl).memmap_()", "Cannot build a memmap TensorDict in-place"),
     ("TD({'a.b': torch.ones(2), 'a': {'b': torch.ones(2)}}).flatten_keys('.')", "Flattening keys in tensordict causes"),
+    ("TD({'a.b': torch.ones(2), 'a': torch.ones(2)}).unflatten_keys('.')", "Unflattening key(s) in tensordict will"),
+    ("TD({'a.b': torch.ones(2), 'a': {'b': torch.ones(2)}}).unflatten_keys('.')", "will override an existing"),
     ("td.pad([0, -5])", "negative output size"),
     ("ds.set_('new', torch.ones(3, 2))", "setting a value in-place on a stack of TensorDict"),
     ("td.fliplr()", "fliplr requires at least 2 batch dimensions"),

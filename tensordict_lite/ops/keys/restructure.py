@@ -207,7 +207,8 @@ def _collisions(td: Any, separator: str, is_leaf: IsLeaf | None) -> list[str]:
 
 
 def _exists(key: str, separator: str) -> KeyError:
-    return KeyError(f"unflatten_keys() makes the entry {tuple(key.split(separator))}, which exists already")
+    path = tuple(key.split(separator))
+    return KeyError(f"Unflattening key(s) in tensordict will override an existing entry: unflatten_keys() makes {path}")
 
 
 def _open_level(root: Any, name: str, levels: dict[str, Any], separator: str) -> Any:
@@ -224,7 +225,10 @@ def _open_level(root: Any, name: str, levels: dict[str, Any], separator: str) ->
         child = node._new_child()
     elif isinstance(child, Tensor) or child._is_non_tensor:
         path = tuple(name.split(separator))
-        raise KeyError(f"unflatten_keys() makes an entry below {path}, but it is an entry without levels")
+        raise KeyError(
+            "Unflattening key(s) in tensordict will override an existing entry: unflatten_keys() makes one below "
+            f"{path}, which is no collection"
+        )
     else:
         child = child.copy()
     node._set_str(part, child)
