@@ -43,7 +43,7 @@ from tensordict_lite.lazy import stack as _lazystack_class
 from tensordict_lite.lazy import typed as _lazy_typed  # noqa: F401  (registers its part)
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
-from tensordict_lite.memmap.api import load, load_memmap, save
+from tensordict_lite.memmap.api import append_memmap, load, load_memmap, save
 from tensordict_lite.memmap.archive import (
     is_memmap_archive,
     pack_memmap,
@@ -95,6 +95,12 @@ from tensordict_lite.building.functions import (  # isort: skip
 
 if TYPE_CHECKING:
     from tensordict_lite.persistent import PersistentTensorDict
+
+from_csv = TensorDict.from_csv
+from_h5 = TensorDict.from_h5
+from_json = TensorDict.from_json
+from_pandas = TensorDict.from_pandas
+from_parquet = TensorDict.from_parquet
 
 _vmapping.install()
 
@@ -150,9 +156,10 @@ __all__ = [
     "TensorDictBase",
     "TensorDictFuture",
     "TensorDictParams",
-    "as_tensordict_module",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "append_memmap",
+    "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
@@ -162,11 +169,16 @@ __all__ = [
     "dense_stack_tds",
     "from_any",
     "from_consolidated",
+    "from_csv",
     "from_dataclass",
     "from_dict",
+    "from_h5",
+    "from_json",
     "from_module",
     "from_modules",
     "from_namedtuple",
+    "from_pandas",
+    "from_parquet",
     "from_pytree",
     "from_safetensors",
     "from_struct_array",

@@ -5,6 +5,7 @@ For more than fits into memory, see `tdmap.datasets.read` and `write`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 
 if TYPE_CHECKING:
-    import os
-
     from typing_extensions import Self
 
 __all__ = ["FrameOps"]
@@ -117,7 +116,7 @@ class FrameOps(Kernel):
         """The columns of a Parquet file; ``options`` are those of :meth:`from_pandas` and ``pandas.read_parquet``."""
         own, others = _split(options)
         wanted = None if columns is None else list(columns)
-        return cls.from_pandas(_pandas().read_parquet(path, columns=wanted, **others), **own)
+        return cls.from_pandas(_read("parquet", path, columns=wanted, **others), **own)
 
     def to_parquet(self, path: str | os.PathLike[str], *, separator: str | None = None, **options: Any) -> None:
         """Write a Parquet file; see :meth:`to_pandas`, and for ``options`` ``pandas.DataFrame.to_parquet``."""
@@ -127,7 +126,7 @@ class FrameOps(Kernel):
     def from_csv(cls, path: str | os.PathLike[str], **options: Any) -> Self:
         """The columns of a CSV file; ``options`` are those of :meth:`from_pandas` and ``pandas.read_csv``."""
         own, others = _split(options)
-        return cls.from_pandas(_pandas().read_csv(path, **others), **own)
+        return cls.from_pandas(_read("csv", path, **others), **own)
 
     def to_csv(self, path: str | os.PathLike[str], *, separator: str | None = None, **options: Any) -> None:
         """Write a CSV file; see :meth:`to_pandas`, and for ``options`` ``pandas.DataFrame.to_csv``."""
@@ -140,7 +139,7 @@ class FrameOps(Kernel):
         ``options`` are those of :meth:`from_pandas` and ``pandas.read_json``.
         """
         own, others = _split(options)
-        return cls.from_pandas(_pandas().read_json(path, lines=lines, **{"orient": "records", **others}), **own)
+        return cls.from_pandas(_read("json", path, lines=lines, **{"orient": "records", **others}), **own)
 
     def to_json(
         self, path: str | os.PathLike[str], *, separator: str | None = None, lines: bool = False, **options: Any
@@ -156,6 +155,17 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of `from_pandas`, and others."""
     own = {name: value for name, value in options.items() if name in _OWN}
     return own, {name: value for name, value in options.items() if name not in _OWN}
+
+
+def _read(form: str, path: Any, **options: Any) -> Any:
+    """The data frame in a file."""
+    read = getattr(_pandas(), f"read_{form}")
+    try:
+        return read(path, **options)
+    except ValueError as error:  # pandas and pyarrow raise subclasses of it for what they cannot parse
+        named = os.fspath(path) if isinstance(path, (str, os.PathLike)) else repr(path)
+        what = {"csv": "rows of CSV", "json": "JSON records", "parquet": "a Parquet file"}[form]
+        raise ValueError(f"{named}: from_{form}() expects {what} there: {error}") from error
 
 
 def _pandas() -> Any:

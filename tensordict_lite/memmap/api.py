@@ -6,9 +6,46 @@ import os
 from typing import Any
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import DatasetNotFoundError
+from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.load import load_collection
+from tensordict_lite.memmap.writer import DatasetWriter
 
-__all__ = ["load", "load_memmap", "save"]
+__all__ = ["append_memmap", "load", "load_memmap", "save"]
+
+
+def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
+    """Appends rows to a saved dataset; :class:`DatasetWriter` appends many times without opening it again.
+
+    Args:
+        prefix: folder of the dataset.
+        rows: with the keys, dtypes and shapes of the rows that are there.
+        allow_pickle: accepted for compatibility; nothing is unpickled.
+
+    Raises:
+        DatasetNotFoundError: there is no dataset in the folder.
+        ValueError: the keys, shapes or dtypes differ, ``rows`` is a single row, or ``prefix`` is no folder.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict, append_memmap, load_memmap
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict(a=torch.arange(2), batch_size=[2]).memmap(folder.name)
+        >>> append_memmap(folder.name, TensorDict(a=torch.arange(3), batch_size=[3]))
+        >>> load_memmap(folder.name)["a"].tolist()
+        [0, 1, 0, 1, 2]
+    """
+    call = f"append_memmap({os.fspath(prefix)!r})"
+    if not os.path.isdir(prefix):
+        raise ValueError(f"{call} takes the folder of a dataset; unpack_memmap() makes one of an archive")
+    if not os.path.exists(os.path.join(prefix, META)):
+        raise DatasetNotFoundError(prefix, "there is no dataset to append rows to: save() writes the first ones")
+    if not isinstance(rows, TensorCollection):
+        raise TypeError(f"{call} takes a collection of rows, got {rows!r}")
+    if not rows.batch_dims:
+        raise ValueError(f"{call} takes a batch of rows, got a single one: pass rows.unsqueeze(0)")
+    with DatasetWriter(prefix) as writer:
+        writer.append(rows)
 
 
 def load_memmap(

@@ -86,13 +86,15 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         **options: Any,
     ) -> None:
         if backend != "h5":
-            raise NotImplementedError(f"backend={backend!r}: there is 'h5'. Zarr stores are read by tdmap.open_dataset")
+            raise NotImplementedError(
+                f"backend={backend!r}: there is 'h5'. tdmap.datasets.read() reads the arrays of a Zarr store"
+            )
         if (filename is None) == (group is None):
             raise RuntimeError(
                 f"Either group or filename must be provided, and not both. Got group={group} and filename={filename}."
             )
         if group is None:
-            group = entries.h5py_package().File(os.fspath(filename), mode)
+            group = entries.open_file(filename, mode)
         self._group = group
         self._options = options
         self._batch_size = torch.Size(()) if batch_size is None else as_size(batch_size)

@@ -61,6 +61,16 @@ def h5py_package() -> Any:
     return h5py
 
 
+def open_file(filename: str | os.PathLike[str], mode: str) -> Any:
+    """The file, open; an error of HDF5 that is none of the system's names it."""
+    try:
+        return h5py_package().File(os.fspath(filename), mode)
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{os.fspath(filename)}: from_h5() expects an HDF5 file there: {error}") from error
+        raise
+
+
 def is_group(entry: Any) -> bool:
     """Whether an entry of a file is a collection."""
     return not hasattr(entry, "dtype")
