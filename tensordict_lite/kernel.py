@@ -281,6 +281,17 @@ class Kernel:
             raise TypeError(f"iteration over a {type(self).__name__} without batch dimensions: use its items()")
         return iter(self.unbind(0))
 
+    def clear_refs_for_compile_(self) -> Self:
+        """Forget the operation that made this collection, for which ``with`` has an inverse, and those below it.
+
+        That holds a weak reference, with which ``torch.compile`` returns no collection from a function.
+        """
+        for each in (self, *self._nested()):
+            each._last_op = ("nothing", None)
+            if each is not self:
+                each.clear_refs_for_compile_()
+        return self
+
     # -- lock --------------------------------------------------------------------------------------------
 
     @property

@@ -480,8 +480,9 @@ class LazyShapeOps:
         """A copy with the rows filled where ``mask`` (over the leading batch dimensions) holds."""
         return self.clone().masked_fill_(mask, value)  # type: ignore[attr-defined,no-any-return]
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """The rows where ``mask`` holds, in one dimension."""
+        self._refuse_inplace("masked_select", inplace)
         dense = self._dense_or_none()
         return self._index(mask) if dense is None else dense.masked_select(mask)
 

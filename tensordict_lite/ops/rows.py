@@ -218,8 +218,12 @@ class RowOps(Kernel):
             return out  # type: ignore[no-any-return]
         return self._inplace_or(inplace, new)
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """The rows where ``mask`` (of the batch size, or of its first dimensions) is true, one batch dimension.
+
+        Args:
+            mask: a bool tensor.
+            inplace: this collection and the nested ones take over the rows, and are returned.
 
         Example:
             >>> import torch
@@ -228,7 +232,7 @@ class RowOps(Kernel):
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        return self[mask]  # type: ignore[index]
+        return self._inplace_or(inplace, self[mask])  # type: ignore[index]
 
     # -- filling ----------------------------------------------------------------------------------------------------
 

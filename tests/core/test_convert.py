@@ -7,6 +7,7 @@ import copy
 import functools
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, default_collate
 
 import tensordict_lite as tdl
+import tensordict_lite.utils
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, assert_close, lazy_stack, tensorclass
 
 Pair = collections.namedtuple("Pair", ["a", "b"])
@@ -349,3 +351,16 @@ def test_a_deep_copy_of_a_tensor_that_is_there_twice_is_there_twice() -> None:
     assert copied["a"] is copied["n", "b"] and copied["a"] is not x
     alone, pair = copy.deepcopy([x, TensorDict(a=x)])
     assert pair["a"] is alone
+
+
+def test_words_of_a_configuration_are_bools() -> None:
+    reference = pytest.importorskip("tensordict.utils")
+
+    def answer(library: Any, word: Any) -> Any:
+        try:
+            return library.strtobool(word)
+        except Exception as error:
+            return type(error)
+
+    for word in ("yes", "Y", "t", "True", "on", "1", "no", "N", "f", "false", "OFF", "0", "", " yes", "maybe", True):
+        assert answer(tensordict_lite.utils, word) == answer(reference, word), word

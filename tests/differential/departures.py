@@ -216,6 +216,11 @@ TREES = [
         "lib.collate(list(lz.select('a').unbind(0)), pad_keys={'a': 0})['a'].shape",
         "a DataLoader over a ragged stack hands over batches, and their entries are padded as those of samples are",
     ),
+    (
+        "nm.masked_select(torch.tensor([True, False]), inplace=True).names",
+        "nm.masked_select(torch.tensor([True, False])).names",
+        "in place or not, the dimensions that stay keep their names",
+    ),
 ]
 
 CHAIN = (

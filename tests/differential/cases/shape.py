@@ -179,6 +179,14 @@ nm.gather(-1, torch.tensor([[0], [1]]))
 td.gather(1, torch.tensor([0, 2]))
 td.gather(dim=0, index=torch.tensor([0, 2]))
 td.masked_select(torch.tensor([True, False, True]))
+td.masked_select(torch.tensor([True, False, True]), inplace=True) is td
+n = td["b"]; td.masked_select(torch.tensor([True, False, True]), inplace=True)["b"] is n
+nm.masked_select(torch.ones(2, 3, dtype=torch.bool), inplace=True)
+td.lock_().masked_select(torch.tensor([True, False, True]), inplace=True)
+c.masked_select(torch.tensor([True, False, True]), inplace=True)
+lz.masked_select(torch.tensor([True, False, True]), inplace=True)
+td.clear_refs_for_compile_() is td
+ds.clear_refs_for_compile_() is ds
 nm.masked_select(torch.ones(2, 3, dtype=torch.bool))
 nm.masked_select(torch.ones(2, dtype=torch.bool))
 nm.masked_select(torch.ones(2, 1, dtype=torch.bool))

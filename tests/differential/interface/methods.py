@@ -26,7 +26,7 @@ FORMATS = ("parquet", "csv", "json")
 
 ABSENT = {
     "formats that no function here reads or writes": "from_zarr to_mds to_store to_zarr",
-    "internals of the reference": "clear_refs_for_compile_ hook_in hook_out pack",
+    "internals of the reference": "hook_in hook_out pack",
 }
 """Why this project has no method of the name, and the names."""
 
