@@ -68,7 +68,7 @@ x.fill_("a", 3)
 x.masked_fill(torch.ones(size, dtype=torch.bool), 0)
 x.masked_fill_(torch.ones(size, dtype=torch.bool), 0)
 x.masked_select(torch.ones(size, dtype=torch.bool))
-x.clear_refs_for_compile_()
+x.clear_refs_for_compile_().batch_size
 x.where(torch.ones(size, dtype=torch.bool), y)
 x.where(torch.zeros(size, dtype=torch.bool), 0)
 x.all()
