@@ -1,4 +1,4 @@
-# Needs Python (3.10 or later, with venv) and make; everything else goes into .venv.
+# Needs Python (3.11 or later, with venv) and make; everything else goes into .venv.
 #   make demo    the main job on real photographs
 #   make test    the test suite (installs what it needs first)
 #   make check   linter, formatter, floors (who may import whom), strict types

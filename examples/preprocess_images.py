@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +42,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 console = Console(highlight=False)
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """What the normalised pictures are stored as."""
 
     float16 = "float16"

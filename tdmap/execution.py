@@ -37,7 +37,7 @@ from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 EXECUTORS = ("process", "thread", "serial", "ray")
 

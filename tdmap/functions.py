@@ -16,7 +16,7 @@ from tdmap.errors import add_note
 from tdmap.job import function_name
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Key: TypeAlias = "str | tuple[str, ...]"
 Keys: TypeAlias = "Key | Sequence[Key]"

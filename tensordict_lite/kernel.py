@@ -28,7 +28,7 @@ from torch import Tensor
 from tensordict_lite import registry
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["LOCKED_MESSAGE", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
 

@@ -43,7 +43,7 @@ from tdmap.resume.inshards import or_in_shards
 from tdmap.resume.stepwise import options_of, parts_of, run_call
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -63,7 +63,7 @@ from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -44,7 +44,7 @@ from tdmap.runtime.commits import settled
 from tdmap.sinks import Collect
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -22,7 +22,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
     from tdmap.rowerrors import OnError

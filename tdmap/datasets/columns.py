@@ -48,7 +48,7 @@ from tdmap.runtime.skipping import DROP
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -33,7 +33,7 @@ from tdmap.memory.hidden import SHARDS
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

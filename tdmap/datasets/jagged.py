@@ -24,8 +24,9 @@ from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
 KINDS = ("tensor", "str", "bytes")
 

@@ -37,7 +37,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import new_file, write_all
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -33,7 +33,7 @@ from tdmap.sinks import Collect, Gather
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -28,7 +28,7 @@ from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -50,7 +50,7 @@ from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Preallocated
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 MASK_BYTES, MASK_ROWS = 4 << 20, 1 << 16
 """What a predicate is asked about at a time, at most, by default: of narrow rows."""

@@ -21,7 +21,7 @@ from tdmap.runtime.commits import settled
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 INLINE_ROWS = 1 << 16
 """An order of more rows than these is drawn into shared memory."""

@@ -23,7 +23,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

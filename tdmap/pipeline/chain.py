@@ -34,7 +34,7 @@ from tdmap.seeding import checked_seed
 from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Chain(torch.utils.data.IterableDataset[Any]):

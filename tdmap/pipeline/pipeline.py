@@ -49,7 +49,7 @@ from tdmap.resume.inshards import or_in_shards
 from tdmap.seeding import drawn_seed
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

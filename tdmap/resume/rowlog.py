@@ -37,7 +37,7 @@ from tdmap.resume import journal as journals
 from tdmap.resume.run import Run, RunLog, can_begin_anew, check_identity, files_of, open_run
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""

@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,7 @@ def _found(session: Any) -> Callable[[], dict[str, Any]]:
     def give() -> dict[str, Any]:
         now = credentials.get_frozen_credentials()
         renewed = hasattr(credentials, "refresh_needed")
-        ends = datetime.now(timezone.utc) + timedelta(minutes=CREDENTIALS_MINUTES) if renewed else None
+        ends = datetime.now(UTC) + timedelta(minutes=CREDENTIALS_MINUTES) if renewed else None
         return {
             "access_key_id": now.access_key, "secret_access_key": now.secret_key, "token": now.token,
             "expires_at": ends,

@@ -26,7 +26,7 @@ from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import has_entry, public
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["DenseCollection"]
 

@@ -15,7 +15,7 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.settings import MISSING
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 from tensordict_lite.building.builders import (
     build,

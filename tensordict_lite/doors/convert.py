@@ -17,8 +17,7 @@ from tensordict_lite.ops.keys.state import StateOps
 
 if TYPE_CHECKING:
     import os
-
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.persistent import PersistentTensorDict
 

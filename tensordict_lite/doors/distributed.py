@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict_lite.kernel import Kernel
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["DistributedOps"]
 

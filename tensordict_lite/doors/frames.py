@@ -16,7 +16,7 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["FrameOps"]
 

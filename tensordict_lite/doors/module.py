@@ -13,7 +13,7 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict, restore
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ModuleOps"]
 

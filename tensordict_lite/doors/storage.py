@@ -11,8 +11,9 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
-    from typing_extensions import Self
 
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
 

@@ -42,7 +42,7 @@ from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["LazyStackedTensorDict", "member_columns"]
 

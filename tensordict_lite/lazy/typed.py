@@ -20,7 +20,7 @@ from tensordict_lite.tensorclass.build import TensorClassMeta
 from tensordict_lite.tensorclass.fields import unknown_field_error
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["TypedLazyStack", "typed_stack_class"]
 

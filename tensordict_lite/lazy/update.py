@@ -18,7 +18,7 @@ from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["LazyUpdateOps"]
 

@@ -18,7 +18,7 @@ from tensordict_lite.lazy.members import is_ragged
 from tensordict_lite.ops.values.generated import inplace
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["LazyWriteOps"]
 

@@ -26,7 +26,7 @@ from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "NonTensorData",

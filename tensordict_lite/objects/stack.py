@@ -33,7 +33,7 @@ from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.registry import register
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 

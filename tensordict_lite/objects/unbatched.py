@@ -21,7 +21,7 @@ from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["UnbatchedEntry", "UnbatchedTensor"]
 

@@ -16,7 +16,7 @@ from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ApplyOps"]
 

@@ -13,7 +13,7 @@ from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 

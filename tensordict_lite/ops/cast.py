@@ -16,7 +16,7 @@ from tensordict_lite.ops.memory import pinned
 from tensordict_lite.ops.values.operands import leaf_paths, tracked_rows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 

@@ -14,7 +14,7 @@ from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 

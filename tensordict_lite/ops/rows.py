@@ -12,7 +12,7 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["RowOps", "check_gather_out", "check_pad"]
 

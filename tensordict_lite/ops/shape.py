@@ -21,7 +21,7 @@ from tensordict_lite.ops.reshaping import Shapes, expanded_entry, reshaped_entry
 from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ShapeOps", "expand_sizes", "permute_dims", "positive_dim"]
 

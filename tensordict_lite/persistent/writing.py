@@ -16,7 +16,7 @@ from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.persistent import entries
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["FileWrites"]
 

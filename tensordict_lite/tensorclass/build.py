@@ -12,11 +12,10 @@ import inspect
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, dataclass_transform
 from weakref import WeakValueDictionary
 
 import torch
-from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_device

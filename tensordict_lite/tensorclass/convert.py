@@ -20,7 +20,7 @@ from tensordict_lite.tensorclass.build import fill_slots
 from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, init_var_names
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["TensorClassConversions", "from_dataclass"]
 

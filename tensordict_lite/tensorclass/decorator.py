@@ -17,11 +17,10 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, overload
 
 import torch
 from torch import Tensor
-from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -37,8 +36,7 @@ from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, Flags, unknown_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
     class BatchSizeField:
         def __get__(self, instance: Any, owner: Any) -> torch.Size: ...

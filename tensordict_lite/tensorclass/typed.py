@@ -10,11 +10,10 @@ import inspect
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import torch
 from torch import Tensor
-from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
@@ -22,7 +21,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["TypedTensorDict"]
 

@@ -21,7 +21,7 @@ pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 NOON = datetime.datetime(2024, 6, 1, 12)
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 ROWS = 400
 
 

@@ -130,7 +130,7 @@ VALUES = [
     torch.Size([2, 3]),
     range(1, 9, 2),
     slice(None, 3),
-    datetime.datetime(2020, 1, 2, 3, 4, 5, 6, datetime.timezone.utc),
+    datetime.datetime(2020, 1, 2, 3, 4, 5, 6, datetime.UTC),
     datetime.date(2020, 1, 2),
     datetime.timedelta(1, 2, 3),
     decimal.Decimal("1.50"),

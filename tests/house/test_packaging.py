@@ -6,15 +6,11 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pytest brings it there
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -126,7 +122,7 @@ def test_data_package_does_not_import_the_engine() -> None:
 def test_constraints_pin_every_requirement_exactly() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     assert "torch==2.13.0" in lines
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^;\s]+(; python_version >= '3\.11')?", line) for line in lines)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^;\s]+", line) for line in lines)
     pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
     wanted = requirements([*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])])
     assert {"torch", "pytest", "ray"} <= wanted

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import reveal_type
+from typing import reveal_type
 
 from tensordict_lite import TensorClass, TensorDict, tensorclass
 

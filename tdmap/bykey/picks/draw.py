@@ -25,7 +25,7 @@ from tdmap.runtime.commits import settled
 from tdmap.seeding import checked_seed, seed_or_drawn
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

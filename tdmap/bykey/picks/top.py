@@ -21,7 +21,7 @@ from tdmap.resume.stepwise import options_of, run_call
 from tdmap.runtime.commits import settled
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

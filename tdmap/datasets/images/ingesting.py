@@ -45,7 +45,7 @@ from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -24,7 +24,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
 

@@ -17,7 +17,7 @@ from tdmap.execution import Execution
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.datasets.jagged import Jagged
     from tdmap.datasets.table import Table

@@ -25,7 +25,7 @@ from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tdmap.execution import WorkerOptions
     from tdmap.memory.scratch import Scratch

@@ -14,7 +14,7 @@ from tensordict_lite.nn.sampling.modes import Mode, Setting
 __all__ = ["InteractionType", "deterministic_value", "interaction_type", "set_interaction_type"]
 
 
-class InteractionType(str, Enum):
+class InteractionType(str, Enum):  # noqa: UP042  (str() of a member names the class, as in the reference)
     """How a probabilistic module gets a value from a distribution.
 
     ``RANDOM`` is a sample (``rsample`` where there is one), ``MODE``, ``MEDIAN`` and ``MEAN`` the attribute of that

@@ -12,7 +12,7 @@ from tensordict_lite.keys import unravel_key
 from tensordict_lite.views import default_is_leaf, leaf_items
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["JoinOps"]
 

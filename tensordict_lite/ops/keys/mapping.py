@@ -30,7 +30,7 @@ from tensordict_lite.views import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["MappingOps"]
 

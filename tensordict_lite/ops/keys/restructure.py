@@ -14,7 +14,7 @@ from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, public
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["RestructureOps"]
 

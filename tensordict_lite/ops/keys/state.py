@@ -14,7 +14,7 @@ from tensordict_lite.keys import require_path
 from tensordict_lite.views import as_read, entry_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["StateOps"]
 

@@ -20,7 +20,7 @@ from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["UpdateOps"]
 

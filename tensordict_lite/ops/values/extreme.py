@@ -16,7 +16,7 @@ from tensordict_lite.ops.values.operands import is_object
 from tensordict_lite.ops.values.reduce_tree import batch_dims, dense, kept, ones, scalar, together, walk, without
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ExtremeOps"]
 

@@ -17,7 +17,7 @@ from tensordict_lite.ops.values.objects import with_answers
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve, spelled_out
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing import Self
 
 from tensordict_lite.base import TensorCollection
 

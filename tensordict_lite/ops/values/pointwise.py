@@ -17,7 +17,7 @@ from tensordict_lite.ops.values.generated import GeneratedOps, inplace
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 

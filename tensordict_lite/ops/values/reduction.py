@@ -32,7 +32,7 @@ from tensordict_lite.ops.values.reduce_tree import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensordict_lite.base import TensorCollection
 
