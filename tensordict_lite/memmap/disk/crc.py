@@ -34,7 +34,7 @@ def fastest() -> Callable[..., int]:
     """
     try:
         from isal import isal_zlib
-    except ImportError:  # a platform without it
+    except ImportError:  # the extra `archives`
         return zlib.crc32
     function: Any = isal_zlib.crc32
     return function  # type: ignore[no-any-return]
