@@ -4,11 +4,10 @@
 
 import builtins
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from typing import Self
 
 from tensordict_lite.base import TensorCollection
 

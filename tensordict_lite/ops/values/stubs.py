@@ -24,11 +24,10 @@ _HEADER = """# Written by `python -m tensordict_lite.ops.values.stubs`: change t
 
 import builtins
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from typing import Self
 
 from tensordict_lite.base import TensorCollection
 
