@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test check format bench gpu soak docs clean
 
 demo: $(VENV)/.installed-images
-	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output
+	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output --keep
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)

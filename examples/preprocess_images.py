@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -117,9 +118,21 @@ def main(
     draw(paths, folder / "before_after.png", count)
     for name, digest in digests(paths).items():
         console.print(f"sha256 {digest}  {name}", soft_wrap=True)
-    if not keep:
+    if keep:
+        _print_next(folder)
+    else:
         for path in paths.values():
             shutil.rmtree(path)
+
+
+def _print_next(folder: Path) -> None:
+    """Commands that look at what was written."""
+    console.print("The datasets stay. To look at them:")
+    photos, normalised = shlex.quote(str(folder / "photos")), shlex.quote(str(folder / "normalised"))
+    sheet = shlex.quote(str(folder / "sheet.png"))
+    for command in (f"info {photos}", f"head {photos} -n 24 --sheet {sheet}", f"stats {normalised}"):
+        # The command of this Python, whose folder is seldom on the path of a shell.
+        console.print(f"  {shlex.quote(sys.executable)} -m tdmap {command}", soft_wrap=True, markup=False)
 
 
 def run(

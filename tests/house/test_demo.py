@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,11 +56,19 @@ def test_same_seed_gives_the_same_bytes_for_any_number_of_workers(
     assert digests(capsys.readouterr().out) == digests(alone.stdout)
 
 
-def test_keep_leaves_the_datasets(demo: ModuleType, tmp_path: Path) -> None:
+def test_keep_leaves_the_datasets_and_names_commands_that_look_at_them(
+    demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     demo.main(rows="50", workers=1, dir=tmp_path, keep=True, dtype=demo.Precision.float32, pbar=False)
     size = (tmp_path / "normalised" / "image.memmap").stat().st_size
     assert size == 50 * 3 * 64 * 64 * 4
     assert {p.name for p in tmp_path.iterdir()} == {"before_after.png", "photos", "normalised", "negatives"}
+    commands = re.findall(r"^  (.+ -m tdmap .+)$", capsys.readouterr().out, re.MULTILINE)
+    assert [command.split(" -m tdmap ")[1].split()[0] for command in commands] == ["info", "head", "stats"]
+    for command in commands:
+        ran = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "sheet.png").exists()
 
 
 def test_a_wrong_row_is_found(demo: ModuleType, tmp_path: Path) -> None:
