@@ -43,8 +43,6 @@ EXAMPLES = {
         "tdmap profile mymodule:normalise photos --workers 2 --plot profile.png --trace trace.json",
     ],
     "bench": ["tdmap bench --quick", "tdmap bench mymodule:normalise photos --quick"],
-    "cache list": ["tdmap cache list", "tdmap cache list --json | jq .bytes"],
-    "cache prune": ["tdmap cache prune --older-than 30", "tdmap cache prune --max-size 10"],
     "completion": ["tdmap completion bash > tdmap.bash", "tdmap completion fish"],
 }
 """By the words that choose the command."""

@@ -22,7 +22,6 @@ from tdmap.operations.keeping import marking
 from tdmap.operations.target import InShards, Target
 from tdmap.plan import CACHE_BYTES
 from tdmap.ranks.shard import ShardLike
-from tdmap.resume.cached import map_cached
 from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import OnError, mode_of
 from tdmap.runtime.crews.cluster import RayCluster
@@ -45,7 +44,6 @@ def map(
     fn_kwargs: Mapping[str, Any] | None = None,
     resume: Resume = False,
     overwrite: bool = False,
-    cache: bool | str | os.PathLike[str] = False,
     shard: ShardLike = None,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -105,8 +103,6 @@ def map(
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-        cache: keep the result in a folder by what made it: the same call with the same function, data and options opens
-            it again. True: in `$TDMAP_CACHE` or `~/.cache/tdmap/maps`; or a folder. `tdmap cache` lists and prunes it.
         shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
             `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
             at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
@@ -186,8 +182,6 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
-    if cache:
-        return map_cached(map, dict(locals()))
     target = Target.of(out, data, device, shard, resume, overwrite)
     if rows_per_shard is not None or is_url(out):
         target = InShards.instead_of(target, data, dim, overwrite, rows_per_shard, storage_options)

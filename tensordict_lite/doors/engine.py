@@ -71,7 +71,6 @@ class EngineOps(Kernel):
         fn_kwargs: Mapping[str, Any] | None = None,
         resume: Resume = False,
         overwrite: bool = False,
-        cache: bool | str | os.PathLike[str] = False,
         shard: tuple[int, int] | str | None = None,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,

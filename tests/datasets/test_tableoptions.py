@@ -26,7 +26,6 @@ OF_MAP = {
     **dict.fromkeys(["with_indices", "fn_kwargs"], "functools.partial; a column with the numbers of the rows"),
     "device": "columns of text lie on none",
     "undo": "no function changes a table in place",
-    "cache": "out= with resume=True opens what is there",
 }
 LACKING: dict[str, dict[str, str]] = {
     "map": OF_MAP,

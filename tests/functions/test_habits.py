@@ -1,20 +1,16 @@
-"""Functions as other libraries have them: dicts and arrays as results, numbers of rows, keyword arguments, a cache."""
+"""Functions as other libraries have them: dicts and arrays as results, numbers of rows, keyword arguments."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tdmap
-from tdmap.cli import app
 from tdmap.errors import OutputMismatch
-from tdmap.resume.cached import kept_results
 from tensordict_lite import TensorDict
 
 ROWS = 23
@@ -106,84 +102,6 @@ def test_results_that_are_no_rows_are_told(data: Any) -> None:
         data.map(lambda chunk: {"y": chunk["x"], "z": chunk["x"][:1]}, num_workers=0, chunksize=5)
     with pytest.raises(TypeError, match="fn_kwargs must be a dict"):
         data.map(lambda chunk: chunk, fn_kwargs=[3], num_workers=0)
-
-
-def test_a_cached_result_is_opened_again(data: Any, tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-
-    def double(chunk: Any, by: int = 2) -> dict[str, Any]:
-        with calls.open("a") as file:
-            file.write("x")
-        return {"y": chunk["x"] * by}
-
-    def count() -> int:
-        return len(calls.read_text())
-
-    cache: Any = {"cache": tmp_path / "cache", "num_workers": 0, "chunksize": 10}
-    assert data.map(double, **cache)["y"].tolist() == [2 * x for x in range(ROWS)]
-    before = count()
-    assert data.map(double, **cache)["y"].tolist() == [2 * x for x in range(ROWS)]
-    assert count() == before
-    assert data.map(double, fn_kwargs={"by": 5}, **cache)["y"].tolist() == [5 * x for x in range(ROWS)]
-    after = count()
-    assert after > before
-    other = TensorDict({"x": torch.arange(ROWS) + 1}, [ROWS])
-    assert other.map(double, **cache)["y"].tolist() == [2 * x + 2 for x in range(ROWS)]
-    assert count() > after
-    assert len(kept_results(tmp_path / "cache")) == 3
-
-
-def test_the_cache_lies_where_the_environment_says(data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TDMAP_CACHE", str(tmp_path / "there"))
-    data.map(lambda chunk: {"y": chunk["x"]}, cache=True, num_workers=0)
-    assert len(kept_results(tmp_path / "there")) == 1
-
-
-def test_an_interrupted_result_is_gone_on_with(data: Any, tmp_path: Path) -> None:
-    mark, calls = tmp_path / "mark", tmp_path / "calls"
-
-    def fn(chunk: Any) -> dict[str, Any]:
-        if chunk["x"][0] >= 10 and not mark.exists():
-            mark.touch()
-            raise KeyError("once")
-        with calls.open("a") as file:
-            file.write("x")
-        return {"y": chunk["x"]}
-
-    cache: Any = {"cache": tmp_path / "cache", "num_workers": 0, "chunksize": 1}
-    with pytest.raises(KeyError):
-        data.map(fn, **cache)
-    assert [kept.is_whole for kept in kept_results(tmp_path / "cache")] == [False]
-    assert data.map(fn, **cache)["y"].tolist() == list(range(ROWS))
-    assert len(calls.read_text()) < 2 * ROWS - 5
-
-
-@pytest.mark.parametrize("option", [{"out": "x"}, {"resume": True}, {"shard": (0, 2)}, {"on_error": "skip"}])
-def test_options_that_make_no_sense_beside_the_cache_are_told(data: Any, option: Any) -> None:
-    with pytest.raises(ValueError, match="cache="):
-        data.map(lambda chunk: chunk, cache=True, **option)
-
-
-def test_the_command_lists_and_prunes(data: Any, tmp_path: Path) -> None:
-    for number in range(3):
-        data.map(
-            lambda chunk, by: {"y": chunk["x"] * by}, fn_kwargs={"by": number}, cache=tmp_path / "c", num_workers=0
-        )
-    kept = kept_results(tmp_path / "c")
-    for age, result in enumerate(reversed(kept)):
-        os.utime(result.path / ".tdmap" / "used", (1e9 - 1000 * age,) * 2)
-    newest = kept[-1].path
-    (tmp_path / "c" / "not-mine").mkdir()
-    runner, folder = CliRunner(), ["--folder", str(tmp_path / "c")]
-    listed = runner.invoke(app, ["cache", "list", *folder]).output
-    assert "3 results" in listed and newest.name in listed
-    assert runner.invoke(app, ["cache", "prune", *folder]).exit_code == 2
-    one = kept[-1].nbytes / 1e9
-    assert "2 results removed" in runner.invoke(app, ["cache", "prune", *folder, "--max-size", str(one * 1.01)]).output
-    assert [result.path for result in kept_results(tmp_path / "c")] == [newest]
-    assert "0 results removed" in runner.invoke(app, ["cache", "prune", *folder, "--older-than", "1e5"]).output
-    assert "1 results removed" in runner.invoke(app, ["cache", "prune", *folder, "--older-than", "1"]).output
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["not-mine"]
 
 
 class Doubled:

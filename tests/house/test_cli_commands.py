@@ -320,7 +320,6 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path / "status"))
-    monkeypatch.setenv("TDMAP_CACHE", str(tmp_path / "cache"))
     lines = [line for name, example in EXAMPLES.items() if name not in ("bench", "verify") for line in example]
     for line in [*lines, *EXAMPLES["verify"]]:
         before, _, behind = line.rpartition(" | ") if " | tdmap" in line else ("", "", line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tdmap.cli.commands import (
-    cache,
     completion,
     convert,
     datasets,
@@ -20,7 +19,6 @@ from tdmap.cli.commands import (
 )
 
 __all__ = [
-    "cache",
     "completion",
     "convert",
     "datasets",
