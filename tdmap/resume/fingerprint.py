@@ -25,6 +25,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.identity.owners import is_users_own
 from tdmap.identity.walk import Reached, function_pieces
+from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -102,8 +103,8 @@ def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
 
     Args:
         data: a tensor or a collection.
-        contents: tell one content from another: by the time when a file was last written, or by a digest of
-            memory. False for a dataset that the run itself changes.
+        contents: tell one content from another: by the time when a file was last written (see `written_at`), or by
+            a digest of memory. False for a dataset that the run itself changes.
     """
     if is_opened_by_row(data):
         return _member_parts(data, contents)
@@ -146,7 +147,10 @@ def _describe_leaf(leaf: Any, contents: bool) -> str:
     # Of a file in whose place a save has put another one since it was mapped, the rows are in memory only.
     if region is None or region.handle.anonymous or not is_reachable(region.handle, plain.untyped_storage()):
         return f"{text}, content {_digest(plain)}" if contents else f"{text}, in memory"
-    info = os.stat(region.handle.path)
-    text += f", {os.path.basename(region.handle.path)} from element {region.offset}, strides {list(region.stride)}"
-    text += f", {info.st_size} bytes" + ", conjugated" * leaf.is_conj() + ", negated" * leaf.is_neg()
-    return f"{text}, written at {info.st_mtime_ns}" if contents else text
+    path = region.handle.path
+    text += f", {os.path.basename(path)} from element {region.offset}, strides {list(region.stride)}"
+    text += f", {os.path.getsize(path)} bytes" + ", conjugated" * leaf.is_conj() + ", negated" * leaf.is_neg()
+    if not contents:
+        return text
+    written = written_at(path)
+    return f"{text}, content {_digest(plain)}" if written is None else f"{text}, written at {written}"

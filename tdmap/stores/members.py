@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
+from tdmap.memory.files import written_at
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -127,8 +128,8 @@ class FolderMember:
         for root, folders, files in os.walk(self.name):
             folders[:] = [folder for folder in folders if folder != HIDDEN]
             for path in (os.path.join(root, file) for file in files):
-                info = os.stat(path)
-                found[os.path.relpath(path, self.name)] = info.st_size, str(info.st_mtime_ns)
+                if os.path.isfile(path):
+                    found[os.path.relpath(path, self.name)] = os.path.getsize(path), content_of(path)
         return f"{os.path.basename(self.name)}, {self.rows} rows, metadata {self.digest}, {state_of(found)}"
 
 
@@ -172,6 +173,18 @@ def digest_of(folder: str) -> str:
     if not os.path.isdir(folder):
         raise DatasetNotFoundError(folder, "is missing: there is no such folder")
     return digest_of_bytes(read_small(f"{folder}/{META}", folder))
+
+
+def content_of(path: str) -> str:
+    """What tells the content of a file from what it was: when it was written, or a digest where that is not noted."""
+    written = written_at(path)
+    if written is not None:
+        return str(written)
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def state_of(files: Mapping[str, tuple[int, str]]) -> str:
