@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap.errors import UntrustedFile
+from tensordict_lite.memmap.disk.format import RUNS
 
-HIDDEN = ".tdmap"
+HIDDEN = RUNS
 """Name of the folder, within that of a dataset."""
 
 SHARDS = "shards.json"

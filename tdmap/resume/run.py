@@ -40,7 +40,7 @@ from tdmap.events import Callback
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import without_strays
-from tdmap.memory.hidden import append_line, lines, printable
+from tdmap.memory.hidden import append_line, exists, lines, printable, remove, remove_tree
 from tdmap.memory.regions import region_of
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.resume import journal as journals
@@ -48,6 +48,7 @@ from tdmap.resume.fingerprint import PACKAGE, function_parts, source_parts
 from tdmap.resume.journal import Journal
 from tdmap.resume.ledger import Ledger
 from tdmap.runtime.skiplog import SkipLog
+from tensordict_lite.memmap.disk.format import REPLACED
 from tensordict_lite.memmap.plan import mapped_root
 
 HISTORY = "history.jsonl"
@@ -306,8 +307,11 @@ def contents_for(
     if contents is not None:
         check_identity(contents.header, path)
     torn = kind == IN_PLACE and contents is not None and boot is not None and not contents.is_settled(boot)
+    replaced = run.folder / REPLACED
     run.is_complete = _digest(run.identity) in _history(run.folder)
     run.is_latest = not run.is_complete
+    if kind == IN_PLACE and exists(replaced):
+        _refuse_replaced(run, contents)
     if run.is_complete:
         return contents, torn
     if kind == IN_PLACE:
@@ -320,6 +324,9 @@ def contents_for(
         header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
         run.skips.forget()
         run.objects.forget()
+        if exists(replaced):
+            remove(run.folder / HISTORY)
+            remove_tree(replaced)
         # Rows that are changed in place, and no header to say so, would be changed twice.
         header |= {"command": COMMAND.get()} | ({"ranks": True} if run.by_ranks else {})
         journals.create(path, header, durable=kind == IN_PLACE)
@@ -410,6 +417,25 @@ def _check_in_place(run: Run, contents: journals.Contents | None, torn: bool) ->
 def _history(folder: Path) -> set[str]:
     """Runs over this dataset that were complete before the last one began."""
     return {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
+
+
+def _refuse_replaced(run: Run, contents: journals.Contents | None) -> None:
+    """Refuse a run of which some rows are those of before a save, and some are not."""
+    over = run.is_complete
+    if contents is not None and not over:
+        over = contents.is_complete()
+        if over and _digest(contents.header["identity"]) != _digest(run.identity):
+            return  # another run, which may begin
+    if contents is None and not over:
+        return
+    _refuse(
+        run,
+        ["a save has replaced files of the dataset since, and not all of them"],
+        "holds an in-place run that is complete" if over else "holds an in-place run that is not finished",
+        "To change the rows once more, call it without resume=True."
+        if over
+        else "Restore the dataset from a copy, or save all of its columns anew, and remove the folder.",
+    )
 
 
 def _refuse_unsettled(run: Run) -> None:

@@ -16,11 +16,11 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import all_bytes, refuse_link, write_all, write_tensor_to
-from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.format import META, RUNS, read_small
 from tensordict_lite.memmap.disk.inplace import may_overwrite, overwritten
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
-from tensordict_lite.memmap.disk.staging import Staging, Superseded, swapped_file
+from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded, swapped_file
 from tensordict_lite.memmap.disk.turns import reading
 from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
@@ -231,7 +231,7 @@ class _Save:
 
     def _may_swap(self, root: str, leaf: Leaf) -> bool:
         """Whether to try :meth:`_swap`; a small file costs less than a look at the metadata, which it takes anyway."""
-        if self.like or self.atomic or _files_of(leaf) != [leaf.file]:
+        if self.like or self.atomic or _files_of(leaf) != [leaf.file] or os.path.lexists(f"{root}/{RUNS}"):
             return False
         return os.path.exists(f"{root}/{META}") and (leaf.nbytes < _LARGE or self._metadata_is_current(root))
 
@@ -333,7 +333,7 @@ class _Save:
         """Whether to try :meth:`_overwrite`."""
         if self.like or self.atomic or any(folder.blobs for folder in self.plan.folders):
             return False
-        if not os.path.isfile(f"{root}/{META}"):
+        if not os.path.isfile(f"{root}/{META}") or os.path.lexists(f"{root}/{RUNS}"):
             return False
         return all(_files_of(leaf) == [leaf.file] for leaf in todo) and may_overwrite([leaf.nbytes for leaf in todo])
 
@@ -363,7 +363,8 @@ class _Save:
                     _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
-            staging.commit(files, folders, meanwhile=self._grow_files, is_current=is_current)
+            replaced: Replaced = "none" if not todo else "all" if len(todo) == len(self.plan.leaves) else "some"
+            staging.commit(files, folders, meanwhile=self._grow_files, is_current=is_current, replaced=replaced)
             tensors = mapped()
         except BaseException as problem:
             is_gone = isinstance(problem, FileNotFoundError) and staging.inside and staging.is_gone()

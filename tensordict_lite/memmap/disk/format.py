@@ -31,6 +31,8 @@ __all__ = [
     "ITEMSIZE",
     "META",
     "PICKLES",
+    "REPLACED",
+    "RUNS",
     "SUFFIX",
     "LeafMeta",
     "NodeMeta",
@@ -56,6 +58,8 @@ __all__ = [
 META = "meta.json"
 LEGACY_META = "meta.pt"  # of tensordict up to 0.2
 SUFFIX = ".memmap"
+RUNS = ".tdmap"  # what resumable runs over a dataset have noted about its rows
+REPLACED = "replaced"  # in that folder: files of the rows were replaced since
 PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
 FORMAT_VERSION = 1
 

@@ -29,13 +29,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.contents import STALE, is_temporary, put_away, require_only
 from tensordict_lite.memmap.disk.files import open_at_once, open_folder, refuse_link
-from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
 from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, reading, turn_in
 
 __all__ = [
@@ -53,6 +53,9 @@ __all__ = [
     "sync_files",
     "sync_folder",
 ]
+
+Replaced: TypeAlias = Literal["all", "some", "none"]
+"""Which tensors of a dataset a save gives new files."""
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -148,6 +151,7 @@ class Staging:
         *,
         meanwhile: Callable[[], None] | None = None,
         is_current: Callable[[], bool] = lambda: True,
+        replaced: Replaced = "all",
     ) -> None:
         """Puts the dataset in its place, where nobody else puts one before :meth:`release`.
 
@@ -156,6 +160,8 @@ class Staging:
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
             meanwhile: changes files of the old dataset in place; called while there is no metadata.
             is_current: whether the other files of the folder are what they were; asked while nobody changes them.
+            replaced: which tensors of a dataset that is there get new files. What runs have noted about the rows that
+                it had (``.tdmap``) is removed with ``"all"``, and marked as doubtful with ``"some"``.
 
         Raises:
             DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
@@ -165,7 +171,7 @@ class Staging:
             self._take_turn()
             if self.is_gone() or not is_current():
                 raise Superseded(self.prefix)
-            self._move_in(files, folders, meanwhile)
+            self._move_in(files, folders, meanwhile, replaced)
         else:
             self._rename(files, folders)
 
@@ -203,7 +209,13 @@ class Staging:
         if self._turn < 0:
             self._turn = turn_in(self.prefix)
 
-    def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
+    def _move_in(
+        self,
+        files: list[str],
+        folders: list[str],
+        meanwhile: Callable[[], None] | None = None,
+        replaced: Replaced = "all",
+    ) -> None:
         self._take_turn()
         for path in (*folders, *files):  # of the root, a link is the user's choice
             if path:
@@ -211,9 +223,12 @@ class Staging:
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:
             _require_folder(self.prefix, folder)
+        is_marked = replaced != "none" and _mark_runs(self.prefix)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(below(self.prefix, folder, META))
+        if is_marked and replaced == "all":
+            shutil.rmtree(f"{self.prefix}/{RUNS}", ignore_errors=True)
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
@@ -224,6 +239,18 @@ class Staging:
         for folder in reversed(order):
             os.replace(below(self.root, folder, META), below(self.prefix, folder, META))
         _remove(self.root, files, folders)
+
+
+def _mark_runs(prefix: str) -> bool:
+    """Marks what runs have noted about the rows of a dataset, before these are replaced; whether it is marked.
+
+    A folder without a dataset is that of a run which makes one, unless a save was killed after it had marked it.
+    """
+    runs = f"{prefix}/{RUNS}"
+    if stat.S_ISDIR(_mode_of(runs)) and os.path.lexists(f"{prefix}/{META}"):
+        with contextlib.suppress(OSError):  # it is there, or the folder is of another user, whose runs are not used
+            os.mkdir(f"{runs}/{REPLACED}")
+    return os.path.isdir(f"{runs}/{REPLACED}")
 
 
 @contextlib.contextmanager
