@@ -32,6 +32,37 @@ def has_plain_new(kind: type) -> bool:
     return named_tuple or new in _PLAIN_NEW
 
 
+def own_method(kind: type) -> str | None:
+    """A method of the user's that runs when an instance is made of its state, looked at, or gone; None without one.
+
+    Example:
+        >>> class Temporary:
+        ...     def __del__(self): ...
+        >>> own_method(Temporary)
+        '__del__'
+    """
+    return _defined(kind, ("__setstate__", "__del__", "__getattr__", "__getattribute__"))
+
+
+def own_hash(kind: type) -> str | None:
+    """A method of the user's that runs when an instance becomes a key or a member of a set; None without one."""
+    return None if kind.__hash__ is None else _defined(kind, ("__hash__", "__eq__"))
+
+
+def _defined(kind: type, names: tuple[str, ...]) -> str | None:
+    for base in kind.__mro__:
+        for name in names if base.__module__.partition(".")[0] not in _LIBRARIES else ():
+            method = vars(base).get(name)
+            module = getattr(method, "__module__", None) or "builtins"
+            if method is not None and module.partition(".")[0] not in _LIBRARIES:
+                return name
+    return None
+
+
+_LIBRARIES = ("builtins", "collections", "dataclasses", "enum", "tensordict_lite", "torch", "typing")
+"""Whose methods do nothing but what they say; `dataclasses` has a `__setstate__` for classes with slots."""
+
+
 def modules_of(*functions: Any) -> frozenset[str]:
     """The modules in which functions, reducers and what they are made of are defined; not those of this library.
 

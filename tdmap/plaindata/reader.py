@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.regions import bytes_of
-from tdmap.plaindata.classes import find_class, has_plain_new
+from tdmap.plaindata.classes import find_class, has_plain_new, own_hash, own_method
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, LENGTH, NUMBER, TEXTS
 from tensordict_lite import NonTensorStack, TensorCollection
 from tensordict_lite.lazy.typed import typed_stack_class
@@ -104,7 +104,7 @@ class Reader:
 
     def _mapping(self, number: int, value: dict[Any, Any]) -> dict[Any, Any]:
         self._known[number] = value
-        keys, values = self._sequence(), self._sequence()
+        keys, values = self._keys(), self._sequence()
         if len(keys) != len(values):
             raise ValueError("keys and values differ in number")
         if isinstance(value, collections.OrderedDict):
@@ -112,6 +112,13 @@ class Reader:
         else:  # a Counter would add them
             dict.update(value, zip(keys, values))
         return value
+
+    def _keys(self) -> list[Any]:
+        """The keys of a dict, or the members of a set, which Python calls `__hash__` and `__eq__` of."""
+        keys = self._sequence()
+        for kind in set(map(type, keys)):
+            _require_no_method(kind, own_hash(kind))
+        return keys
 
     def _default_dict(self, number: int) -> Any:
         factory = self.take()
@@ -161,6 +168,7 @@ class Reader:
             kind = member if not name.startswith("stack of ") or member is None else typed_stack_class(member)
         if kind is None:
             raise ValueError(f"a {name} is stored, and this program has defined no tensorclass of that name")
+        _require_no_method(kind, own_method(kind))
         _check_collection(kind, state)
         value = object.__new__(kind)
         value.__setstate__(state)
@@ -175,12 +183,14 @@ class Reader:
             return kind[self._of(str)]
         if not has_plain_new(kind):
             raise ValueError(f"{module}.{qualname} has a __new__ of its own")
+        _require_no_method(kind, own_method(kind))
         value: Any = kind.__new__(kind, *self._of(tuple))
         self._known[number] = value
         state, items, pairs = self.take(), self.take(), self.take()
         _set_state(value, state)
         list.extend(value, items) if items is not None else None
         for key, item in pairs or ():
+            _require_no_method(type(key), own_hash(type(key)))
             dict.__setitem__(value, key, item)
         return value
 
@@ -203,8 +213,8 @@ _SIMPLE: dict[bytes, Callable[[Reader], Any]] = {
 _OBJECTS: dict[bytes, Callable[[Reader, int], Any]] = {
     b"l": Reader._list,
     b"t": lambda r, n: tuple(r._sequence()),
-    b"S": lambda r, n: set(r._sequence()),
-    b"z": lambda r, n: frozenset(r._sequence()),
+    b"S": lambda r, n: set(r._keys()),
+    b"z": lambda r, n: frozenset(r._keys()),
     b"Z": lambda r, n: torch.Size(r._sequence()),
     b"m": lambda r, n: r._mapping(n, {}),
     b"o": lambda r, n: r._mapping(n, collections.OrderedDict()),
@@ -255,11 +265,16 @@ def _check_column(kind: Any, state: dict[str, Any]) -> None:
         raise ValueError(f"a column is stacked along one of its {len(size) + 1} dimensions, and not along {dim!r}")
 
 
+def _require_no_method(kind: type, name: str | None) -> None:
+    if name is not None:
+        raise ValueError(f"{kind.__module__}.{kind.__qualname__} defines {name}, which data may not have called")
+
+
 def _set_state(value: Any, state: Any) -> None:
     """What pickle does with the state of an object."""
     if state is None:
         return
-    if hasattr(value, "__setstate__"):
+    if hasattr(type(value), "__setstate__"):  # of `dataclasses`
         value.__setstate__(state)
         return
     attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, None)

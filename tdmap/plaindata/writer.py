@@ -18,7 +18,7 @@ from torch import Tensor
 from tdmap.data.kinds import payload_of
 from tdmap.errors import SerializationError
 from tdmap.memory.regions import bytes_of
-from tdmap.plaindata.classes import find_class, has_plain_new
+from tdmap.plaindata.classes import find_class, has_plain_new, own_hash, own_method
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, INT64, LENGTH, NUMBER, TEXTS
 from tensordict_lite import NonTensorData, TensorCollection
 from tensordict_lite.tensorclass.build import registered_class
@@ -84,6 +84,8 @@ class Writer:
         if kind in _SEQUENCES:
             self.parts.append(_SEQUENCES[kind])
             with_itself = kind is list
+            if kind in (set, frozenset):
+                self._require_keys(value)
             if not with_itself:
                 self._open.add(id(value))
             self._sequence(value)
@@ -147,6 +149,7 @@ class Writer:
             if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
                 raise self._refused(value, "a defaultdict whose default is made by a function")
             self.add(None if factory is None else factory.__name__)
+        self._require_keys(value)
         self._sequence(value.keys())
         self._sequence(value.values())
 
@@ -182,6 +185,7 @@ class Writer:
         self._bytes(b"b", value.tobytes())
 
     def _collection(self, value: Any) -> None:
+        self._require_plain(value)
         name, state = type(value).__name__, value.__reduce_ex__(4)[2]
         if isinstance(value, NonTensorData):
             name, state = "NonTensorData", {**state, "payload": payload_of(value)}
@@ -215,12 +219,24 @@ class Writer:
             raise self._refused(value, "an object that is made again by a call (__reduce__)")
         if not has_plain_new(kind):
             raise self._refused(value, "an object whose class has a __new__ of its own")
+        self._require_plain(value)
         self._keep.append(reduced)
         arguments, state, items, pairs = reduced[1][1:], *(*reduced[2:], None, None, None)[:3]
+        pairs = None if pairs is None else list(pairs)
+        self._require_keys(key for key, _ in pairs or ())
         self._open.add(id(value))
         self.add(arguments)
         self._open.discard(id(value))
-        self._all((state, None if items is None else list(items), None if pairs is None else list(pairs)))
+        self._all((state, None if items is None else list(items), pairs))
+
+    def _require_plain(self, value: Any) -> None:
+        if name := own_method(type(value)):
+            raise self._refused(value, f"a {type(value).__qualname__}, whose class defines {name},")
+
+    def _require_keys(self, keys: Iterable[Any]) -> None:
+        for kind, key in {type(key): key for key in keys}.items():
+            if name := own_hash(kind):
+                raise self._refused(key, f"a {kind.__qualname__} as a key, whose class defines {name},")
 
     def _refused(self, value: Any, what: str = "") -> SerializationError:
         kind = type(value)

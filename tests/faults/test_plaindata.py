@@ -69,14 +69,20 @@ class Slots:
 class Own:
     """Says itself what is kept."""
 
+    handle = None
+
     def __init__(self, handle):
         self.handle, self.total = handle, 3
 
     def __getstate__(self):
         return {"total": self.total}
 
-    def __setstate__(self, state):
-        self.total, self.handle = state["total"], None
+
+def runs(*arguments):
+    raise AssertionError("a method of a class was called by data")
+
+
+HOOKS = ["__setstate__", "__del__", "__getattr__", "__getattribute__"]
 
 
 class Words(list):
@@ -334,6 +340,34 @@ def test_names_lead_nowhere_else(name):
     assert forged != data
     with pytest.raises(ValueError, match="no such class|__new__ of its own"):
         load(forged, HERE)
+
+
+@pytest.mark.parametrize("kind", [Own, Table, Sample])
+@pytest.mark.parametrize("name", HOOKS)
+def test_classes_whose_methods_data_would_call_are_refused_both_ways(name, kind, monkeypatch):
+    """A forged file names such a class, and the attributes that its method finds."""
+    value = Sample(torch.ones(2), torch.ones(2), batch_size=[2]) if kind is Sample else kind({})
+    data = dump([value], HERE)
+    monkeypatch.setattr(kind, name, runs, raising=False)
+    with pytest.raises(ValueError, match=f"defines {name}"):
+        load(data, HERE)
+    if name in HOOKS[:2]:  # the others would run when the value is looked at, too
+        monkeypatch.setattr(kind, name, lambda *arguments: None)
+        with pytest.raises(SerializationError, match=f"defines {name}"):
+            dump([value], HERE)
+
+
+@pytest.mark.parametrize("name", ["__hash__", "__eq__"])
+@pytest.mark.parametrize("within", [lambda key: {key}, lambda key: frozenset([key]), lambda key: {key: 1}])
+def test_keys_whose_methods_data_would_call_are_refused_both_ways(name, within, monkeypatch):
+    value = within(Own(open))
+    data = dump(value, HERE)
+    monkeypatch.setattr(Own, "__hash__", object.__hash__)
+    monkeypatch.setattr(Own, name, runs)
+    with pytest.raises(ValueError, match=f"defines {name}"):
+        load(data, HERE)
+    with pytest.raises(SerializationError, match=f"as a key, whose class defines {name}"):
+        dump(value, HERE)
 
 
 def test_values_too_deep_are_an_error_both_ways():
