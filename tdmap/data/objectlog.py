@@ -61,7 +61,7 @@ class ObjectLog:
         try:
             found = self._lines("chunk").items()
             pieces = {int(number): tuple(map(_read, line["pieces"])) for number, line in found}
-        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
             raise UntrustedFile(self.path, f"holds no objects of rows ({type(error).__name__}: {error})") from None
         if any(len(found) != len(paths) for found in pieces.values()):
             raise UntrustedFile(self.path, "holds objects of other columns")

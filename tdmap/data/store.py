@@ -268,7 +268,7 @@ class OutputFolder:
 
     def attach(self, name: str, content: bytes) -> None:
         """Put a file beside a dataset that `create` has made; it goes with it to its place."""
-        Path(self._data, name).write_bytes(content)
+        hidden.replace_file(Path(self._data, name), content, durable=False)
 
     def put(self, data: Data) -> Data:
         """Write a dataset that is in memory. Errors as `create`."""

@@ -201,7 +201,7 @@ def read(path: AnyPath, limit: int = SMALL, own: bool = True) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     with open(fd, "rb") as file:
-        return file.read(limit)
+        return file.read(min(os.fstat(fd).st_size, limit))  # so much is allocated, whatever there is to read
 
 
 def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
@@ -229,7 +229,7 @@ def printable(value: Any, most: int = 500) -> str:
 
 
 def parse_json(text: bytes) -> Any:
-    """A JSON value.
+    """A JSON value of a file that may come from anybody.
 
     Raises:
         ValueError: it is none, or too deep to be one of ours.

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tdmap.data.kinds import Data
 from tdmap.data.objects import KeyPath
-from tdmap.errors import FolderInUse, ResumeMismatch
+from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import Holder, holder_of, locked
@@ -220,7 +220,11 @@ class RankFolder:
 
     def columns(self) -> tuple[KeyPath, ...]:
         """Its entries that are no tensors."""
-        return tuple(tuple(path) for path in hidden.parse_json(hidden.read(self._columns) or b"[]"))
+        try:
+            paths = hidden.parse_json(hidden.read(self._columns) or b"[]")
+            return tuple(tuple(map(str, path)) for path in paths)
+        except (ValueError, TypeError):
+            raise UntrustedFile(self._columns, "does not say of which columns it is") from None
 
     def publish(self) -> None:
         """The dataset is whole. Call it `alone`."""

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tdmap.errors import UntrustedFile
 from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.plan import merge_ranges
 from tdmap.process import forks, hooks
@@ -211,7 +212,11 @@ def read(path: Path, own: bool = True) -> Contents | None:
         text = file.read(length)
         if len(text) < length or zlib.crc32(text) != crc:
             return None
-        header = _checked(parse_json(text), path)
+        try:
+            header = parse_json(text)
+        except ValueError as error:
+            raise UntrustedFile(path, f"has a header that this library does not write ({error})") from None
+        header = _checked(header, path)
         start = position = len(begin) + length
         records = []
         while (record := Record.unpack(file.read(RECORD_BYTES))) is not None:

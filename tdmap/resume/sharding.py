@@ -41,7 +41,7 @@ from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process.identity import ProcessId
 from tdmap.resume.resumable import map_to_folder
-from tdmap.resume.run import COMMAND, MAP, differences, identify
+from tdmap.resume.run import COMMAND, MAP, check_identity, differences, identify
 from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skipping import DROP
@@ -439,8 +439,8 @@ class _Sharding:
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
         where = f"{self.target.name}/{RUN}"
         try:
-            header = json.loads(known)
-            name, old = header["run"], header["identity"]
+            header = parse_json(known)
+            name, old = header["run"], check_identity(header, Path(where))
             changes = differences(old, identity)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UntrustedFile(where, "does not say what its run is") from None
@@ -462,8 +462,10 @@ class _Sharding:
                 AlreadyComplete,
             )
             return name, None
-        self.target.write(RUN, json.dumps({**header, "sessions": int(header.get("sessions", 1)) + 1}).encode())
-        return name, {number: _noted(note) for number, note in self.target.notes(name).items()}
+        sessions = header["sessions"] if type(header.get("sessions")) is int else 1
+        self.target.write(RUN, json.dumps({**header, "sessions": sessions + 1}).encode())
+        notes = self.target.notes(name).items()
+        return name, {number: _noted(f"{where}, shard {number}", note) for number, note in notes}
 
     def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:
         """Have all shards written that are not done."""
@@ -557,10 +559,16 @@ class _Sharding:
         self.target.remove_state(f"{HIDDEN}/{name}", NEW, WRITING)
 
 
-def _noted(note: bytes) -> Done:
-    value = json.loads(note)
-    skipped = failures.from_plain(value["skipped"])
-    return Done(int(value["rows"]), str(value["meta"]), int(value["nbytes"]), value["schema"], skipped)
+def _noted(where: str, note: bytes) -> Done:
+    try:
+        value = parse_json(note)
+        skipped = failures.from_plain(value["skipped"])
+        done = Done(value["rows"], value["meta"], value["nbytes"], value["schema"], skipped)
+    except (ValueError, LookupError, TypeError) as error:
+        raise UntrustedFile(where, f"is not what a writer of shards has noted ({error})") from None
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in (done.rows, done.nbytes)):
+        raise UntrustedFile(where, f"does not say how many rows it has: {done.rows!r:.40}")
+    return done
 
 
 def _lazy(data: Data) -> Data:

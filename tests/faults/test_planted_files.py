@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pickle
+import re
+import shutil
 import signal
 import socket
 import struct
@@ -14,14 +16,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import tdmap
+from tdmap.cli import app
+from tdmap.data.store import OutputFolder
+from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.pipeline.endings.caching import NAME as NOTE
 from tdmap.plaindata import dump
 from tdmap.resume import checkpoint, journal, rowlog
 from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same
 
@@ -276,6 +283,117 @@ def test_files_that_are_too_large_to_be_true(tmp_path, file):
     if file not in ("errors.jsonl", "skipped.jsonl"):  # which a run that is complete does not read
         with contextlib.nullcontext() if file == "lock" else pytest.raises(UntrustedFile, match="bytes, where at most"):
             quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
+
+
+def rows_by_shards(data, out, **options):
+    return tdmap.map(data, fails_on_some, out=out, rows_per_shard=20, resume=True, on_error="skip", **options)
+
+
+def fails_on_some(chunk):
+    if int(chunk["x"][0]) % 20 == 0:
+        raise ValueError("some")
+    return chunk.clone()
+
+
+def with_objects(data, out, **options):
+    return tdmap.map(data, objects_of, out=out, chunksize=10, resume=True, **options)
+
+
+def objects_of(chunk):
+    return chunk.clone().set("o", [{"n": value} for value in chunk["x"].tolist()])
+
+
+def numbers_as(value):
+    return lambda text: re.sub(rb"(?<=[\s:\[,])-?\d+(?=[,\]}\s])", value.encode(), text)
+
+
+FORGED = {
+    "deep": lambda text: b"[" * 300_000,
+    "deep line": lambda text: text.rstrip(b"\n") + b"\n" + b'{"chunk":' * 100_000,
+    **{value: numbers_as(value) for value in ("1e999", "NaN", "-1", "1180591620717411303424", "null", "[]", '"x"')},
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+@pytest.mark.parametrize("name", ["map", "cache", "map in place", "rows by shards", "objects"])
+def test_facts_that_are_forged_are_an_error_of_this_library(tmp_path, name, how):
+    """Whatever JSON each file holds, by `tdmap status` and by the call that goes on."""
+    run = {"rows by shards": rows_by_shards, "objects": with_objects, **EVERY}[name]
+    out = prepare(name, tmp_path)
+    with contextlib.suppress(InterruptedError):
+        run(make(), out, num_workers=0, callbacks=[Stop()])
+    hidden = [file.relative_to(out) for file in (out / ".tdmap").rglob("*") if "data" not in file.parts]
+    for file in hidden:
+        if file.suffix in (".json", ".jsonl") or file.name.isdecimal():
+            copy = shutil.copytree(out, tmp_path / f"forged {file.name}")
+            for ask in (read_status, lambda copy: quietly(lambda: run(make(), copy, num_workers=0))):
+                (copy / file).write_bytes(FORGED[how]((out / file).read_bytes()))
+                with contextlib.suppress(tdmap.errors.TdmapError, DatasetError, FileExistsError, FileNotFoundError):
+                    ask(copy)
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_the_header_of_a_journal_that_is_forged_is_an_error_of_this_library(tmp_path, how):
+    out = begun("map", tmp_path)
+    path, head = out / ".tdmap" / "journal", len(journal.MAGIC)
+    data = path.read_bytes()
+    length = int.from_bytes(data[head : head + 4], "little")
+    text = FORGED[how](data[head + 8 : head + 8 + length])
+    forged = data[:head] + struct.pack("<II", len(text), zlib.crc32(text)) + text + data[head + 8 + length :]
+    for ask in (lambda: read_status(out), lambda: quietly(lambda: RESUMABLE["map"](make(), out, num_workers=0))):
+        path.write_bytes(forged)
+        with contextlib.suppress(UntrustedFile, ResumeMismatch):
+            try:
+                ask()
+            except ValueError as error:
+                assert "version" in str(error)
+
+
+def test_states_are_read_with_as_much_memory_as_they_have(tmp_path, monkeypatch):
+    """Where the address space is limited, a buffer as large as the free memory is an error."""
+    for module in (rowlog, checkpoint):
+        monkeypatch.setattr(module, "available_memory", lambda: 1 << 60)
+    for name in ("flat_map", "reduce"):
+        out = begun(name, tmp_path / name)
+        RESUMABLE[name](make(), out, num_workers=0)
+
+
+def times_in(folder: Path) -> None:
+    (folder / "t.csv").write_text("day,x\n" + "".join(f"2024-01-{1 + n % 28:02d},{n}\n" for n in range(60)))
+    tdmap.datasets.read(folder / "t.csv", folder / "src")
+
+
+def test_types_of_columns_are_not_written_through_a_link(tmp_path):
+    times_in(tmp_path)
+    words = ["filter", "x > 30", str(tmp_path / "src"), str(tmp_path / "out"), "--resume", "--workers", "0"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for kind in ("link", "dangling link"):
+        planted = Planted(kind, tmp_path / "out" / "columns.json", outside)
+        CliRunner().invoke(app, words)
+        assert planted.has_done_no_harm()
+
+
+@pytest.mark.parametrize("step", ["attach", "publish"])
+def test_types_of_a_table_are_not_written_through_a_link(tmp_path, step, monkeypatch):
+    """In the folder where a run that was killed has put the columns."""
+    times_in(tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+
+    def run():
+        return Table.open(tmp_path / "src").sort("x", tmp_path / "out", resume=True, num_workers=0)
+
+    def killed(*arguments):
+        raise InterruptedError
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(OutputFolder, step, killed)
+        run()
+    planted = Planted("link", tmp_path / "out" / ".tdmap" / "data" / "columns.json", outside)
+    assert run().types["day"] == "date32[day]"
+    assert planted.has_done_no_harm()
 
 
 # -- who owns a file ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tdmap.data.store import OutputFolder
 from tdmap.datasets.flat.copying import CopyTable
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.errors import OutputMismatch
+from tdmap.memory.hidden import replace_file
 from tdmap.memory.spill import Spill
 from tdmap.operations.append import SpillRows
 from tdmap.resume.rowlog import Piece
@@ -105,7 +106,7 @@ class ColumnFiles:
                 os.link(source, f"{folder}/{leaf.file}")
         for whole, part in zip(plan.folders, made.folders):
             if whole.json() != part.json():
-                Path(folder, whole.join("meta.json")).write_bytes(whole.json())
+                replace_file(Path(folder, whole.join("meta.json")), whole.json(), durable=False)
 
     def copy(self, made: TensorDict, table: CopyTable) -> None:
         """Have what could not be linked copied into the output."""

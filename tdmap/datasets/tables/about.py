@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tdmap.data.store import META, OutputFolder
+from tdmap.memory.hidden import replace_file
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import RESERVED, read_json
@@ -68,7 +69,7 @@ def carry_types(source: Path, out: Path, names: Iterable[str] | None = None) -> 
     types = read_types(source)
     known = types if names is None else {name: types[name] for name in names if name in types}
     if known and Path(out, META).exists():
-        Path(out, FILE).write_bytes(_as_json(known))
+        replace_file(Path(os.path.realpath(out), FILE), _as_json(known), durable=False)
 
 
 def _as_json(types: Types) -> bytes:
