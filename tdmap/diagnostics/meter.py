@@ -12,12 +12,8 @@ many chunks are asked about as stay below `BUDGET` too.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import resource
-import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -153,10 +149,8 @@ class Meter:
         self._undo: Any = None
         self._began_job = time.monotonic()
         self._next_uss = self._began_job + USS_SECONDS  # not in jobs that are over at once
-        task = "self" if loop.own_process else "thread-self"
-        self._schedstat = starvation_of(task)
-        self._statm = Counter("/proc/self/statm")
-        self._starved = self._schedstat.read(1)
+        self._task = "self" if loop.own_process else "thread-self"
+        self._starved = starved_for(self._task)
         self._leases = 0
         self._last: tuple[float, ...] | None = None
         """Seconds of the last lease with clocks, and what they and the kernel said of it."""
@@ -219,7 +213,7 @@ class Meter:
                 writer.write = self._timed_write if detailed else self._plain_write
         self._leases += 1
         self.bytes_out = self._packed = 0
-        starved = self._schedstat.read(1)
+        starved = starved_for(self._task)
         self._starved_before, self._starved = starved - self._starved, starved
         self._usage = resource.getrusage(self.who)
         self._began = time.monotonic()
@@ -233,7 +227,7 @@ class Meter:
         """
         ended, chunks = time.monotonic(), stop - start
         usage, before = resource.getrusage(self.who), self._usage
-        total = self._schedstat.read(1)
+        total = starved_for(self._task)
         starved, self._starved = total - self._starved, total
         whole = ended - self._began
         stages = self._stages(chunks, whole)
@@ -295,7 +289,7 @@ class Meter:
     def _resident(self, now: float) -> int:
         if now >= self._next_rss:
             self._next_rss = now + RSS_SECONDS
-            self._rss = self._statm.read(1) * _PAGE
+            self._rss = number_of("/proc/self/statm", 1) * _PAGE
         return self._rss
 
     def _own(self, now: float) -> int:
@@ -336,28 +330,21 @@ class _Timed:
             stage.seconds += time.perf_counter() - began
 
 
-class Counter:
-    """A file of `/proc` that is read again and again; nothing where there is none.
+def starved_for(task: str) -> int:
+    """Nanoseconds that a task of `/proc` was ready to run, and no core was free."""
+    return number_of(f"/proc/{task}/schedstat", 1)
 
-    Args:
-        path: the file.
+
+def number_of(path: str, field: int) -> int:
+    """One of the numbers in a file of `/proc`; 0 where there is no such file.
+
+    The file is not kept open: of a loop that waits for the garbage collector, descriptors would wait, too.
     """
-
-    def __init__(self, path: str) -> None:
-        self._fd: int | None = None
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._fd)
-
-    def read(self, field: int) -> int:
-        """One of its numbers; 0 where there is no file."""
-        return 0 if self._fd is None else int(os.pread(self._fd, 128, 0).split()[field])
-
-
-def starvation_of(task: str) -> Counter:
-    """Where field 1 is the nanoseconds that a task of `/proc` was ready to run, and no core was free."""
-    return Counter(f"/proc/{task}/schedstat")
+    try:
+        with open(path, "rb", 0) as file:
+            return int(file.read(128).split()[field])
+    except OSError:
+        return 0
 
 
 def own_memory() -> int:

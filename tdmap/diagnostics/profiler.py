@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tdmap.diagnostics.meter import Counter, Meter, starvation_of
+from tdmap.diagnostics.meter import Meter, starved_for
 from tdmap.diagnostics.model import Verdict, judge
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports.flame import Sampler
@@ -68,8 +69,8 @@ class Profiler(Callback):
         self._open: dict[int, JobProfile] = {}
         self._cpu: dict[int, float] = {}
         self._stalled: dict[int, float] = {}
-        self._starved: dict[int, Counter] = {}
-        self._before: dict[int, int] = {}
+        self._starved: dict[int, tuple[str, int]] = {}
+        """By job: the thread that drives it, and how long that had been ready to run before."""
         self._block: AbstractContextManager[None] | None = None
         self._sampler: Sampler | None = None
 
@@ -121,8 +122,8 @@ class Profiler(Callback):
         self._open[event.job] = profile = JobProfile.of(event, name, _cores())
         self._jobs.append(profile)
         self._cpu[event.job] = time.thread_time()
-        self._starved[event.job] = starvation_of("thread-self")
-        self._before[event.job] = self._starved[event.job].read(1)
+        task = f"self/task/{threading.get_native_id()}"
+        self._starved[event.job] = task, starved_for(task)
         self._stalled[event.job] = _memory_pressure()
 
     def on_lease_done(self, event: LeaseDone) -> None:
@@ -140,7 +141,8 @@ class Profiler(Callback):
 
     def _starved_since(self, job: int) -> float:
         """Seconds since the job began that this thread, which gives out its leases, was ready and had no core."""
-        return (self._starved[job].read(1) - self._before[job]) / 1e9
+        task, before = self._starved[job]
+        return max(starved_for(task) - before, 0) / 1e9  # 0: the thread has ended
 
     def on_result_taken(self, event: ResultTaken) -> None:
         profile = self._open.get(event.job)
@@ -166,7 +168,7 @@ class Profiler(Callback):
         if profile is None:
             return
         starved = self._starved_since(event.job)
-        del self._starved[event.job], self._before[event.job]
+        del self._starved[event.job]
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
         profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
         profile.judge_end(event)

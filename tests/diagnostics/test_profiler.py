@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -365,3 +366,20 @@ def test_flame_belongs_into_the_block(tmp_path):
         tdmap.Profiler().flame(tmp_path / "f.svg")
     with tdmap.Profiler() as prof, pytest.raises(ValueError, match=".svg, .json, .txt"):
         prof.flame(tmp_path / "f.png")
+
+
+def count_descriptors(chunk):
+    gc.disable()
+    return chunk.apply(lambda x: torch.full_like(x, len(os.listdir("/proc/self/fd"))))
+
+
+@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
+def test_descriptors_do_not_wait_for_the_garbage_collector(executor):
+    data = TensorDict({"x": torch.arange(40)}, [40])
+    with tdmap.WorkerPool(2) as pool:
+        options = {"pool": pool} if executor == "process" else {"executor": executor, "num_workers": 2}
+        try:
+            counts = [data.map(count_descriptors, chunksize=20, profile=True, **options)["x"].max() for _ in range(6)]
+        finally:
+            gc.enable()
+    assert counts[-1] <= counts[1] + 1
