@@ -146,7 +146,7 @@ def test_columns_that_are_added_leave_complete_runs_as_they_are(folder: Path) ->
 
 
 @pytest.mark.parametrize("save", ["memmap", "unpack"])
-@pytest.mark.parametrize("step", ["unlink", "rmtree", "replace"])
+@pytest.mark.parametrize("step", ["unlink", "rename", "rmtree", "rmdir", "replace"])
 def test_a_save_that_is_killed_leaves_old_rows_or_new_ones(
     step: str, save: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_save_that_is_killed_leaves_old_rows_or_new_ones(
         real = getattr(module, step)
 
         def kill(path: Any, *args: Any, **options: Any) -> Any:
-            if "/data/" in str(path):
+            if "/data/" in str(path) or "dir_fd" in options:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(path, *args, **options)
 

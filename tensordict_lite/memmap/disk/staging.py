@@ -228,7 +228,9 @@ class Staging:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(below(self.prefix, folder, META))
         if is_marked and replaced == "all":
-            shutil.rmtree(f"{self.prefix}/{RUNS}", ignore_errors=True)
+            gone = f"{self.prefix}/{temporary_name()}"
+            os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark goes with what it is about
+            shutil.rmtree(gone, ignore_errors=True)
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
