@@ -86,7 +86,7 @@ def files_in(folder: str) -> list[str]:
 def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     """The strings of :func:`plan_text`: no file is read before one is asked for."""
     kind, rows, nbytes = (meta.raw.get(name) for name in ("kind", "rows", "nbytes"))
-    if kind not in KINDS or not is_count(rows, _MOST) or not is_count(nbytes, _MOST):
+    if type(kind) is not str or kind not in KINDS or not is_count(rows, _MOST) or not is_count(nbytes, _MOST):
         raise DatasetError(
             f"{meta.path}/{META}", f"does not tell a kind, rows and bytes of strings: {kind!r}, {rows!r}, {nbytes!r}"
         )

@@ -147,23 +147,28 @@ class TextColumn(Column):
         first = int(starts.min())
         last = int(ends.max())
         if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows that lie far apart
-            return self._read_each(starts.tolist(), ends.tolist())
+            view = memoryview(self._values)
+            return self._decoded([bytes(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())], rows)
         content = self._values[first:last].tobytes()
         begins, stops = (starts - first).tolist(), (ends - first).tolist()
         if self.kind == "str" and content.isascii():
             text = content.decode("ascii")
             return [text[begin:stop] for begin, stop in zip(begins, stops)]
-        return self._decoded([content[begin:stop] for begin, stop in zip(begins, stops)])
+        return self._decoded([content[begin:stop] for begin, stop in zip(begins, stops)], rows)
 
-    def _read_each(self, starts: list[int], ends: list[int]) -> list[Any]:
-        view = memoryview(self._values)
-        return self._decoded([bytes(view[start:end]) for start, end in zip(starts, ends)])
+    def _decoded(self, parts: list[bytes], rows: Sequence[int]) -> list[Any]:
+        """The strings of some rows, from their bytes.
 
-    def _decoded(self, parts: list[bytes]) -> list[Any]:
-        """The strings of some rows, from their bytes."""
+        Raises:
+            DatasetError: one is not UTF-8; names the file and the row.
+        """
         if self.kind != "str":
             return parts
-        return [None if part == _NONE else part.decode("utf-8", _ERRORS) for part in parts]
+        try:
+            return [None if part == _NONE else part.decode("utf-8", _ERRORS) for part in parts]
+        except UnicodeDecodeError as error:
+            file, row = self.files[0] if self.files else "values", rows[parts.index(error.object)]
+            raise DatasetError(file, f"string {row} is not UTF-8 ({error})") from None
 
     def _bounds(self, rows: Sequence[int]) -> tuple[Any, Any]:
         """Where rows start and end in the values."""

@@ -14,7 +14,7 @@ import tdmap
 from tdmap.datasets import Jagged, Table
 from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count, Sum
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetError
 
 WORDS = ["ant", "", "bee", "größer", "日本", "a" * 30, "z", "a" * 31]
@@ -409,3 +409,9 @@ def test_an_exception_in_a_group_names_its_key_as_the_table_has_it(workers: int)
         with pytest.raises(ZeroDivisionError) as caught:
             table.group_by(key).map_groups(fail, num_workers=workers)
         assert f"in the group of the key {shown} (1 rows)" in caught.value.__notes__
+
+
+def test_a_lazy_stack_becomes_a_table():
+    rows = lazy_stack([TensorDict({"x": torch.tensor(number), "w": f"w{number}"}, []) for number in range(3)])
+    table = Table.of(rows)
+    assert table["x"].tolist() == [0, 1, 2] and table["w"].tolist() == ["w0", "w1", "w2"]

@@ -211,6 +211,8 @@ def test_damage_is_told(name: str, at: int, content: Any, match: str, tmp_path: 
         {"rows": 1 << 60},
         {"nbytes": None},
         {"kind": "object"},
+        {"kind": ["str"]},
+        {"kind": {}},
         {"files": ["values.memmap", "../../n.memmap"]},
         {"files": ["values.memmap"]},
         {"files": None},
@@ -224,6 +226,16 @@ def test_hostile_metadata_is_refused(change: dict[str, Any], tmp_path: Path) -> 
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(DatasetError):
         TensorDict.load_memmap(tmp_path / "data")
+
+
+@pytest.mark.parametrize("rows", [slice(5, 12), [9, 2], [9, ROWS - 1]], ids=str)
+def test_strings_that_are_not_utf_8_are_named_by_file_and_row(rows: Any, tmp_path: Path) -> None:
+    words = ["ant"] * 9 + ["bee"] + ["cat"] * (ROWS - 10)
+    save(tmp_path / "data", words)
+    path = tmp_path / "data/in/word/values.memmap"
+    path.write_bytes(path.read_bytes().replace(b"bee", b"b\xffe"))
+    with pytest.raises(DatasetError, match=r"word/values\.memmap.*string 9 is not UTF-8 .*0xff"):
+        _ = TensorDict.load_memmap(tmp_path / "data")[rows]["in", "word"]
 
 
 def test_checksums_cover_the_strings(tmp_path: Path) -> None:
