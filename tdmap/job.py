@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, strided
 
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, is_opened_by_row, tensors_of
+from tdmap.data.reader import Reader
 from tdmap.events import Measures
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
 
@@ -100,6 +101,11 @@ class Policy:
     meter: Callable[[Any], Meter] | None = None
     """Called by each worker with its loop: makes what measures leases there; None: nothing is measured."""
 
+    @property
+    def may_write(self) -> bool:
+        """Whether the function may change the source: by a result of None, which it cannot return for a folder."""
+        return self.in_place and not self.needs_results
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -129,6 +135,17 @@ class Job:
     def name(self) -> str:
         """How messages and progress bars call the function."""
         return function_name(self.fn)
+
+    def reader(self) -> Reader:
+        """Its rows, in this process."""
+        return reader_of(self.source, self.plan, self.policy)
+
+
+def reader_of(source: Source, plan: ChunkPlan, policy: Policy) -> Reader:
+    """The rows of a job: views of the source where the function may write into it, private ones elsewhere."""
+    gives_copies = source.order is not None and not plan.unbind
+    private = is_opened_by_row(source.data) or not (policy.may_write or gives_copies)
+    return Reader(source.data, plan, source.order, private=private)
 
 
 def function_name(fn: object) -> str:

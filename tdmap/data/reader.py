@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, is_opened_by_row
+from tdmap.data.kinds import Data, is_data, is_dense, is_opened_by_row, tensors_of, with_tensors
+from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 
 BLOCK = 256
@@ -28,16 +29,30 @@ class Reader:
         plan: how its rows are cut.
         order: int64 permutation of the rows, or None for their own order.
         base: the row of the plan that is the first of `data`: a worker may have only some of the rows.
+        private: what is written into a chunk must not reach the files, or the shared memory, of `data`.
+
+    Attributes:
+        exposed: the tensors of `data` that are changed all the same by who writes into a chunk.
     """
 
-    def __init__(self, data: Data, plan: ChunkPlan, order: Tensor | None = None, base: int = 0) -> None:
+    def __init__(
+        self, data: Data, plan: ChunkPlan, order: Tensor | None = None, base: int = 0, private: bool = False
+    ) -> None:
         self.base = base
-        self.data = plain_tensors(data)
+        self._given = self.data = plain_tensors(data)
+        self.private = private
+        self.exposed = tensors_of(self.data)
+        if private:
+            self.renew()
         self.plan = plan
         self.order = order
         self._by_row = is_opened_by_row(self.data)
         self.follow: Callable[[int, int], tuple[int, int] | None] | None = None
         """With rows that are fetched: which rows come after those that were read last, to fetch them ahead."""
+
+    def renew(self) -> None:
+        """Map private data anew. Pages that were written to are memory of this process, as long as they are mapped."""
+        self.data, self.exposed = private_view(self._given)
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         """The chunks `start..stop`; views of the dataset unless there is an order."""
@@ -123,6 +138,26 @@ def plain_tensors(data: Data) -> Data:
     if data._lock is not None:
         new.lock_()
     return new
+
+
+def private_view(data: Data) -> tuple[Data, list[Tensor]]:
+    """`data` over private mappings of its files, and those of its tensors that lie elsewhere and are as they were."""
+    if is_opened_by_row(data):
+        if data.is_remote:
+            return data, []
+        rebuild, parts = data.__reduce__()  # with mappings of its own, as in another process
+        return rebuild(*parts), []
+    if not is_data(data):  # rows that are put together when they are read
+        return data, []
+    leaves = tensors_of(data)
+    own = copies_on_write(leaves)
+    exposed = [leaf for leaf, copied in zip(leaves, own) if copied is None and leaf.numel()]
+    if len(exposed) == len(leaves):
+        return data, exposed
+    view = with_tensors(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)])
+    if not isinstance(view, Tensor) and data.is_locked:
+        view.lock_()
+    return view, exposed
 
 
 def narrow(data: Data, dim: int, begin: int, end: int) -> Data:

@@ -63,7 +63,7 @@ class OnJagged:
         }
 
     def __call__(self, spans: Any) -> Any:
-        values = self.shared.tensors[0].as_subclass(Tensor)
+        values = self.shared.private[0].as_subclass(Tensor)
         result = self.fn(Jagged.of_spans(values, spans["start"], spans["end"], self.kind))
         self.shared.trim()
         return result

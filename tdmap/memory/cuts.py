@@ -153,12 +153,14 @@ class _Catcher:
             return True  # the file is no longer mapped there, and another mapping may use these addresses
         mode, protection = os.O_RDONLY, mmap.PROT_READ
         if mapping.writable:
-            mode, protection = os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE
+            protection |= mmap.PROT_WRITE
+            mode = os.O_RDWR if mapping.shared else mode
         try:
             fd = os.open(mapping.path, mode | os.O_CLOEXEC)
         except OSError:
             fd = -1
-        flags, offset = mmap.MAP_SHARED | _FIXED, mapping.offset + cut.start - mapping.start
+        flags = _FIXED | (mmap.MAP_SHARED if mapping.shared else mmap.MAP_PRIVATE)
+        offset = mapping.offset + cut.start - mapping.start
         if fd < 0 or os.fstat(fd).st_ino != mapping.inode:  # then nobody may read it
             if self._users:  # no page of it would be filled again
                 if fd >= 0:
@@ -184,8 +186,9 @@ def _mappings() -> Iterator[_Mapping]:
 
 
 def _mapping_at(address: int) -> _Mapping | None:
-    """The shared mapping of a file that an address lies in."""
-    return next((found for found in _mappings() if found.start <= address < found.stop and found.shared), None)
+    """The mapping of a file of data that an address lies in; None for code and its constants."""
+    mapping = next((found for found in _mappings() if found.start <= address < found.stop), None)
+    return mapping if mapping is not None and (mapping.shared or mapping.writable) else None
 
 
 def _make_catcher() -> _Catcher | None:

@@ -8,13 +8,15 @@ chunks; for chunks see `cuts`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-from tdmap.memory.regions import region_of
+from tdmap.memory.regions import SharedHandle, region_of
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.placed import inodes_of_mappings
+from tensordict_lite.memmap.disk.mapping import file_of, map_file
+from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
 
 
 class MappedFiles:
@@ -46,3 +48,50 @@ class MappedFiles:
                     f"{nbytes:,} bytes are mapped and the file has {info.st_size:,}: somebody has cut it since it was "
                     "opened. Load the dataset again",
                 )
+
+
+def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The tensors over new private mappings of their files: writing into one changes neither its file nor `tensors`.
+
+    Nothing is copied: until it is written to, a page of a private mapping is that of the page cache. A file is mapped
+    once for all its tensors.
+
+    Returns:
+        None in the place of a tensor that lies in ordinary memory, that was written to copy-on-write, whose file has
+        been replaced or removed, or that torch must know (it requires gradients, or is a lazy conjugate or negative).
+    """
+    mapped: dict[int, torch.UntypedStorage | None] = {}
+    found: list[Tensor | None] = []
+    for tensor in tensors:
+        region = None if tensor.requires_grad or tensor.is_conj() or tensor.is_neg() else region_of(tensor)
+        if region is None or not tensor.numel():
+            found.append(None)
+            continue
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in mapped:
+            placed = _is_there(region.handle, storage)
+            mapped[address] = map_file(region.handle.path, storage.nbytes(), writable=False) if placed else None
+        own = mapped[address]
+        if own is not None:
+            found.append(torch.empty(0, dtype=tensor.dtype).set_(own, region.offset, region.shape, region.stride))
+        else:
+            found.append(None)
+    return found
+
+
+def is_private(tensor: Tensor) -> bool:
+    """Whether a tensor lies in a private mapping of a file."""
+    storage = tensor.untyped_storage()
+    return storage.filename is None and file_of(storage) is not None
+
+
+def _is_there(handle: SharedHandle, storage: torch.UntypedStorage) -> bool:
+    """Whether the path of a mapping still leads to what is mapped."""
+    try:
+        info = os.stat(handle.path)
+    except OSError:
+        return False
+    if info.st_size < handle.nbytes:  # it has been cut, which is an error when its rows are read
+        return False
+    return handle.inode in (0, info.st_ino) if handle.anonymous else is_placed(storage, handle.path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,3 +77,42 @@ class Residency:
         """The job is over: its mappings are nobody's business any more."""
         self._ranges.clear()
         self._base = None
+
+
+LOOK_SECONDS = 0.01
+"""The memory of a process is looked at so often, at most: it costs some microseconds."""
+
+
+class Growth:
+    """The memory that a process has gained, looked at between leases."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._before = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = _resident()
+
+    def is_large(self) -> bool:
+        """Whether it is `LIMIT` or more."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + LOOK_SECONDS
+        memory = _resident()
+        self._before = min(self._before, memory)
+        return memory - self._before >= LIMIT
+
+
+def _resident() -> int:
+    """Resident bytes of this process; 0 where that cannot be told."""
+    try:
+        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.pread(fd, 128, 0).split()[1]) * mmap.PAGESIZE
+    finally:
+        os.close(fd)

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tdmap.memory.mapped import copies_on_write
 from tdmap.memory.regions import SharedHandle, bytes_of, flat_bytes, region_of
-from tdmap.memory.residency import Residency
+from tdmap.memory.residency import Growth, Residency
 from tdmap.memory.shm import Arena, shared_region
 from tensordict_lite.errors import DatasetError
 
@@ -38,6 +39,7 @@ class SharedTensors:
         arena = Arena()
         self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
         self._residency: Residency | None = None
+        self._private: list[Tensor] | None = None
 
     def __getstate__(self) -> list[Any]:
         return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
@@ -46,11 +48,23 @@ class SharedTensors:
         self.tensors = [region if isinstance(region, Tensor) else region.open() for region in regions]
         self._residency = Residency()
         self._residency.watch(self.tensors)
+        self._private = None
+
+    @property
+    def private(self) -> list[Tensor]:
+        """The tensors as a function of the caller gets them: what it writes into their files stays in this process."""
+        if self._private is None:
+            own = copies_on_write(self.tensors)
+            self._private = [tensor if copy is None else copy for tensor, copy in zip(self.tensors, own)]
+            self._growth = Growth()
+        return self._private
 
     def trim(self) -> None:
-        """Let go of the pages that have been read, in a worker process."""
+        """Let go of the pages that have been read, in a worker process, and of those that have been written."""
         if self._residency is not None:
             self._residency.trim()
+        if self._private is not None and self._growth.is_large():
+            self._private = None
 
     def read(self, number: int, start: int, stop: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, in their order.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tensors
-from tdmap.data.reader import Reader
 from tdmap.data.reader import window as part_of
 from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
@@ -314,7 +313,7 @@ def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkP
 
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
-    reader = Reader(job.source.data, job.plan, job.source.order)
+    reader = job.reader()
     cuts = Cuts()
     try:
         for chunk in chunks:

@@ -18,6 +18,7 @@ from tdmap.operations.filter import as_mask
 from tdmap.operations.habits import plain_rows
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
 from tdmap.resume.fingerprint import function_parts
+from tdmap.runtime.undo import Comparisons, have_changed
 from tensordict_lite import is_tensor_collection, lazy_stack
 
 
@@ -68,6 +69,7 @@ class Work:
         self.order = order
         self.then = then
         self.empty = empty
+        self._compared = Comparisons()
         names = [function_name(stage.fn) for stage in self.stages if isinstance(stage, Call)]
         self.__qualname__ = " + ".join(names) or "pipeline"
 
@@ -85,8 +87,11 @@ class Work:
         # Tensors of torch's inference mode count no versions.
         leaves = [leaf for leaf in tensors_of(chunk) if not leaf.is_inference()] if self.views else []
         before = sum(leaf._version for leaf in leaves)
+        copies = self._compared.copies(chunk) if self.views else []
         value = run_stages(self.stages, chunk)
-        if sum(leaf._version for leaf in leaves) != before:
+        if sum(leaf._version for leaf in leaves) != before or have_changed(copies):
+            for leaf, copy in copies:
+                leaf.copy_(copy)
             raise RuntimeError(
                 f"{self.__qualname__} changed rows of the dataset in place. A function of a pipeline returns new "
                 "values: use x * 2 instead of x.mul_(2), or clone first."

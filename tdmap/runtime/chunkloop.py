@@ -30,13 +30,14 @@ from tdmap.job import Policy, takes_start
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
 from tdmap.process import hooks
 from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
-from tdmap.runtime.undo import Undo
+from tdmap.runtime.undo import Comparisons, Undo, have_changed
 from tdmap.runtime.wire.messages import Done, GaveBack, Segment
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.control import Control
@@ -151,9 +152,9 @@ class ChunkLoop:
         self._expect_changes = policy.in_place and reader.gives_views and self.settle is None
         self.meter = None if policy.meter is None else policy.meter(self)
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
-        # Tensors of torch's inference mode count no versions.
-        self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
-        self._versions = self._version()
+        self._memory = Growth() if reader.private else None
+        self._look_at(reader)
+        self._compared = Comparisons() if self._leaves and reader.gives_views and self.settle is None else None
         self._ahead: WriteAhead | None = None
         if self._expect_changes and not reader.plan.dim and leaves_hold_rows(reader.data):
             ahead = WriteAhead(tensors_of(reader.data), reader.base)
@@ -163,8 +164,23 @@ class ChunkLoop:
         """Go on with other rows: those of the chunks that come next."""
         self.reader = reader if self._runner is None else self._runner.reader(reader)
         self._ahead = None
-        self._leaves = [leaf for leaf in tensors_of(self.reader.data) if not leaf.is_inference()]
+        self._look_at(self.reader)
+
+    def _look_at(self, reader: Reader) -> None:
+        # Tensors of torch's inference mode count no versions.
+        self._leaves = [leaf for leaf in reader.exposed if not leaf.is_inference()]
         self._versions = self._version()
+        self._has_changed = False
+
+    def _let_go(self) -> None:
+        """Give back the pages of private rows that were read or written, when they have become many."""
+        if self._memory is None or not self._memory.is_large():
+            return
+        self.reader.renew()
+        self._look_at(self.reader)
+        if self.undo is not None:
+            self.undo.look_at(self.reader.data)
+        self._memory.begin()
 
     @property
     def plan(self) -> ChunkPlan:
@@ -186,7 +202,7 @@ class ChunkLoop:
     @property
     def mutated(self) -> bool:
         """Whether the function has changed rows of the source in place."""
-        return self._version() != self._versions
+        return self._has_changed or self._version() != self._versions
 
     def run(self, lease: int, start: int, stop: int) -> Done:
         """Run the chunks `start..stop`, sending what cannot wait, and return the report.
@@ -194,6 +210,7 @@ class ChunkLoop:
         Raises:
             ChunkError: the function raised. The chunks before are safe.
         """
+        self._let_go()
         control, began, self._generation = self.control, time.perf_counter(), _generation
         control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
         control[at.LEASE] = lease
@@ -221,7 +238,7 @@ class ChunkLoop:
                 if self.cuts is not None:  # before the chunk counts as done
                     self.cuts.check()
                 if guarded and self._guard and self._skipper is None:
-                    self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
+                    self._guard = kind is Kind.NONE or aliased or self.mutated
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
                     append(self.undo.objects, chunk, result)  # before it is noted that the chunk is done
                     kind = Kind.WRITTEN
@@ -333,7 +350,7 @@ class ChunkLoop:
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        streams, plan, undo, skipper = self.streams, self.plan, self.undo, self._skipper
+        streams, plan, undo, skipper, compared = self.streams, self.plan, self.undo, self._skipper, self._compared
         positional = takes_start(fn)
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -353,6 +370,7 @@ class ChunkLoop:
                 ahead.before(*plan.rows(chunk), plan.rows(stop - 1)[1])
             if undo is not None and self._guard:
                 self._save(undo, chunk)
+            copies = [] if compared is None else compared.copies(data)
             streams.start(plan.original_row(chunk))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
@@ -362,6 +380,8 @@ class ChunkLoop:
                 ahead.after()
                 if not ahead.is_of_use:
                     self._ahead = None
+            if copies and (result is not None or self.policy.needs_results):
+                self._has_changed |= have_changed(copies)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))

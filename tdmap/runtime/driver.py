@@ -362,7 +362,7 @@ class Driver:
                 self._sizes[chunk] = self._result_bytes(chunk, kind, values[chunk - start] if kind.travels else None)
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
-        self.changed |= kind is Kind.NONE or self._demands.in_place
+        self.changed |= (kind is Kind.NONE and self.job.policy.may_write) or self._demands.in_place
         self._has_results |= kind is not Kind.NONE and kind is not Kind.FAILED
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)

@@ -245,8 +245,13 @@ def _view(block: Tensor, place: int, like: Tensor) -> Tensor:
 class _AheadReader(Reader):
     def __init__(self, reader: Reader, runner: Runner) -> None:
         super().__init__(reader.data, reader.plan, reader.order, reader.base)
+        self.private, self.exposed = reader.private, reader.exposed
         self._reader = reader
         self._runner = runner
+
+    def renew(self) -> None:
+        self._reader.renew()
+        self.data, self.exposed = self._reader.data, self._reader.exposed
 
     def replan(self, plan: ChunkPlan) -> None:
         super().replan(plan)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,39 @@ from torch import Tensor
 from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
 from tdmap.job import Job
 from tdmap.memory.hidden import NO_LOCKS, open_file
+from tdmap.memory.mapped import is_private
 from tdmap.plan import ChunkPlan
 
 MAX_BYTES = 1 << 28
 """Chunks larger than this are not copied, unless in files: a worker that dies in one ends the job instead."""
+
+
+COMPARED_BYTES = 1 << 18
+"""Rows of so many bytes are compared with what they were, to find functions that write through NumPy."""
+
+MOST_COMPARED = 8
+"""And chunks, at most."""
+
+
+class Comparisons:
+    """Finds in the first chunks of a job what no version counter shows: writes through NumPy, `.data` and C code."""
+
+    def __init__(self) -> None:
+        self._left = COMPARED_BYTES
+
+    def copies(self, chunk: Data) -> list[tuple[Tensor, Tensor]]:
+        """Tensors of a chunk and their copies; none for later chunks, and none of private mappings."""
+        if self._left <= 0:
+            return []
+        tensors = [tensor for tensor in tensors_of(chunk) if not is_private(tensor)]
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        self._left -= max(nbytes, COMPARED_BYTES // MOST_COMPARED)
+        return [(tensor, tensor.clone()) for tensor in tensors] if nbytes <= MAX_BYTES else []
+
+
+def have_changed(copies: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether a tensor differs from its copy."""
+    return not all(same_bits(tensor, copy) for tensor, copy in copies)
 
 
 class Room(NamedTuple):
@@ -66,10 +95,9 @@ class Undo:
 
     def __init__(self, data: Data, plan: ChunkPlan, room: Room, base: int = 0) -> None:
         self.base = base
-        self.leaves = tensors_of(data)
         self.plan = plan
         self.buffers = list(room.buffers)
-        self._spans = _spans(self.leaves, self.buffers) if plan.dim == 0 else None
+        self.look_at(data)
         self.lock = room.lock
         self.skipped = room.skipped
         self.objects = room.objects
@@ -81,6 +109,11 @@ class Undo:
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
         self.plan = plan
+
+    def look_at(self, data: Data) -> None:
+        """Go on with another mapping of the rows."""
+        self.leaves = tensors_of(data)
+        self._spans = _spans(self.leaves, self.buffers) if self.plan.dim == 0 else None
 
     @staticmethod
     def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:

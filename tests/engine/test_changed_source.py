@@ -1,17 +1,28 @@
-"""Functions that change their chunk in place and return results as well: the source changes, and a warning says so."""
+"""Functions that change their chunk in place and return results as well.
+
+Where a result of None has a meaning (`map`, unless into a folder), the source changes, and a warning says so. All other
+functions must not write: their chunks are private. Rows in memory of the very process that calls the function cannot be
+private, so the change is noticed there.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import tdmap
+from tdmap.datasets import Jagged, Table
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack, tensorclass
 
 
 def doubled_and_returned(chunk: TensorDict) -> TensorDict:
@@ -21,6 +32,11 @@ def doubled_and_returned(chunk: TensorDict) -> TensorDict:
 
 def summed_of_doubled(chunk: TensorDict) -> TensorDict:
     return TensorDict({"sum": chunk["x"].mul_(2).sum(-1)}, chunk.batch_size)
+
+
+def doubled_through_numpy(chunk: TensorDict) -> TensorDict:
+    chunk["x"].numpy()[...] *= 2
+    return chunk
 
 
 def doubled(chunk: TensorDict) -> None:
@@ -52,10 +68,14 @@ def collected(data: TensorDict, fn: Any, how: str, tmp_path: Path, num_workers: 
         tdmap.map(data, fn, out=tmp_path / "out" if how == "folder" else None, **options)
 
 
-@pytest.mark.parametrize("how", ["gathered", "folder", "iter", "filter"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("fn", [doubled_and_returned, summed_of_doubled])
+@pytest.mark.parametrize(
+    ("how", "num_workers", "mapped"),
+    [
+        *(("gathered", num_workers, mapped) for num_workers in (0, 2) for mapped in (False, True)),
+        *((how, 0, False) for how in ("folder", "iter", "filter")),
+    ],
+)
+@pytest.mark.parametrize("fn", [doubled_and_returned, summed_of_doubled, doubled_through_numpy])
 def test_a_source_that_has_changed_beside_results_is_told_of(
     tmp_path: Path, how: str, num_workers: int, mapped: bool, fn: Any
 ) -> None:
@@ -102,3 +122,187 @@ def test_rows_stay_where_a_folder_gets_no_results(
     with pytest.raises(OutputMismatch, match=r"returned None.*pass out=data"):
         tdmap.map(data, doubled, out=tmp_path / "out", num_workers=num_workers, **{"chunksize": 5, **options})
     assert torch.equal(data["x"], torch.arange(24).view(12, 2))
+
+
+# -- functions that must not write -------------------------------------------------------------------------------------
+
+ROWS = 24
+X = torch.arange(2.0 * ROWS).view(ROWS, 2)
+
+
+@tensorclass
+class Sample:
+    x: torch.Tensor
+
+
+def _with_numpy(x: torch.Tensor) -> None:
+    x.numpy()[...] *= 2
+
+
+def _with_out(x: torch.Tensor) -> None:
+    np.add(x.numpy(), 1, out=x.numpy())
+
+
+def _with_data(x: torch.Tensor) -> None:
+    x.data.mul_(2)
+
+
+def _with_ctypes(x: torch.Tensor) -> None:
+    ctypes.memset(x.data_ptr(), 1, x.nbytes)
+
+
+WRITES = [_with_numpy, _with_out, _with_data, _with_ctypes]
+
+
+def _dense(folder: Path) -> Any:
+    TensorDict({"x": X, "inner": {"y": X}}, [ROWS]).memmap(folder)
+    return TensorDict.load_memmap(folder)
+
+
+def _read_only(folder: Path) -> Any:
+    _dense(folder)
+    return TensorDict.load_memmap(folder, mode="r")
+
+
+def _typed(folder: Path) -> Any:
+    Sample(x=X.clone(), batch_size=[ROWS]).memmap(folder)
+    return Sample.load_memmap(folder)
+
+
+def _lazy(folder: Path) -> Any:
+    lazy_stack([TensorDict({"x": row}, []) for row in X]).memmap(folder)
+    return TensorDict.load_memmap(folder)
+
+
+def _archive(folder: Path) -> Any:
+    folder.mkdir()
+    TensorDict({"x": X, "inner": {"y": X}}, [ROWS]).consolidate(filename=folder / "all")
+    return TensorDict.from_consolidated(folder / "all")
+
+
+def _shards(folder: Path) -> Any:
+    tdmap.map(TensorDict({"x": X}, [ROWS]), _itself, out=folder, rows_per_shard=10, num_workers=0)
+    return tdmap.open(folder)
+
+
+def _anonymous(folder: Path) -> Any:
+    return TensorDict({"x": X.clone()}, [ROWS]).memmap()
+
+
+def _itself(chunk: Any) -> Any:
+    return chunk
+
+
+KINDS = [_dense, _read_only, _typed, _lazy, _archive, _shards, _anonymous]
+
+
+def _pipeline(data: Any) -> Any:
+    return data.pipeline(seed=0)
+
+
+def _true(fn: Any) -> Callable[[Any], torch.Tensor]:
+    return lambda chunk: (fn(chunk), torch.ones(len(chunk), dtype=torch.bool))[1]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "map to a folder": lambda data, fn, out, **o: tdmap.map(data, fn, out=out, **o),
+    "map to shards": lambda data, fn, out, **o: tdmap.map(data, fn, out=out, rows_per_shard=7, **o),
+    "map_iter": lambda data, fn, out, **o: [len(part) for part in tdmap.map_iter(data, fn, **o)],
+    "filter": lambda data, fn, out, **o: tdmap.filter(data, _true(fn), **o),
+    "flat_map": lambda data, fn, out, **o: tdmap.flat_map(data, fn, **o),
+    "map_reduce": lambda data, fn, out, **o: tdmap.map_reduce(data, lambda c: len(fn(c)), int.__add__, **o),
+    "iterated": lambda data, fn, out, **o: [list(_pipeline(data).map(fn).batch(5).iter(epoch=e, **o)) for e in (0, 1)],
+    "map_rows": lambda data, fn, out, **o: _pipeline(data).map_rows(fn).collect(**o),
+    "a pipeline's filter": lambda data, fn, out, **o: _pipeline(data).filter(_true(fn)).collect(**o),
+    "written": lambda data, fn, out, **o: _pipeline(data).map(fn).write(out, **o),
+    "reduced": lambda data, fn, out, **o: _pipeline(data).map(fn).reduce(tdmap.reducers.Sum("x"), **o),
+}
+OF_TENSORS = {"map to a folder", "map to shards", "written"}
+
+
+@pytest.fixture(scope="module", params=["here", "threads", "fork", "forkserver", "a pool of the standard library"])
+def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    if request.param == "here":
+        yield {"num_workers": 0}
+    elif request.param == "threads":
+        yield {"num_workers": 2, "executor": "thread"}
+    elif request.param in ("fork", "forkserver"):
+        yield {"num_workers": 2, "mp_start_method": request.param}
+    else:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            yield {"pool": pool}
+
+
+def writing(write: Callable[[torch.Tensor], None]) -> Callable[[Any], Any]:
+    def fn(chunk: Any) -> Any:
+        write(chunk.get("x"))
+        return chunk
+
+    return fn
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.filterwarnings("error:.*changed rows of the source")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_function_that_must_not_write_changes_no_file(tmp_path: Path, kind: Any, workers: dict[str, Any]) -> None:
+    data = kind(tmp_path / "data")
+    before = contents(tmp_path / "data")
+    for number, (name, call) in enumerate(CALLS.items()):
+        if kind is _lazy and name in OF_TENSORS:
+            continue
+        write = WRITES[number % len(WRITES)]
+        call(data, writing(write), tmp_path / f"out-{number}", **workers)
+        assert contents(tmp_path / "data") == before, (name, write)
+        assert torch.equal(data[:ROWS].get("x"), X), (name, write)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", [_dense, _shards, _anonymous])
+def test_each_epoch_of_a_loader_finds_the_rows_that_were_saved(tmp_path: Path, kind: Any, write: Any) -> None:
+    data = kind(tmp_path / "data")
+    before = contents(tmp_path / "data")
+    for num_workers in (0, 2):
+        loader = DataLoader(
+            _pipeline(data).map(writing(write)).batch(5), batch_size=None, num_workers=num_workers, collate_fn=_itself
+        )
+        epochs = [torch.cat([batch["x"] for batch in loader]) for _ in range(2)]
+        expected = X.clone()
+        write(expected)
+        assert all(torch.equal(epoch.sort(0).values, expected.sort(0).values) for epoch in epochs)
+    assert contents(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("executor", ["serial", "thread"])
+def test_a_pipeline_refuses_to_change_rows_in_memory(write: Any, executor: str) -> None:
+    data = TensorDict({"x": X.clone()}, [ROWS])
+    stage = _pipeline(data).map(writing(write)).batch(5)
+    with pytest.raises(RuntimeError, match="changed rows of the dataset in place"):
+        list(stage.iter(num_workers=2, executor=executor))
+    with pytest.raises(RuntimeError, match="changed rows of the dataset in place"):
+        list(DataLoader(stage, batch_size=None, num_workers=1, collate_fn=_itself))
+    assert torch.equal(data["x"], X)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_jagged_columns_are_private_too(tmp_path: Path, num_workers: int) -> None:
+    rows = Jagged.from_list([torch.arange(float(n)) for n in range(1, 8)]).save(tmp_path / "data")
+    before = contents(tmp_path / "data")
+
+    def fn(chunk: Any) -> Any:
+        values = chunk.values if isinstance(chunk, Jagged) else chunk.jagged["rows"].values
+        values.as_subclass(torch.Tensor).numpy()[...] += 1
+        return chunk
+
+    rows.map(fn, num_workers=num_workers)
+    rows.map(fn, tmp_path / "out", num_workers=num_workers)
+    rows.filter(lambda chunk: [bool(len(fn(chunk)))] * len(chunk), num_workers=num_workers)
+    table = Table(TensorDict({}, [7]), {"rows": rows})
+    table.map(fn, num_workers=num_workers)
+    stage = table.pipeline().map_table(lambda chunk: {"n": chunk.jagged["rows"].lengths + len(fn(chunk)) * 0})
+    for epoch in range(2):
+        list(stage.batch(2).iter(num_workers=num_workers, epoch=epoch))
+    assert contents(tmp_path / "data") == before

@@ -180,7 +180,7 @@ def once(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*changed rows of the source")
-def test_results_that_travel_and_changed_rows_agree(tmp_path):
+def test_a_chunk_that_runs_again_finds_the_rows_as_they_were(tmp_path):
     x = torch.zeros(400)
 
     def count(part):
@@ -192,7 +192,7 @@ def test_results_that_travel_and_changed_rows_agree(tmp_path):
     # All three deaths may befall one chunk.
     values = list(tdmap.map_iter(x, count, num_workers=2, chunksize=2, retries=3))
     assert values == ["1.0"] * 200
-    assert torch.equal(x, torch.ones(400))
+    assert not x.any()
 
 
 def test_without_undo_a_death_in_place_ends_the_job(tmp_path):

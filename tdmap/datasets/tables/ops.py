@@ -163,7 +163,7 @@ class OnTable:
         jagged = {}
         for number, (name, kind) in enumerate(self.kinds.items()):
             spans = chunk[SPANS, str(number)]
-            values = self.shared.tensors[number].as_subclass(Tensor)
+            values = self.shared.private[number].as_subclass(Tensor)
             jagged[name] = Jagged.of_spans(values, spans[:, 0], spans[:, 1], kind)
         rows = chunk.exclude(SPANS)
         return Table(TensorDict({key: rows.get(key) for key in rows.keys()}, chunk.batch_size[:1]), jagged, self.types)

@@ -256,7 +256,8 @@ class OnTables:
 
     def __call__(self, chunk: Any) -> TensorDict:
         present = set(chunk[SPANS].keys()) if SPANS in chunk.keys() else set()
-        jagged = {name: column.rows(chunk) for name, column in self.columns.items() if name in present}
+        # Copies: the function must not write into the column.
+        jagged = {name: column.rows(chunk).compact() for name, column in self.columns.items() if name in present}
         rows = chunk.exclude(SPANS)
         table = Table(TensorDict({key: rows.get(key) for key in rows.keys()}, [len(chunk)]), jagged)
         found, ragged, _ = columns_of_result(self.fn(table))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.cuts import Cuts
@@ -148,13 +147,12 @@ class LocalCrew(PlainCrew):
         """
         control = at.local_control()
         control[at.RANK] = len(self._loops)
-        reader = Reader(job.source.data, job.plan, job.source.order)
         loop = ChunkLoop(
-            job.number, reader, job.fn, job.policy, control, as_it_is, emit, in_caller=in_caller, cuts=self._cuts
+            job.number, job.reader(), job.fn, job.policy, control, as_it_is, emit, in_caller=in_caller, cuts=self._cuts
         )
         room = undo_room(job, empty)
         if room is not None:
-            loop.undo = Undo(job.source.data, job.plan, room)
+            loop.undo = Undo(loop.reader.data, job.plan, room)
         self._loops.append(loop)
         return loop
 

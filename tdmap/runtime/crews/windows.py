@@ -192,7 +192,10 @@ class WindowLoop:
         else:
             before, data = unship(window.rows), unship(window.rows)
         writer = self._place(window, data)
-        loop = self._loop_over(Reader(data, plan, None, window.first))
+        reader = Reader(data, plan, None, window.first)
+        if not task.policy.may_write:
+            reader.exposed = []  # the rows are copies
+        loop = self._loop_over(reader)
         loop.writer = writer
         self._messages.clear()
         try:
@@ -203,7 +206,7 @@ class WindowLoop:
             assert cause is not None
             upto = failure.chunk
             done = Failed(task.job, grant.lease, upto, pack_error(cause), loop.mutated)
-        if task.ordered or upto == grant.start or same(before, data):
+        if not task.policy.may_write or task.ordered or upto == grant.start or same(before, data):
             changed = None
         else:
             changed = ship(narrow(data, plan.dim, 0, plan.rows(upto - 1)[1] - window.first))

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
-from tdmap.job import Job, Policy
+from tdmap.job import Job, Policy, Source, reader_of
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
@@ -108,7 +107,9 @@ class JobPacker:
             raise
 
     def undo_room(self, job: Job) -> Room | None:
-        """Room for the rows of one chunk; None when chunks are copies or too large."""
+        """Room for the rows of one chunk; None when chunks are copies or too large, or nothing needs them again."""
+        if not (job.policy.may_write or job.policy.skip):  # workers have private pages
+            return None
         return undo_room(job, self.arena.empty)
 
     def pack_room(self, room: Room) -> bytes:
@@ -141,8 +142,8 @@ def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_pro
     surroundings, payload = pickle.loads(data)
     surroundings.enter(own_process)
     fn = unpack(payload.fn)  # first: classes of the driver's script come with it
-    dataset, order = unpack(payload.source)
-    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)
+    reader = reader_of(Source(*unpack(payload.source)), payload.plan, payload.policy)
+    loop = ChunkLoop(job, reader, fn, payload.policy, control, pack, emit, own_fn=True)
     writer: RowWriter | None = unpack(payload.writer)
     if writer is not None:
         writer.prepare()

@@ -213,7 +213,7 @@ class Worker:
             torch.set_num_threads(self.threads)
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
-            self.residency.watch(tensors_of(self.loop.reader.data))
+            self.residency.watch(self.loop.reader.exposed)
             if self.loop.reader.fetches:
                 self.loop.reader.follow = self.next_rows
             if self.loop.writer is not None:
