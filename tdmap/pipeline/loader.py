@@ -82,6 +82,7 @@ class PipelineIterator(Iterator[Any]):
         if state is not None:
             elements.load(state)
         self._state: Callable[[], State] = elements.state
+        self._last_state = elements.state
         self._elements = elements
         if link is not None:
             # Elements are asked for ahead of their turn, so each one carries its own place; unless that is costly.
@@ -106,6 +107,8 @@ class PipelineIterator(Iterator[Any]):
             with contextlib.nullcontext() if alone else one_thread():
                 element = next(self._elements)
         except StopIteration:
+            # A last round that has no element for this rank is used up too.
+            self._state, self._used = self._last_state, max(self._used, self._all or 0)
             raise
         except BaseException as error:
             self._go_back(before)

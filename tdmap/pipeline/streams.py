@@ -93,6 +93,9 @@ class HeadStream(Stream):
             self._in_vain += self._share.step
             if 0 < self._patience <= self._in_vain:
                 break
+        else:
+            if self._at < self._rounds.stop:  # the last round has elements for other processes only
+                self._at += self._share.step
         raise StopIteration
 
     def _run(self, chunk: int) -> Iterator[Any]:

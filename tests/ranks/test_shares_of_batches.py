@@ -123,6 +123,25 @@ def test_a_position_survives_another_world_size(rows, make, before, after):
         assert len({len(one) for one in found}) == 1
 
 
+@named
+@pytest.mark.parametrize("even", [None, "drop", "pad"])
+@pytest.mark.parametrize("before, after", [(3, 2), (5, 1)])
+def test_after_any_round_the_states_of_all_ranks_are_one(rows, make, even, before, after):
+    pipeline = make(rows.pipeline(seed=5))
+    whole = listed(pipeline.iter(num_workers=0))
+    ranks = [pipeline.iter(shard=(rank, before), even=even, num_workers=0) for rank in range(before)]
+    for step in range(-(-len(whole) // before) + 1):  # the last time, all have ended
+        ended = [next(elements, None) is None for elements in ranks]
+        used = len(whole) if all(ended) or step * before >= len(whole) else (step + 1) * before
+        for rank, elements in enumerate(ranks):
+            later = [pipeline.iter(shard=(other, after), num_workers=0) for other in range(after)]
+            for other in later:
+                other.load_state_dict(elements.state_dict())
+            if make not in (filtered, filtered_batches):
+                assert sum(map(len, later)) == len(whole[used:]), (step, rank)
+            assert in_rounds([listed(other) for other in later]) == whole[used:], (step, rank)
+
+
 def test_an_iterator_of_a_rank_has_the_length_that_is_left(rows):
     for even, count in ((None, [5, 5, 4]), ("drop", [4, 4, 4]), ("pad", [5, 5, 5])):
         for rank, length in enumerate(count):
