@@ -1,4 +1,4 @@
-"""The tensors in a value of any structure: collections, tuples, lists and dicts of them."""
+"""The tensors in a value of any structure: collections, tuples, lists and dicts of them; and results that stay."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, strided
 
-from tdmap.data.kinds import is_data, tensors_of, with_tensors
+from tdmap.data.kinds import has_members, is_data, is_dense, tensors_of, with_tensors
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -64,3 +65,81 @@ def _rebuild_collection(value: Any, tensors: Iterator[Tensor]) -> Any:
     if value.is_locked:
         new.lock_()
     return new
+
+
+TRIED = 4
+"""Results of a function whose memory is compared."""
+
+
+class FreshResults:
+    """Makes results of a function outlive its next call, which may write into what it has returned before.
+
+    Results are copied until it is known that the function returns new memory: the first ones are kept, so that no
+    address is used again by chance. Where two of them share memory, or are one object, all later ones are copied too.
+
+    Example:
+        >>> import torch
+        >>> buffer, fresh = torch.zeros(1), FreshResults()
+        >>> [float(result) for result in [fresh(buffer.fill_(number)) for number in range(9)]]
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Results of another size follow, for which the function may have another buffer."""
+        self._left = TRIED
+        self._kept: list[Any] = []
+        self._known: set[tuple[str, int]] = set()
+
+    def __call__(self, value: Any) -> Any:
+        if not self._left:
+            return value
+        if self._left > 0:
+            places = set(_places(value))
+            self._left = -1 if places & self._known else self._left - 1
+            if self._left > 0:
+                self._kept.append(value)
+                self._known |= places
+            else:
+                self._kept.clear()
+        return _copied(value)
+
+
+def _places(value: Any) -> Iterator[tuple[str, int]]:
+    """The addresses of the memory in a value, and the identities of its containers."""
+    if isinstance(value, Tensor):
+        if value.layout is strided and not value.is_nested and value.numel():
+            yield "memory", value.data_ptr()
+    elif isinstance(value, np.ndarray):
+        if value.size:
+            yield "memory", value.__array_interface__["data"][0]
+    elif is_data(value):
+        yield "object", id(value)
+        for tensor in tensors_of(value):
+            yield from _places(tensor)
+    elif isinstance(value, (tuple, list, dict)):
+        if not isinstance(value, tuple):
+            yield "object", id(value)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _places(item)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if is_dense(value) or has_members(value):
+        new = with_tensors(value, [tensor.clone() for tensor in tensors_of(value)])
+        return new.lock_() if value.is_locked else new
+    if type(value) in (tuple, list):
+        return type(value)(map(_copied, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    if isinstance(value, dict):
+        new = copy.copy(value)
+        new.update((key, _copied(item)) for key, item in value.items())
+        return new
+    return value

@@ -12,6 +12,7 @@ import torch
 from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tensors
 from tdmap.data.reader import window as part_of
 from tdmap.data.sizes import result_bytes
+from tdmap.data.trees import FreshResults
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.cuts import Cuts
@@ -313,14 +314,14 @@ def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkP
 
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
-    reader = job.reader()
+    reader, fresh = job.reader(), FreshResults()
     cuts = Cuts()
     try:
         for chunk in chunks:
             (rows,) = reader.read(chunk, chunk + 1)
             first = job.plan.original_row(chunk)
             with seeded(job.policy.seed, first):
-                value = job.fn(rows, first)  # type: ignore[call-arg]
+                value = fresh(job.fn(rows, first))  # type: ignore[call-arg]
             cuts.check()
             yield value
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tdmap.data.trees import FreshResults
 from tdmap.operations.iteration.streams import stream_values
 from tdmap.pipeline.pieces import (
     BatchStream,
@@ -189,12 +190,13 @@ class CallStream(Over):
         seed = context.seed_of(context.epoch)
         self._seed = None if seed is None else derive(apart(seed, shares_of(plan.source)), 1 << 41)
         self._number = 0
+        self._fresh = FreshResults()
 
     def next(self) -> Any:
         while True:
             piece = self.below.next()
             with seeded(self._seed, self._number):
-                piece = self._apply(piece)
+                piece = self._fresh(self._apply(piece))
             self._number += 1
             if piece is not NOTHING:
                 return piece

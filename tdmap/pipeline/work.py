@@ -10,7 +10,7 @@ import torch
 
 from tdmap.data.kinds import Data, is_data, leaves_hold_rows, tensors_of
 from tdmap.data.schema import check_alike, join_pieces
-from tdmap.data.trees import rebuild, tensors_in
+from tdmap.data.trees import FreshResults, rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.operations.append import each_result
@@ -201,7 +201,8 @@ def _mapped(stage: Map, value: Data) -> Data:
 
 def _map_rows(stage: MapRows, value: Any) -> Data:
     _count(stage, value)
-    results = [plain_rows(stage.fn(row), None) for row in value.unbind(0)]
+    fresh = FreshResults()
+    results = [fresh(plain_rows(stage.fn(row), None)) for row in value.unbind(0)]
     for result in results:
         if not is_data(result):
             raise TypeError(
@@ -234,5 +235,6 @@ def _kept(stage: Filter, value: Any, batched: bool) -> Any:
 
 
 def _flat_mapped(stage: FlatMap, value: Data) -> Any:
-    parts = [part for part in each_result(plain_rows(stage.fn(value), value)) if _count(stage, part)]
+    fresh = FreshResults()
+    parts = [fresh(part) for part in each_result(plain_rows(stage.fn(value), value)) if _count(stage, part)]
     return join_pieces(parts) if parts else NOTHING

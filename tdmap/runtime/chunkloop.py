@@ -24,6 +24,7 @@ from tdmap.data.alike import assigned
 from tdmap.data.kinds import Data, leaves_hold_rows, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import Reader
+from tdmap.data.trees import FreshResults
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy, takes_start
@@ -140,6 +141,7 @@ class ChunkLoop:
         self.policy = policy
         self.control = control
         self.pack = pack
+        self.fresh = FreshResults()
         self.emit = emit
         self.in_caller = in_caller
         self.cuts = cuts
@@ -189,6 +191,7 @@ class ChunkLoop:
 
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
+        self.fresh.renew()
         self.reader.replan(plan)
         if self.writer is not None:
             self.writer.plan = plan
@@ -432,6 +435,7 @@ class _Segments:
             self.since = time.perf_counter()
         if not kind.travels:
             return
+        value = self.loop.fresh(value)
         if self.merge is None:
             self.values.append(self.loop.pack(value))
             return

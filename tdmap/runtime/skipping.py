@@ -27,6 +27,7 @@ from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
 from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
+from tdmap.data.trees import FreshResults
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
 from tdmap.job import takes_start
@@ -223,6 +224,7 @@ class _Search:
         self.chunk = chunk
         self.before = before
         self.errors: list[tuple[int, Exception]] = []
+        self.fresh = FreshResults()
         self.parts: list[_Part] = []
 
     def try_parts(self, start: int, stop: int, row_by_row: bool) -> bool:
@@ -258,7 +260,7 @@ class _Search:
             target = None if self.target is None else self._target(start, stop)
             misfit = self.skipper.misfit(target, value)
             if misfit is None:
-                self.parts.append(_Part(start, stop, value))
+                self.parts.append(_Part(start, stop, self.fresh(value)))
                 return True
             failure = misfit
         self.put_back(start, stop, failure)
