@@ -1,7 +1,8 @@
 """Random streams that depend on the seed and on the rows, and on nothing else.
 
 Each chunk starts torch, numpy and random at a value derived from (seed, first row), so results do not depend on
-which worker runs a chunk, in what order, or how often it is retried.
+which worker runs a chunk, in what order, or how often it is retried. Generators that a function holds start there too
+(`tdmap.process.captured`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -64,16 +65,35 @@ def generator_of(device: torch.device) -> torch.Generator | None:
     return None
 
 
+class Streams(Protocol):
+    """Random streams that a function has for itself."""
+
+    def seed(self, value: int) -> None:
+        """Begin the streams that a number decides."""
+        ...
+
+    def states(self) -> list[Any]:
+        """Where they are."""
+        ...
+
+    def restore(self, states: Iterable[Any]) -> None:
+        """Go on where they were."""
+        ...
+
+
 class ChunkStreams:
     """The random streams that the function of a loop draws from, started anew for each chunk.
 
     Args:
         seed: of the job; None: streams are left alone.
         devices: where the function draws random numbers, beside the CPU.
+        captured: generators that it holds.
     """
 
-    def __init__(self, seed: int | None, devices: Iterable[torch.device] = ()) -> None:
+    def __init__(self, seed: int | None, devices: Iterable[torch.device] = (), captured: Streams | None = None) -> None:
         self.seed = seed
+        self._captured = captured or None
+        self._states: list[Any] | None = None
         found = [] if seed is None else [generator_of(device) for device in devices]
         self._generators = [generator for generator in found if generator is not None]
         self._before: list[torch.Tensor] = []
@@ -88,9 +108,15 @@ class ChunkStreams:
             self._before = [generator.get_state() for generator in self._generators]
         for generator in self._generators:
             generator.manual_seed(value)
+        if self._captured is not None:
+            self._states = self._captured.states() if self._states is None else self._states
+            self._captured.seed(value)
 
     def end(self) -> None:
-        """Put the devices' streams back; those of the CPU are the business of whoever shares them with a caller."""
+        """Put other streams back; the global ones are the business of whoever shares them with a caller."""
+        if self._captured is not None and self._states is not None:
+            self._captured.restore(self._states)
+            self._states = None
         for generator, state in zip(self._generators, self._before):
             generator.set_state(state)
         self._before = []

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from tdmap.identity.owners import is_installed_file, is_users_own, package_of
 from tdmap.identity.references import Attributes, Import
+from tdmap.process.owners import is_installed_file, is_users_own, package_of
 
 
 class Sources:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from tdmap.identity.moved import known_as
-from tdmap.identity.owners import is_own_module, is_users_own, package_of
 from tdmap.identity.references import Attributes, global_names, imports_anything, references
 from tdmap.identity.sources import Sources
 from tdmap.memory.regions import bytes_of
+from tdmap.process.owners import is_own_module, is_users_own, package_of
 
 WHOLE_BYTES = 64 << 20
 """The content of a tensor or an array counts whole up to so many bytes; of a larger one so many bytes count, in"""

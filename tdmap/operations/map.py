@@ -131,10 +131,10 @@ def map(
             thread, no CUDA context, `worker_threads=1`), else forkserver.
         executor: `"process"`, `"thread"`, `"serial"`, or `"ray"`: actors on a Ray cluster, which a `tdmap.RayCluster`
             describes further.
-        seed: gives each chunk its own random streams (torch, on `device` too, numpy, random), derived from the seed
-            and its first row: the same results for any number of workers. A process has one set of streams, so
-            `executor="thread"` runs such chunks in the calling thread, one after the other. Default: workers'
-            streams are independent and not reproducible.
+        seed: gives each chunk its own random streams (torch, on `device` too, numpy, random, and generators that `fn`
+            holds), derived from the seed and its first row: the same results for any number of workers. A process
+            has one set of streams, so `executor="thread"` runs such chunks in the calling thread, one after the
+            other. Default: workers' streams are independent and not reproducible.
         retries: how often a chunk runs again when its worker dies.
         timeout: seconds that one chunk may run before its worker is killed and the chunk retried.
         undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is

@@ -59,10 +59,10 @@ class Pipeline(Chain):
 
     Args:
         data: a tensor or a collection of tensors, with rows in dimension 0.
-        seed: of the random streams of functions (torch, numpy, random): each chunk has its own, derived from
-            (seed, epoch, number of its first row), so that augmentations are the same for any number of workers and
-            after a resume. None: each `iter` draws one from torch's random stream, and its `state_dict` keeps it;
-            other endings leave the streams of workers alone.
+        seed: of the random streams of functions (torch, numpy, random, and generators that they hold): each chunk has
+            its own, derived from (seed, epoch, number of its first row), so that augmentations are the same for any
+            number of workers and after a resume. None: each `iter` draws one from torch's random stream, and its
+            `state_dict` keeps it; other endings leave the streams of workers alone.
 
     Raises:
         TypeError: `data` has no rows.

@@ -24,7 +24,8 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.seeding import derive, own_streams, seed_everything
+from tdmap.process.captured import Captured, seeded
+from tdmap.seeding import derive
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection
 
@@ -314,13 +315,13 @@ def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkP
 
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
-    reader, fresh = job.reader(), FreshResults()
+    reader, fresh, captured = job.reader(), FreshResults(), Captured(job.fn)
     cuts = Cuts()
     try:
         for chunk in chunks:
             (rows,) = reader.read(chunk, chunk + 1)
             first = job.plan.original_row(chunk)
-            with seeded(job.policy.seed, first):
+            with seeded(job.policy.seed, first, captured):
                 value = fresh(job.fn(rows, first))  # type: ignore[call-arg]
             cuts.check()
             yield value
@@ -333,14 +334,3 @@ def apart(seed: int, shares: Sequence[int]) -> int:
     for index in shares:
         seed = derive(seed, (1 << 43) + index) >> 1 if index else seed
     return seed
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None, number: int) -> Iterator[None]:
-    """Random streams that a seed and a number decide, for a function that is called in this thread."""
-    if seed is None:
-        yield
-        return
-    with own_streams():
-        seed_everything(derive(seed, number))
-        yield

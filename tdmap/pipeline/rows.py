@@ -23,8 +23,9 @@ from tdmap.data.reader import narrow
 from tdmap.data.schema import join_pieces
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
+from tdmap.process.captured import Captured, seeded
 from tdmap.resume.run import folder_of
-from tdmap.seeding import derive, own_streams, permutation, seed_everything
+from tdmap.seeding import derive, permutation
 from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
@@ -213,6 +214,7 @@ class Table:
 
     def __init__(self, parts: list[_Part]) -> None:
         self.parts = parts
+        self._captured: Captured | None = None
 
     def read(self, rows: Picks) -> Data:
         """These rows, as a collection or a tensor in new memory."""
@@ -222,8 +224,9 @@ class Table:
         """`read`, with random streams that the seed and the first row decide."""
         if self.seed is None or not len(rows) or not self.calls:
             return self.read(rows)
-        with own_streams():
-            seed_everything(derive(self.seed, int(rows[0])))
+        if self._captured is None:
+            self._captured = Captured(self)
+        with seeded(self.seed, int(rows[0]), self._captured):
             return self.read(rows)
 
     @property

@@ -21,10 +21,11 @@ from tdmap.pipeline.pieces import (
     ZippedStream,
 )
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, heads_of, shares_of
-from tdmap.pipeline.rounds import Context, Rounds, apart, chunk_rows, default_ahead, head_job, run_here, seeded
+from tdmap.pipeline.rounds import Context, Rounds, apart, chunk_rows, default_ahead, head_job, run_here
 from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
+from tdmap.process.captured import Captured, seeded
 from tdmap.seeding import derive
 
 VAIN_ROWS = 1000
@@ -190,12 +191,12 @@ class CallStream(Over):
         seed = context.seed_of(context.epoch)
         self._seed = None if seed is None else derive(apart(seed, shares_of(plan.source)), 1 << 41)
         self._number = 0
-        self._fresh = FreshResults()
+        self._fresh, self._captured = FreshResults(), Captured(plan.stage)
 
     def next(self) -> Any:
         while True:
             piece = self.below.next()
-            with seeded(self._seed, self._number):
+            with seeded(self._seed, self._number, self._captured):
                 piece = self._fresh(self._apply(piece))
             self._number += 1
             if piece is not NOTHING:

@@ -34,6 +34,7 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
 from tdmap.process import hooks
+from tdmap.process.captured import Captured
 from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime.ondevice import OnDevice
@@ -134,7 +135,10 @@ class ChunkLoop:
         """The function has raised: tensors may live on in tracebacks."""
         self.lost_device = False
         """The function, or its rows, have taken the device with them: this process can use it no more."""
-        self.streams = ChunkStreams(policy.seed, devices)
+        captured = Captured(fn)
+        if own_fn and policy.seed is None:
+            captured.seed_apart()  # other workers have copies of them
+        self.streams = ChunkStreams(policy.seed, devices, captured)
         self.job = job
         self.reader = reader
         self.fn: Callable[..., Any] = fn

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.identity import owners, walk
+from tdmap.identity import walk
+from tdmap.process import owners
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
