@@ -58,7 +58,8 @@ def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
 
     Returns:
         None in the place of a tensor that lies in ordinary memory, that was written to copy-on-write, whose file has
-        been replaced or removed, or that torch must know (it requires gradients, or is a lazy conjugate or negative).
+        been replaced or removed, for which the system grants no private mapping, or that torch must know (it requires
+        gradients, or is a lazy conjugate or negative).
     """
     mapped: dict[int, torch.UntypedStorage | None] = {}
     found: list[Tensor | None] = []
@@ -70,8 +71,7 @@ def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in mapped:
-            placed = _is_there(region.handle, storage)
-            mapped[address] = map_file(region.handle.path, storage.nbytes(), writable=False) if placed else None
+            mapped[address] = _mapped_again(region.handle, storage)
         own = mapped[address]
         if own is not None:
             found.append(torch.empty(0, dtype=tensor.dtype).set_(own, region.offset, region.shape, region.stride))
@@ -86,12 +86,13 @@ def is_private(tensor: Tensor) -> bool:
     return storage.filename is None and file_of(storage) is not None
 
 
-def _is_there(handle: SharedHandle, storage: torch.UntypedStorage) -> bool:
-    """Whether the path of a mapping still leads to what is mapped."""
+def _mapped_again(handle: SharedHandle, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+    """A private mapping of what a storage is mapped from; None where its path leads elsewhere, or there is no room."""
     try:
-        info = os.stat(handle.path)
-    except OSError:
-        return False
-    if info.st_size < handle.nbytes:  # it has been cut, which is an error when its rows are read
-        return False
-    return handle.inode in (0, info.st_ino) if handle.anonymous else is_placed(storage, handle.path)
+        if handle.anonymous:
+            placed = handle.inode in (0, os.stat(handle.path).st_ino)
+        else:
+            placed = is_placed(storage, handle.path)
+        return map_file(handle.path, storage.nbytes(), writable=False) if placed else None
+    except (OSError, RuntimeError):  # of a file that has been cut; or of a limit, since private pages count as data
+        return None

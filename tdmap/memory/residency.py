@@ -88,21 +88,19 @@ class Growth:
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._before = 0
-        self.begin()
+        self._before: int | None = None
 
     def begin(self) -> None:
         """Count from now on."""
-        self._before = _resident()
+        self._before = None
 
     def is_large(self) -> bool:
         """Whether it is `LIMIT` or more."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next and self._before is not None:
             return False
-        self._next = now + LOOK_SECONDS
-        memory = _resident()
-        self._before = min(self._before, memory)
+        self._next, memory = now + LOOK_SECONDS, _resident()
+        self._before = memory if self._before is None else min(self._before, memory)
         return memory - self._before >= LIMIT
 
 

@@ -160,7 +160,7 @@ class ChunkLoop:
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         self._memory = Growth() if reader.private else None
         self._look_at(reader)
-        self._compared = Comparisons() if self._leaves and reader.gives_views and self.settle is None else None
+        self._compared = Comparisons() if self._exposed and reader.gives_views and self.settle is None else None
         self._ahead: WriteAhead | None = None
         if self._expect_changes and not reader.plan.dim and leaves_hold_rows(reader.data):
             ahead = WriteAhead(tensors_of(reader.data), reader.base)
@@ -174,8 +174,9 @@ class ChunkLoop:
 
     def _look_at(self, reader: Reader) -> None:
         # Tensors of torch's inference mode count no versions.
-        self._leaves = [leaf for leaf in reader.exposed if not leaf.is_inference()]
-        self._versions = self._version()
+        self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
+        self._exposed = [leaf for leaf in reader.exposed if not leaf.is_inference()]
+        self._versions = _versions_of(self._exposed)
         self._has_changed = False
 
     def _let_go(self) -> None:
@@ -183,10 +184,10 @@ class ChunkLoop:
         if self._memory is None or not self._memory.is_large():
             return
         self.reader.renew()
+        self._memory.begin()
         self._look_at(self.reader)
         if self.undo is not None:
             self.undo.look_at(self.reader.data)
-        self._memory.begin()
 
     @property
     def plan(self) -> ChunkPlan:
@@ -203,13 +204,12 @@ class ChunkLoop:
             self.undo.replan(plan)
 
     def _version(self) -> int:
-        # Views share the version counter of their base: any in-place torch operation on a chunk shows here.
-        return sum(leaf._version for leaf in self._leaves)
+        return _versions_of(self._leaves)
 
     @property
     def mutated(self) -> bool:
         """Whether the function has changed rows of the source in place."""
-        return self._has_changed or self._version() != self._versions
+        return self._has_changed or _versions_of(self._exposed) != self._versions
 
     def run(self, lease: int, start: int, stop: int) -> Done:
         """Run the chunks `start..stop`, sending what cannot wait, and return the report.
@@ -357,7 +357,8 @@ class ChunkLoop:
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        streams, plan, undo, skipper, compared = self.streams, self.plan, self.undo, self._skipper, self._compared
+        streams, plan, undo, skipper = self.streams, self.plan, self.undo, self._skipper
+        compared = None if self.writer is not None and self.writer.aliased else self._compared
         positional = takes_start(fn)
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -397,6 +398,11 @@ class ChunkLoop:
             if result is None and self.policy.needs_results and self.mutated:  # here, where its rows can be put back
                 raise returned_none(describe_rows(*plan.rows(chunk)))
             yield chunk, result, target
+
+
+def _versions_of(leaves: list[torch.Tensor]) -> int:
+    """Rises with every in-place operation of torch on a view of a tensor, which shares the counter of its base."""
+    return sum(leaf._version for leaf in leaves)
 
 
 def _as_exception(error: BaseException) -> Exception:
