@@ -17,7 +17,6 @@ from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
@@ -175,15 +174,9 @@ class Execution:
         return self._run(job, sink, log) if steps is None or log is not None else steps.run(job, sink, self._run)
 
     def _run(self, job: Job, sink: Sink, log: CommitLog | None) -> Any:
-        cuts = Cuts()
-        try:
-            for _ in self.stream(job, sink, log):
-                pass
-            result = sink.result()
-            cuts.check()  # results that lie in a file of the source are read here
-            return result
-        finally:
-            cuts.close()
+        for _ in self.stream(job, sink, log):
+            pass
+        return sink.result()
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""

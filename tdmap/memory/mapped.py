@@ -1,8 +1,7 @@
-"""Files that are read through mappings, and may have been cut by somebody else since they were opened.
+"""Mapped files that another program has truncated since they were opened.
 
-To read a mapped page beyond the end of its file ends the process with SIGBUS. A worker that ends so is replaced, and
-the new one finds the file too short: an error. In the caller, sizes are looked at before rows are read outside of
-chunks; for chunks see `cuts`.
+Reading a mapped page beyond the end of its file ends the process with SIGBUS. Sizes are compared before a job begins,
+and after a worker has ended by SIGBUS. A file that is truncated while the caller itself reads it ends the program.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from tdmap.memory.regions import SharedHandle, region_of
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.mapping import file_of, map_file
+from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
 
 
@@ -29,10 +28,13 @@ class MappedFiles:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._files: dict[str, tuple[int, int]] = {}
         for tensor in tensors:
-            region = region_of(tensor)
-            if region is not None and not region.handle.anonymous:
-                found = region.handle.nbytes, tensor.untyped_storage().data_ptr()
-                self._files[region.handle.path] = max(found, self._files.get(region.handle.path, found))
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+                continue
+            storage = tensor.untyped_storage()
+            path = file_of(storage)
+            if path is not None and not is_anonymous(path):
+                found = storage.nbytes(), storage.data_ptr()
+                self._files[path] = max(found, self._files.get(path, found))
 
     def check(self) -> None:
         """Raise DatasetError, with its name, when a file has become shorter than what is mapped of it."""
@@ -45,7 +47,7 @@ class MappedFiles:
             if info.st_size < nbytes and inodes_of_mappings().get(address, info.st_ino) == info.st_ino:
                 raise DatasetError(
                     path,
-                    f"{nbytes:,} bytes are mapped and the file has {info.st_size:,}: somebody has cut it since it was "
+                    f"{nbytes:,} bytes are mapped and the file has {info.st_size:,}: it was truncated after it was "
                     "opened. Load the dataset again",
                 )
 

@@ -15,8 +15,8 @@ from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import DeviceLink
+from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
@@ -316,17 +316,13 @@ def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkP
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
     reader, fresh, captured = job.reader(), FreshResults(), Captured(job.fn)
-    cuts = Cuts()
-    try:
-        for chunk in chunks:
-            (rows,) = reader.read(chunk, chunk + 1)
-            first = job.plan.original_row(chunk)
-            with seeded(job.policy.seed, first, captured):
-                value = fresh(job.fn(rows, first))  # type: ignore[call-arg]
-            cuts.check()
-            yield value
-    finally:
-        cuts.close()
+    MappedFiles(tensors_of(job.source.data)).check()
+    for chunk in chunks:
+        (rows,) = reader.read(chunk, chunk + 1)
+        first = job.plan.original_row(chunk)
+        with seeded(job.policy.seed, first, captured):
+            value = fresh(job.fn(rows, first))  # type: ignore[call-arg]
+        yield value
 
 
 def apart(seed: int, shares: Sequence[int]) -> int:

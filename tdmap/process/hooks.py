@@ -9,8 +9,7 @@
                         POOLS     so are the pools,
                         STREAMS   the iterators that are open,
                         DISK      the helpers that wait for the disk,
-                        SIGNALS   the handler of SIGBUS, and
-                        BARS      the bars that are shown
+                        BARS      and the bars that are shown
                         CHUNKS    a chunk can tell that it runs in a child of its function
                         TURN      no thread of the parent draws random numbers here,
                         SETTINGS  or sets how many threads torch uses
@@ -32,12 +31,12 @@ from collections.abc import Callable
 from typing import Any
 
 SLOTS, FORKS, LOCKS, TEMPLATE, POOLS = "slots", "forks", "locks", "template", "pools"
-STREAMS, DISK, SIGNALS, BARS, CHUNKS = "streams", "disk", "signals", "bars", "chunks"
+STREAMS, DISK, BARS, CHUNKS = "streams", "disk", "bars", "chunks"
 TURN, SETTINGS = "turn", "settings"
 
 BEFORE = (SLOTS, FORKS)
 IN_PARENT = (FORKS,)
-IN_CHILD = (FORKS, LOCKS, TEMPLATE, POOLS, STREAMS, DISK, SIGNALS, BARS, CHUNKS, TURN, SETTINGS)
+IN_CHILD = (FORKS, LOCKS, TEMPLATE, POOLS, STREAMS, DISK, BARS, CHUNKS, TURN, SETTINGS)
 AT_EXIT = (STREAMS, POOLS, DISK)
 
 Hook = Callable[[], Any]

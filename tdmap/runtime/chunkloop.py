@@ -28,7 +28,6 @@ from tdmap.data.trees import FreshResults
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy, takes_start
-from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.residency import Growth
@@ -103,7 +102,6 @@ class ChunkLoop:
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
         own_fn: `fn` belongs to this loop alone, in a process of its own.
-        cuts: tells of files that have been cut, where the loop shares its process with the caller.
     """
 
     def __init__(
@@ -117,7 +115,6 @@ class ChunkLoop:
         emit: Callable[[Any], None],
         own_fn: bool = False,
         in_caller: bool = False,
-        cuts: Cuts | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
         self._runner: Any = None
@@ -148,7 +145,6 @@ class ChunkLoop:
         self.fresh = FreshResults()
         self.emit = emit
         self.in_caller = in_caller
-        self.cuts = cuts
         self.own_process = own_fn
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
@@ -242,8 +238,6 @@ class ChunkLoop:
                     kind = Kind.WRITTEN if result is None else Kind.OBJECTS
                 else:
                     kind = Kind.PARCEL
-                if self.cuts is not None:  # before the chunk counts as done
-                    self.cuts.check()
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self.mutated
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
@@ -293,10 +287,8 @@ class ChunkLoop:
         return bool(self._handlers) and interrupting(error, self._handlers) is not None
 
     def _cut_behind(self, error: BaseException) -> DatasetError | None:
-        """The error of a file that has been cut, where another error comes of it."""
-        if self.cuts is not None and (cut := self.cuts.error) is not None:
-            return cut
-        if isinstance(error, OSError) and error.errno == errno.EFAULT:  # the kernel has met its end, in a system call
+        """The error of a file that was truncated, where a system call was given its missing pages."""
+        if isinstance(error, OSError) and error.errno == errno.EFAULT:
             try:
                 MappedFiles(tensors_of(self.reader.data)).check()
             except DatasetError as cut:

@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import data_row_bytes, is_opened_by_row
+from tdmap.data.kinds import data_row_bytes, is_opened_by_row, tensors_of
 from tdmap.data.objects import contents
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
 from tdmap.job import Job
+from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
@@ -144,6 +145,7 @@ class Driver:
         Raises:
             WorkerLost: a chunk's worker died once too often.
             ChunkTimeout: a chunk ran too long once too often.
+            DatasetError: a mapped file of the rows or of the output was truncated.
             RuntimeError: this is a fork of the process that began the job.
             Exception: whatever the function raised, with a note.
         """
@@ -167,6 +169,7 @@ class Driver:
         try:
             self.skips.begin(self.done_rows)
             self.sink.open(plan, self.crew.allocate())
+            self._check_files()
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
             yield from self._loop()
@@ -182,6 +185,11 @@ class Driver:
         finally:
             if self._owner.is_here:
                 self._close(error, began)
+
+    def _check_files(self) -> None:
+        """Raise DatasetError when a mapped file of the rows or of the output was truncated."""
+        out = [] if self.sink.writer is None else tensors_of(self.sink.writer.out)
+        MappedFiles([*tensors_of(self.job.source.data), *out]).check()
 
     def _warn_of_changes(self) -> None:
         writer = self.sink.writer
@@ -440,6 +448,8 @@ class Driver:
                 self.crew.node(worker),
             )
         )
+        if lost.signal == signal.SIGBUS:
+            self._check_files()
         if lost.unprotected and loss.chunk is not None:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)
         if loss.exhausted:

@@ -14,7 +14,6 @@ import torch
 
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
-from tdmap.memory.cuts import Cuts
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.scheduler import Lease
@@ -131,7 +130,6 @@ class LocalCrew(PlainCrew):
 
     def __init__(self) -> None:
         self._loops: list[ChunkLoop] = []
-        self._cuts = Cuts()
 
     def allocate(self) -> Allocate:
         """Ordinary memory."""
@@ -147,9 +145,7 @@ class LocalCrew(PlainCrew):
         """
         control = at.local_control()
         control[at.RANK] = len(self._loops)
-        loop = ChunkLoop(
-            job.number, job.reader(), job.fn, job.policy, control, as_it_is, emit, in_caller=in_caller, cuts=self._cuts
-        )
+        loop = ChunkLoop(job.number, job.reader(), job.fn, job.policy, control, as_it_is, emit, in_caller=in_caller)
         room = undo_room(job, empty)
         if room is not None:
             loop.undo = Undo(loop.reader.data, job.plan, room)

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdmap.data.kinds import tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
+from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
@@ -211,6 +213,7 @@ class ForeignCrew(PlainCrew):
         gone, self._pids = self._pids - now, now
         if gone and self._flying:
             self._broken = True
+            MappedFiles(tensors_of(self._job.source.data)).check()  # a truncated file ends a process by SIGBUS
             rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
             raise WorkerLost(
                 f"process {', '.join(map(str, sorted(gone)))} of the pool died while {self._job.name} ran "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from dataclasses import replace
@@ -40,6 +41,7 @@ from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool
 from tdmap.sinks import Allocate, Sink
 from tdmap.sinks.base import Kind
+from tensordict_lite.errors import DatasetError
 
 GRACE_SECONDS = 0.3
 """After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
@@ -282,7 +284,8 @@ class ProcessCrew:
         if lease == control[at.LEASE] and safe > running:
             return
         if control[at.UNDO] == running + 1 and control[at.COMMITTED] <= running:
-            self._packing.restore(self._job, room, running)
+            with contextlib.suppress(DatasetError):  # of a truncated file, which ends the job: a worker meets it too
+                self._packing.restore(self._job, room, running)
 
     def _retire(self, member: Member) -> None:
         """Replace a worker that is worn out."""

@@ -53,4 +53,3 @@ class SerialCrew(LocalCrew):
 
     def close(self, ok: bool, changed: bool) -> None:
         self._leases.clear()
-        self._cuts.close()

@@ -105,8 +105,6 @@ class ThreadCrew(LocalCrew):
     def close(self, ok: bool, changed: bool) -> None:
         self._stop()
         self._join()
-        if not any(thread.is_alive() for thread in self._threads):
-            self._cuts.close()
 
     def _join(self) -> None:
         """Wait until every thread has ended its chunk.

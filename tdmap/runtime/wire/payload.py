@@ -11,6 +11,7 @@ from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job, Policy, Source, reader_of
+from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
@@ -55,7 +56,7 @@ class JobPacker:
 
         Raises:
             SerializationError: the function or the data cannot be sent; names the part that cannot.
-            DatasetError: a file of the data has been cut.
+            DatasetError: a file of the data was truncated.
             PermissionError: the output may only be read.
         """
         self._name = job.name
@@ -117,7 +118,12 @@ class JobPacker:
         return self._packer.dumps(room)
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:
-        """Put the rows of a chunk back into the memory that the workers see."""
+        """Put the rows of a chunk back into the memory that the workers see.
+
+        Raises:
+            DatasetError: a file of the data was truncated: writing to its missing pages would end this process.
+        """
+        MappedFiles(tensors_of(job.source.data)).check()
         undo = Undo(self.shared_source(), job.plan, room)
         with torch.no_grad():
             undo.restore(chunk)
