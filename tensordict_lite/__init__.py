@@ -14,7 +14,6 @@ if importlib.util.find_spec("fcntl") is None:
     )
 
 from torch.serialization import add_safe_globals as _add_safe_globals
-from torch.torch_version import __version__ as _torch_version
 
 from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.building.batches import collate, merge_tensordicts
@@ -50,7 +49,6 @@ from tensordict_lite.memmap.archive import (
     refresh_archive_checksums,
     unpack_memmap,
 )
-from tensordict_lite.moved import old_name as _old_name
 from tensordict_lite.nn import (
     TensorClassModuleBase,
     TensorClassModuleWrapper,
@@ -119,9 +117,6 @@ _SAFE = [
     _record._same,
 ]
 _add_safe_globals(_SAFE)
-if _torch_version >= "2.6":  # before, it does not take names
-    _add_safe_globals([(each, f"{_old_name(each.__module__)}.{each.__qualname__}") for each in _SAFE])
-
 
 _LATER = {"PersistentTensorDict": "tensordict_lite.persistent"}
 """Names that are imported when they are asked for, and where they are."""

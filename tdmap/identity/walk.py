@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.identity.moved import known_as
 from tdmap.identity.references import Attributes, global_names, imports_anything, references
 from tdmap.identity.sources import Sources
 from tdmap.memory.regions import bytes_of
@@ -236,7 +235,7 @@ class Walk:
         if is_users_own(home):
             self.tag("function", self.reached.name_of(fn, "helper", lambda walk: walk.add_body(fn)))
             return
-        self.tag("function", fn.__qualname__, "of", known_as(home))
+        self.tag("function", fn.__qualname__, "of", home)
         self.reached.note(home)
         for value in own_contents(fn):  # a decorator of an installed package, around something of the user's
             self.add(value)
@@ -251,7 +250,7 @@ class Walk:
     def add_module(self, module: types.ModuleType, chains: frozenset[Attributes]) -> None:
         """Add what is used of a module; all of it where it is used as it is."""
         if not is_own_module(module):
-            self.tag("module", known_as(module.__name__))
+            self.tag("module", module.__name__)
             self.reached.note(module.__name__)
             return
         for chain in sorted(chains):
@@ -284,7 +283,7 @@ class Walk:
         if is_users_own(cls.__module__):
             self.tag("class", self.reached.name_of(cls, "class", lambda walk: walk.add_class_body(cls)))
         else:
-            self.tag("class", cls.__qualname__, "of", known_as(cls.__module__))
+            self.tag("class", cls.__qualname__, "of", cls.__module__)
             self.reached.note(cls.__module__)
 
     def add_class_body(self, cls: type) -> None:

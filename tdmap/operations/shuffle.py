@@ -58,7 +58,8 @@ def shuffle(
             in one folder first, in `out/.tdmap` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
-        method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.
+        method, spill_dir: how rows that do not fit into memory are brought to their places; as
+            `tdmap.operations.permute.permute`.
         **options: about workers, as `tdmap.map`.
 
     Returns:

@@ -42,7 +42,7 @@ class RowSampler(Sampler[int]):
         """int64 `[num_samples]`, drawn with a generator."""
 
     def order(self, epoch: int | None = None) -> Tensor:
-        """int64 `[num_samples]`: the rows of an epoch, by default of the current one; see `tdmap.permute.permute`."""
+        """int64 `[num_samples]`: the rows of an epoch, by default of the current one: an order for `permute`."""
         epoch = self.epoch if epoch is None else epoch
         return self.draw(torch.Generator().manual_seed(derive(self.seed, epoch)))
 
