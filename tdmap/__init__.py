@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from tdmap import _entry as _entry  # first: what follows takes its time
 from tdmap.process.collector import collector_paused
 
-with collector_paused():
+if TYPE_CHECKING:
+    from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
     from tdmap.diagnostics.profiler import Profiler
     from tdmap.diagnostics.progress import ProgressBar
     from tdmap.errors import (
@@ -37,23 +38,20 @@ with collector_paused():
     from tdmap.operations.filter import filter, flat_map
     from tdmap.operations.iteration.iterator import MapIterator
     from tdmap.operations.iteration.map_iter import map_iter
+    from tdmap.operations.iteration.prefetch import prefetch_to_device
+    from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
     from tdmap.operations.map import map
     from tdmap.operations.reduce import map_reduce, reduce
     from tdmap.operations.shuffle import shuffle
+    from tdmap.operations.summary import describe, train_test_split
+    from tdmap.pipeline import Pipeline, PipelineIterator
     from tdmap.plan import ChunkPlan
+    from tdmap.ranks import merge_shards
     from tdmap.reducers import Reducer
     from tdmap.rowerrors import RowError, RowErrors, SkippedRows
     from tdmap.runtime.crews.cluster import RayCluster
     from tdmap.runtime.workers.pool import WorkerPool, close_pools
     from tdmap.stores import ShardedDataset, concat, open
-
-if TYPE_CHECKING:
-    from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
-    from tdmap.operations.iteration.prefetch import prefetch_to_device
-    from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
-    from tdmap.operations.summary import describe, train_test_split
-    from tdmap.pipeline import Pipeline, PipelineIterator
-    from tdmap.ranks import merge_shards
 
 __all__ = [
     "AlreadyComplete",
@@ -119,22 +117,45 @@ __all__ = [
     "value_counts",
 ]
 
-_LATE = {
+_PLACES = {
     "tdmap.bykey": "GroupBy group_by join sample sort top_k unique value_counts",
+    "tdmap.diagnostics.profiler": "Profiler",
+    "tdmap.diagnostics.progress": "ProgressBar",
+    "tdmap.errors": (
+        "AlreadyComplete ChunkTimeout FolderInUse OutputMismatch RemoteError RemoteTraceback ResumeMismatch "
+        "SerializationError ShardsMissing TdmapError UnreadableFile UntrustedFile WorkerLost WorkerStartError"
+    ),
+    "tdmap.events": "Callback ChunkRetried JobEnded JobStarted LeaseDone RowsSkipped WorkerDied",
+    "tdmap.expressions": "Expression col",
+    "tdmap.operations.filter": "filter flat_map",
+    "tdmap.operations.iteration.iterator": "MapIterator",
+    "tdmap.operations.iteration.map_iter": "map_iter",
     "tdmap.operations.iteration.prefetch": "prefetch_to_device",
     "tdmap.operations.iteration.samplers": "BalancedSampler MixedSampler WeightedSampler",
+    "tdmap.operations.map": "map",
+    "tdmap.operations.reduce": "map_reduce reduce",
+    "tdmap.operations.shuffle": "shuffle",
     "tdmap.operations.summary": "describe train_test_split",
     "tdmap.pipeline": "Pipeline PipelineIterator",
+    "tdmap.plan": "ChunkPlan",
     "tdmap.ranks": "merge_shards",
+    "tdmap.reducers": "Reducer",
+    "tdmap.rowerrors": "RowError RowErrors SkippedRows",
+    "tdmap.runtime.crews.cluster": "RayCluster",
+    "tdmap.runtime.workers.pool": "WorkerPool close_pools",
+    "tdmap.stores": "ShardedDataset concat open",
 }
-"""Rooms that only some programs need, and what they offer: imported when one of the names is first asked for, so that
-`import tdmap` (in every spawned worker, too) does not pay for them."""
+"""The module of each name. A name is imported when it is first asked for: `tdmap --help`, completion in a shell and
+spawned workers need few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LATE.items():
-        if name in names.split():
-            return globals().setdefault(name, getattr(importlib.import_module(module), name))
+    with collector_paused():
+        for module, names in _PLACES.items():
+            if name in names.split():
+                return globals().setdefault(name, getattr(importlib.import_module(module), name))
+        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'tdmap' has no attribute {name!r}")
 
 

@@ -205,6 +205,8 @@ def _ended(run: Any) -> int:
     """Run it, and say how it ended; the exit code."""
     try:
         code = run()
+        if code == INTERRUPTED and not asked().messages:  # typer's own answer to Ctrl-C
+            say("stopped")
         return code if isinstance(code, int) else DONE
     except _UsageError as error:
         return _misused(error)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from tdmap import _entry
 from tdmap.cli.answers import Commands
 
 EXIT_CODES = """\b
@@ -24,7 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Look at memory-mapped tensor datasets, and map functions over them on every core.",
@@ -68,4 +66,4 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    _entry.ready()  # a command begins, which has its own way to end
+    pass

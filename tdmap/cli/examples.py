@@ -43,6 +43,5 @@ EXAMPLES = {
         "tdmap profile mymodule:normalise photos --workers 2 --plot profile.png --trace trace.json",
     ],
     "bench": ["tdmap bench --quick", "tdmap bench mymodule:normalise photos --quick"],
-    "completion": ["tdmap completion bash > tdmap.bash", "tdmap completion fish"],
 }
 """By the words that choose the command."""

@@ -100,17 +100,25 @@ def test_importing_the_engine_adds_few_megabytes_and_no_package_of_others() -> N
     assert set(modules.split()) <= {"tdmap", "tensordict_lite", "torch", "numpy"}
 
 
-def test_rooms_that_few_programs_need_are_imported_by_their_names() -> None:
-    rooms = "tdmap.bykey", "tdmap.pipeline", "tdmap.operations.summary"
+def test_names_are_imported_when_they_are_asked_for() -> None:
     code = (
         "import sys, tdmap\n"
-        f"print(*[room for room in {rooms} if room in sys.modules])\n"
+        "print(*[name for name in ('torch', 'tdmap.operations') if name in sys.modules])\n"
         "offered = {name for name in dir(tdmap) if not name.startswith('_')}\n"
         "print(*[name for name in tdmap.__all__ if name not in offered or getattr(tdmap, name, None) is None])\n"
-        "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.bykey.sort, tdmap.Pipeline.__module__)\n"
+        "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.bykey.sort, tdmap.datasets.__name__)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout.splitlines() == ["", "", "False True tdmap.pipeline.pipeline"]
+    assert ran.stdout.splitlines() == ["", "", "False True tdmap.datasets"]
+
+
+def test_the_command_shows_its_help_without_torch() -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from tdmap.cli import app; app(['--help'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "Usage: " in ran.stdout and ran.stdout.endswith("False\n")
 
 
 def test_data_package_does_not_import_the_engine() -> None:

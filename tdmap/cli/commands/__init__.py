@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tdmap.cli.commands import (
-    completion,
     convert,
     datasets,
     folds,
@@ -19,7 +18,6 @@ from tdmap.cli.commands import (
 )
 
 __all__ = [
-    "completion",
     "convert",
     "datasets",
     "folds",

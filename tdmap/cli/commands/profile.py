@@ -10,8 +10,6 @@ import typer
 from tdmap.cli.answers import answer, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
-from tdmap.data.kinds import tensors_of
-from tdmap.data.sizes import row_bytes_of
 
 ROWS = 100_000
 """Rows of a sample, at most, and bytes of their entries."""
@@ -58,6 +56,8 @@ def profile_command(
 
 def sample_of(data: Any, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
+    from tdmap.data.sizes import row_bytes_of
+
     length = int(data.batch_size[0])
     if rows is None:
         total = row_bytes_of(data, length) * length
@@ -72,6 +72,8 @@ def safe_sample(fn: Any, sample: Any, by_row: bool = False) -> Any:
         by_row: it is called with single rows.
     """
     import torch
+
+    from tdmap.data.kinds import tensors_of
 
     probe = sample[:1].clone()
     before = [leaf._version for leaf in tensors_of(probe)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
+import tdmap
 from tdmap.runtime.workers.worker import die_with_parent, run_worker, watch_parent
 
 MESSAGE_BYTES = 1 << 16
@@ -30,7 +32,9 @@ def spawn_main(arguments: dict[str, Any]) -> None:
 
 
 def template_main(arguments: dict[str, Any]) -> None:
-    """Entry of the template process: import everything, run nothing, fork on request."""
+    """Entry of the template process: import what most jobs need, run nothing, fork on request."""
+    _ = tdmap.map
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments["fd"])
     parent = os.getpid()
