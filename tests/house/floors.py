@@ -32,9 +32,6 @@ SLOTS = frozenset("_batch_size _entries _leaves _names _payload _rebuild _source
 """Of collections, for `tensordict_lite` alone, and for the room of `tdmap` that cuts and writes rows."""
 MAY_READ_SLOTS = ("tdmap/data/",)
 
-MOST_FILES = 15
-"""In a folder; more are rooms that nobody has named."""
-
 
 @cache
 def sources() -> dict[str, ast.Module]:
@@ -170,14 +167,6 @@ def root_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def full_folders() -> Iterator[str]:
-    """A folder with more files than anybody keeps in mind."""
-    folders: dict[str, int] = {}
-    for path in sources():
-        folders[path.rpartition("/")[0]] = folders.get(path.rpartition("/")[0], 0) + 1
-    yield from (folder for folder, count in folders.items() if count > MOST_FILES)
-
-
 def circles() -> Iterator[str]:
     """Files that import each other when they are imported: which comes first decides whether it works."""
     known = {module_of(path) for path in sources()}
@@ -203,7 +192,6 @@ CHECKS: dict[str, Callable[[], Iterator[str]]] = {
     for check in (
         modules_without_a_floor,
         circles,
-        full_folders,
         patched_classes,
         private_slots,
         doors_that_do_more,

@@ -63,8 +63,7 @@ def test_what_the_plan_allows_is_not_noticed(monkeypatch: pytest.MonkeyPatch, so
     assert [line for check in floors.CHECKS for line in floors.found(check)] == []
 
 
-def test_circles_and_full_folders_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = {f"tdmap/new/m{i}.py": ast.parse(f"from tdmap.new import m{(i + 1) % 16}") for i in range(16)}
+def test_circles_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = {f"tdmap/new/m{i}.py": ast.parse(f"from tdmap.new import m{(i + 1) % 3}") for i in range(3)}
     monkeypatch.setattr(floors, "sources", lambda: trees)
-    assert floors.found("full folders") == ["tdmap/new"]
-    assert [line.count(" and ") for line in floors.found("circles")] == [15]
+    assert [line.count(" and ") for line in floors.found("circles")] == [2]
