@@ -214,8 +214,10 @@ def take_apart(name: str) -> tuple[str, str]:
     return module_name, attribute
 
 
-def file_of_module(name: str, folder: str) -> Path | None:
-    """The file that a module would be imported from, which is not done here; None when there is none.
+def files_of_module(name: str, folder: str) -> list[Path]:
+    """Where a module and the packages above it would be imported from, the module's file last; links are not followed.
+
+    Nothing is imported. Empty when there is no such module, or it has no file.
 
     Args:
         name: of a module, or the path of a .py file.
@@ -223,16 +225,21 @@ def file_of_module(name: str, folder: str) -> Path | None:
     """
     if name.endswith(".py"):
         path = Path(folder, name)
-        return path.resolve() if path.is_file() else None
-    places: Any = [folder, *sys.path]
+        return [path] if path.is_file() else []
+    places = [folder, *sys.path]
+    found: list[Path] = []
     spec = None
-    for number in range(name.count(".") + 1):
-        full = ".".join(name.split(".")[: number + 1])
-        spec = importlib.machinery.PathFinder.find_spec(full, places)
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, places)
         if spec is None:
-            return None
-        places = spec.submodule_search_locations or []
-    return Path(spec.origin).resolve() if spec is not None and spec.origin and spec.has_location else None
+            return []
+        if spec.origin and spec.has_location:
+            found.append(Path(spec.origin))
+            places = list(spec.submodule_search_locations or [])
+        else:  # a namespace
+            places = [place for one in places if os.path.isdir(place := os.path.join(one, part))]
+            found += [Path(place) for place in places]
+    return found if spec is not None and spec.has_location else []
 
 
 def import_module(name: str) -> Any:

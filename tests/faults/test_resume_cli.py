@@ -178,13 +178,30 @@ def plant(folder, place, **changes):
         ("in", "{folder}/in/evil.py:f", "."),
         ("in", "linked.py:f", "."),
         (".", "evil:f", "linked"),
+        ("in", "innocent:f", "."),  # what it imports, and what tdmap does, could lie there too
+        ("in/deep/er", "innocent:f", "."),
+        ("outside", "in.harmless:f", "."),  # a link within the dataset that leads out of it
+        ("outside", "in.harmless:f", "/proc/self/cwd"),
+        ("outside", "in.package.evil:f", "."),
+        ("outside", "through.evil:f", "."),
     ],
 )
-def test_nothing_is_imported_from_inside_the_dataset(folder, place, function, cwd):
-    plant(folder, folder / place, function=function.format(folder=folder), cwd=str(folder / cwd))
+@pytest.mark.parametrize("source", ["{folder}/in", "{folder}/other,{folder}/in"])
+def test_nothing_is_imported_from_inside_the_dataset(folder, place, function, cwd, source):
+    evil = EVIL.format(mark=str(folder / "pwned"))
+    source = source.format(folder=folder)
+    plant(folder, folder / place, function=function.format(folder=folder), cwd=str(folder / cwd), source=source)
+    (folder / "innocent.py").write_text("def f(chunk): return None\n")
     (folder / "linked.py").symlink_to(folder / place / "evil.py")
     (folder / "linked").symlink_to(folder / "in")
-    (folder / "in" / "evil.py").write_text(EVIL.format(mark=str(folder / "pwned")))
+    if place == "outside":
+        if "harmless" in function:
+            (folder / "in" / "__init__.py").write_text(evil)
+            (folder / "in" / "harmless.py").symlink_to(folder / "innocent.py")
+        (folder / "in" / "package").symlink_to(folder / "outside")
+        (folder / "through").symlink_to(folder / "in" / "package")
+    else:
+        (folder / "in" / "evil.py").write_text(evil)
     for more in ([], ["--yes"]):
         code, _, told = ask(folder, "resume", "in", *more)
         assert code == 2 and "inside the dataset, and nothing is imported from there" in told
@@ -198,7 +215,7 @@ def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
     plant(folder, folder / "in", function="innocent:f")
     (folder / "innocent.py").write_text("import evil\ndef f(chunk): return None\n")
     code, _, told = ask(folder / "in", "resume", ".", "--yes")
-    assert code == 2 and "No module named 'evil'" in told and not (folder / "pwned").exists()
+    assert code == 2 and "in/evil.py lies inside the dataset" in told and not (folder / "pwned").exists()
 
 
 @pytest.mark.parametrize(
@@ -206,6 +223,8 @@ def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
     [
         ({"cwd": "/nowhere"}, "is gone"),
         ({"cwd": "relative"}, "is gone"),
+        ({"cwd": "/proc/self/cwd"}, "is a link"),
+        ({"source": "in"}, "relative path"),
         ({"cwd": 3}, "does not say how its run was begun"),
         ({"function": "no such module:f"}, "no module 'no such module'"),
         ({"function": "evil"}, "module:function"),

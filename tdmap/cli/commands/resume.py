@@ -7,8 +7,10 @@ it is shown before it is run, somebody has to say yes, and nothing is imported f
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +20,8 @@ import typer
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.commands.map import report_skipped, run_resumable
-from tdmap.cli.places import list_beside, url_of
-from tdmap.cli.requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
+from tdmap.cli.places import list_beside, sources_of, url_of
+from tdmap.cli.requests import files_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
@@ -57,7 +59,7 @@ def resume(
 
     found = _status_of(path)
     command = _Command.of(found, path)
-    datasets = [path.resolve(), Path(command.source)]
+    datasets = [path.resolve(), *command.folders]
     file = command.file_of_function(datasets)
     for line in command.describe(file):
         typer.echo(line, err=True)
@@ -139,23 +141,34 @@ class _Command:
         if not known or not all(type(text) is str and text == printable(text, 4096) for text in texts):
             refuse(f"the journal in {path} does not say how its run was begun: use tdmap map --resume")
         function, source, cwd = texts
+        if not all(isinstance(one, str) or one.is_absolute() for one in sources_of(Path(source))):
+            refuse(f"the journal in {path} names its source by a relative path ({source}): use tdmap map --resume")
         return _Command(function, source, cwd, options)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that the rows come from."""
+        return [one for one in sources_of(Path(self.source)) if isinstance(one, Path)]
 
     def file_of_function(self, datasets: list[Path]) -> Path:
         """The file of the function's module, or leave where it is not one to be imported."""
         if not os.path.isabs(self.cwd) or not os.path.isdir(self.cwd):
             refuse(f"the folder where the run was begun is gone ({self.cwd}): use tdmap map --resume from another one")
         module, _ = take_apart(self.function)
-        file = file_of_module(module, self.cwd)
-        if file is None:
+        files = files_of_module(module, self.cwd)
+        if not files:
             refuse(f"there is no module {module!r} in {self.cwd}, where the run was begun, or among the installed ones")
-        for place in (file, Path(self.cwd)):
-            if _lies_in(place, datasets):
-                refuse(
-                    f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
-                    "move it elsewhere, and go on with tdmap map --resume"
-                )
-        return file
+        inside = [place for place in (*files, Path(self.cwd)) if _lies_in(place, datasets)]
+        for place in (*inside, *_code_in(datasets)):
+            refuse(
+                f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
+                "move it elsewhere, and go on with tdmap map --resume"
+            )
+        if os.path.realpath(self.cwd) != self.cwd:
+            refuse(
+                f"the folder where the run was begun ({self.cwd}) is a link: use tdmap map --resume from another one"
+            )
+        return files[-1].resolve()
 
     def describe(self, file: Path) -> list[str]:
         """What will be run, for whoever has to say yes."""
@@ -170,8 +183,30 @@ class _Command:
 
 
 def _lies_in(place: Path, folders: list[Path]) -> bool:
-    inner = place.resolve()
-    return any(folder.resolve() in (inner, *inner.parents) for folder in folders)
+    """Whether a path, or a link on the way to where it leads, lies in one of these folders."""
+    inner = [folder.resolve() for folder in folders]
+    return any(folder in (step, *step.parents) for step in _way_to(place) for folder in inner)
+
+
+def _way_to(path: Path) -> Iterator[Path]:
+    """The path, and where each link in it leads, link by link."""
+    left, at, links = list(Path.cwd().joinpath(path).parts), Path("/"), 0
+    while left:
+        part = left.pop(0)
+        at = at.parent if part == ".." else at / part
+        yield at
+        if at.is_symlink() and links < 40:  # as many as Linux follows
+            links += 1
+            left = [*Path(os.readlink(at)).parts, *left]
+            at = at.parent
+
+
+def _code_in(folders: list[Path]) -> Iterator[Path]:
+    """Files that Python could import."""
+    endings = tuple(importlib.machinery.all_suffixes())
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            yield from (Path(place, name) for name in names if name.endswith(endings))
 
 
 def _ask(path: Path) -> None:
