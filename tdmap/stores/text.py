@@ -17,8 +17,8 @@ from tdmap.stores.transport import joined
 from tensordict_lite import NonTensorStack
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
-from tensordict_lite.memmap.text import CLASS, FILES
-from tensordict_lite.objects.textcolumn import KINDS, TextColumn
+from tensordict_lite.memmap.text import CLASS, text_fields
+from tensordict_lite.objects.textcolumn import TextColumn
 
 OFFSET_BYTES = 8
 Piece = tuple[str, int, int]
@@ -84,13 +84,8 @@ def text_of_meta(url: str, folder: str, meta: NodeMeta, objects: dict[str, tuple
     """
     if meta.raw.get("_class") != CLASS:
         return None
-    kind, rows, nbytes, files = (meta.raw.get(name) for name in ("kind", "rows", "nbytes", "files"))
-    sound = kind in KINDS and type(rows) is int and type(nbytes) is int and min(rows, nbytes) >= 0
-    if not sound or type(files) is not list or not all(type(name) is str and "/" not in name for name in files):
-        raise DatasetError(f"{url}/{folder}{META}", "does not tell a kind, rows, bytes and files of strings")
-    if len(files) != len(FILES):
-        raise DatasetError(f"{url}/{folder}{META}", f"does not name the two files of its strings, but {files!r:.100}")
-    text = Text(str(kind), f"{folder}{files[0]}", f"{folder}{files[1]}", int(rows or 0), int(nbytes or 0))
+    kind, rows, nbytes, files = text_fields(f"{url}/{folder}{META}", meta.raw)
+    text = Text(kind, f"{folder}{files[0]}", f"{folder}{files[1]}", rows, nbytes)
     for name, needed in ((text.values, text.nbytes), (text.offsets, (text.rows + 1) * OFFSET_BYTES)):
         found, _ = objects.get(name, (0, ""))
         if found < needed:

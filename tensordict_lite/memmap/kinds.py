@@ -260,12 +260,12 @@ def _count_members(loader: Loader, meta: NodeMeta, path: str) -> int:
     """Members are the sub-folders 0, 1, 2... without a gap; later ones are those of an earlier save."""
     numbers = {int(name) for name in loader.names(meta.path) if _is_number(name)}
     count = meta.raw.get("_length", len(numbers))
-    if not is_count(count, 1 << 31) or not set(range(count)) <= numbers:
-        missing = sorted(set(range(count)) - numbers)[:3] if is_count(count, 1 << 31) else []
+    first = next(number for number in range(len(numbers) + 1) if number not in numbers)
+    if not is_count(count, 1 << 31) or count > first:
         raise DatasetError(
             path,
-            f"a stack of {count} members was saved and {len(numbers)} are there"
-            + (f"; the first missing one is {missing[0]}" if missing else ""),
+            f"a stack of {count!r:.100} members was saved and {len(numbers)} are there; the first missing one is "
+            f"{first}",
         )
     return count
 

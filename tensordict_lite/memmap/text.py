@@ -25,7 +25,7 @@ from tensordict_lite.memmap.plan import Folder, Plan
 from tensordict_lite.objects.stack import NonTensorStack
 from tensordict_lite.objects.textcolumn import KINDS, TextColumn, text_of
 
-__all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files"]
+__all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files", "text_fields"]
 
 TEXT_ROWS = 4096
 """So many strings are written to files of their own."""
@@ -83,16 +83,21 @@ def files_in(folder: str) -> list[str]:
     return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
 
 
-def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
-    """The strings of :func:`plan_text`: no file is read before one is asked for."""
-    kind, rows, nbytes = (meta.raw.get(name) for name in ("kind", "rows", "nbytes"))
+def text_fields(path: str, data: dict[str, Any]) -> tuple[str, int, int, list[str]]:
+    """Kind, rows, bytes and files of strings, from the metadata at ``path``; DatasetError where one is wrong."""
+    kind, rows, nbytes, names = (data.get(name) for name in ("kind", "rows", "nbytes", "files"))
     if type(kind) is not str or kind not in KINDS or not is_count(rows, _MOST) or not is_count(nbytes, _MOST):
         raise DatasetError(
-            f"{meta.path}/{META}", f"does not tell a kind, rows and bytes of strings: {kind!r}, {rows!r}, {nbytes!r}"
+            path, f"does not tell a kind, rows and bytes of strings: {kind!r:.100}, {rows!r:.100}, {nbytes!r:.100}"
         )
-    names = meta.raw.get("files")
     if type(names) is not list or len(names) != 2 or not all(type(n) is str and _NAME.fullmatch(n) for n in names):
-        raise DatasetError(f"{meta.path}/{META}", f"does not name the two files of its strings, but {names!r:.100}")
+        raise DatasetError(path, f"does not name the two files of its strings, but {names!r:.100}")
+    return kind, rows, nbytes, names
+
+
+def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
+    """The strings of :func:`plan_text`: no file is read before one is asked for."""
+    kind, rows, nbytes, names = text_fields(f"{meta.path}/{META}", meta.raw)
     files = (f"{meta.path}/{names[0]}", f"{meta.path}/{names[1]}")
     values = _flat(loader, files[0], torch.uint8, nbytes)
     offsets = _flat(loader, files[1], torch.int64, rows + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensordict_lite import NonTensorData, TensorDict, lazy_stack
+from tensordict_lite import MetaData, NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.writer import DatasetWriter
 
@@ -238,6 +240,65 @@ def test_deeply_nested_folders_are_an_error_not_a_crash(tmp_path: Path) -> None:
     with pytest.raises(DatasetError):
         TensorDict.load_memmap(tmp_path)
     subprocess.run(["rm", "-rf", str(tmp_path / "b")], check=True)
+
+
+class Spot(TensorClass):
+    """A class of the program."""
+
+    x: torch.Tensor
+    label: str = "p"
+
+
+def kinds() -> dict[str, TensorDict]:
+    """Entries of every kind that has metadata of its own."""
+    words = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"))
+    rows = [torch.ones(i + 1, 2) for i in range(3)]
+    return {
+        "dense": TensorDict({"n": {"odd/key": torch.zeros(3)}, "shape": torch.zeros(3)}, [3], names=["time"]),
+        "jagged": TensorDict({"j": torch.nested.nested_tensor(rows, layout=torch.jagged)}, [3]),
+        "strided": TensorDict({"j": torch.nested.nested_tensor(rows)}, [3]),
+        "object": TensorDict({"o": NonTensorData({"k": [1, None]}, batch_size=[3]), "m": MetaData([1])}, [3]),
+        "words": TensorDict({"w": words}, [2]),
+        "text": TensorDict({"w": [str(i) for i in range(4096)]}, [4096]),
+        "bytes": TensorDict({"w": [b"a", b"b"]}, [2]),
+        "lazy": TensorDict({"l": lazy_stack([TensorDict({"r": torch.ones(i + 1)}) for i in range(2)])}, [2]),
+        "class": TensorDict({"p": Spot(x=torch.zeros(2), label="q", batch_size=[2])}, [2]),
+    }
+
+
+WRONG = [None, True, -1, 1 << 30, 1 << 70, 0.5, "x", [], ["str"], [[1]], {}, {"a": 1}, {"type": "TensorDict"}, "DEEP"]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_field_of_metadata_that_is_something_else_is_an_error_or_no_matter(tmp_path: Path, kind: str) -> None:
+    kinds()[kind].memmap(tmp_path / "data")
+    for file in sorted((tmp_path / "data").rglob("meta.json")):
+        saved = file.read_text()
+        for *parents, last in filter(None, nodes(json.loads(saved))):
+            for value in WRONG:
+                meta = json.loads(saved)
+                parent = functools.reduce(lambda value, step: value[step], parents, meta)
+                parent[last] = value
+                file.write_text(json.dumps(meta).replace('"DEEP"', "[" * 900 + "]" * 900))
+                with contextlib.suppress(DatasetError):
+                    touch(TensorDict.load_memmap(tmp_path / "data"))
+                with contextlib.suppress(DatasetError):
+                    TensorDict.load_memmap(tmp_path / "data", device="meta")
+                with contextlib.suppress(DatasetError, ValueError):  # of what does not grow
+                    DatasetWriter(tmp_path / "data").finalize()
+        file.write_text(saved)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), [0, 2]])
+def test_strings_that_are_not_utf8_are_an_error_with_file_and_row(tmp_path: Path, rows: Any) -> None:
+    TensorDict({"w": ["ab"] * 5000}, [5000]).memmap(tmp_path)
+    with open(tmp_path / "w" / "values.memmap", "r+b") as file:
+        file.seek(4)
+        file.write(b"\xc3(")
+    data = TensorDict.load_memmap(tmp_path)
+    assert data[3]["w"] == "ab"
+    with pytest.raises(DatasetError, match=r"w/values\.memmap: string 2 is not UTF-8"):
+        data[rows]["w"][:]
 
 
 # -- fuzzing ---------------------------------------------------------------------------------------------------

@@ -427,8 +427,8 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
     node.names = check_names(path, data.get("_names"), len(node.shape))
     if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
         raise DatasetError(path, f"'_growing' should be the number of rows with room, found {_short(data['_growing'])}")
-    hidden = data.get("_entries")
-    if hidden is not None and type(hidden) is not dict:
+    hidden = data.get("_entries", {})
+    if type(hidden) is not dict:
         raise DatasetError(path, f"'_entries' should be an object, found {_short(hidden)}")
     batch, leaves = node.shape, node.leaves
     for key, entry in data.items():
@@ -438,7 +438,7 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
                 _parse_entry(path, key, entry, node)
             else:
                 leaves[key] = leaf
-    for key, entry in (hidden or {}).items():
+    for key, entry in hidden.items():
         if type(entry) is not dict:
             raise DatasetError(path, f"the entry {key!r} should be an object, found {_short(entry)}")
         _parse_entry(path, key, entry, node)
