@@ -287,9 +287,24 @@ def test_nested_folders_beyond_measure_are_an_error(tmp_path: Path) -> None:
     meta = (
         b'{"b": {"type": "TensorDict"}, "shape": [], "device": "cpu", "_type": "<class \'tensordict._td.TensorDict\'>"}'
     )
-    (tmp_path / "x.tdz").write_bytes(archive(*((b"b/" * i + b"meta.json", meta, {}, {}) for i in range(2000))))
+    (tmp_path / "x.tdz").write_bytes(archive(*((b"b/" * i + b"meta.json", meta, {}, {}) for i in range(500))))
     with pytest.raises(DatasetError, match="nested too deeply"):
         TensorDict.load_memmap(tmp_path / "x.tdz")
+
+
+@pytest.mark.parametrize("name", [b"a/" * 32_000 + b"b", b"a/" * 2_500 + b"b", b"a/" * 501 + b"b", b"a" * 4_097])
+@pytest.mark.parametrize("call", [TensorDict.load_memmap, lambda path: unpack_memmap(path, path.parent / "out")])
+def test_names_beyond_measure_are_refused_before_anything_is_made(tmp_path: Path, name: bytes, call: Any) -> None:
+    (tmp_path / "x.tdz").write_bytes(archive((b"meta.json", META % 1, {}, {}), (name, b"", {}, {})))
+    with pytest.raises(ArchiveError, match=r"has a name of [\d,]+ bytes and [\d,]+ levels"):
+        call(tmp_path / "x.tdz")
+    assert os.listdir(tmp_path) == ["x.tdz"]
+
+
+def test_a_name_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="has a name of"):
+        TensorDict({"k" * 5_000: torch.zeros(1)}).save(tmp_path / "x.tdz")
+    assert os.listdir(tmp_path) == []
 
 
 # -- fuzzing -------------------------------------------------------------------------------------------------------

@@ -333,16 +333,11 @@ def _join(folder: str, name: str) -> str:
 
 
 def _folders_of(archive: Archive) -> list[str]:
-    """All folders of an archive, outermost first."""
-    found = {""}
+    """The folders of an archive that hold files, outermost first."""
     for name in archive.entries:
-        folder = name.rpartition("/")[0]
-        while folder not in found:
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    for folder in found:
-        if folder in archive.entries:
-            raise ArchiveError(archive.path, f"has both a file and a folder called {folder!r}")
+        if archive.has_folder(name):
+            raise ArchiveError(archive.path, f"has both a file and a folder called {name!r}")
+    found = {name.rpartition("/")[0] for name in archive.entries}
     return sorted(found, key=lambda folder: (folder.count("/") + bool(folder), folder))
 
 

@@ -54,8 +54,6 @@ class ArchiveLoader(Loader):
     num_threads: int = 0
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Compressed tensors that have room, and no data yet."""
-    folders: dict[str, list[str]] | None = None
-    """What is in each folder, once somebody has asked."""
 
     maps_files = False
 
@@ -87,22 +85,10 @@ class ArchiveLoader(Loader):
 
     def exists(self, path: str) -> bool:
         name = self._name(path)
-        return name in self.archive.entries or name in self._folders()
+        return name in self.archive.entries or not name or self.archive.has_folder(name)
 
     def names(self, folder: str) -> list[str]:
-        return self._folders().get(self._name(folder), [])
-
-    def _folders(self) -> dict[str, list[str]]:
-        if self.folders is None:
-            self.folders = found = {"": []}
-            for name in self.archive.entries:
-                folder, _, last = name.rpartition("/")
-                while folder not in found:
-                    found[folder] = [last]
-                    folder, _, last = folder.rpartition("/")
-                else:
-                    found[folder].append(last)
-        return self.folders
+        return self.archive.names(self._name(folder))
 
     def content(self, path: str) -> bytes:
         return self.archive.content(self._name(path))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,6 +89,28 @@ class Archive:
             "data, and nothing makes room for that. If you trust whoever wrote it, unpack_memmap(path, folder, "
             "max_ratio=...) with a larger ratio writes it to a folder",
         )
+
+    # -- folders -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self.entries)
+
+    def has_folder(self, folder: str) -> bool:
+        """Whether an entry lies in a folder."""
+        at = bisect_left(self._sorted, f"{folder}/")
+        return at < len(self._sorted) and self._sorted[at].startswith(f"{folder}/")
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files and folders in a folder; of those at the top for an empty name."""
+        known, prefix = self._sorted, f"{folder}/" if folder else ""
+        found: list[str] = []
+        at = bisect_left(known, prefix)
+        while at < len(known) and known[at].startswith(prefix):
+            name, inner, _ = known[at][len(prefix) :].partition("/")
+            found.append(name)
+            at = bisect_left(known, f"{prefix}{name}0") if inner else at + 1  # "0" comes behind "/"
+        return found
 
     # -- bytes ---------------------------------------------------------------------------------------------
 

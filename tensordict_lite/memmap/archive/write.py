@@ -29,10 +29,12 @@ from tensordict_lite.memmap.archive.zipformat import (
     local_header,
     local_size,
     padding,
+    require_name,
     stored_headers,
 )
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import all_bytes, byte_blocks, write_all
+from tensordict_lite.memmap.disk.format import MAX_LEVELS
 from tensordict_lite.memmap.disk.mapping import check_room, preallocate, reserve
 
 __all__ = ["FileData", "Member", "Zeros", "write_archive"]
@@ -145,7 +147,11 @@ def write_archive(
 
     Raises:
         OSError: there is no room.
+        ArchiveError: the name of a member is too long or too deep to be read again.
     """
+    for member in members:
+        if len(member.name) > MAX_LEVELS:  # a shorter one is not deeper
+            require_name(path, member.name.encode())
     nbytes = sum(member.nbytes for member in members)
     if method == STORED:
         check_room(path, nbytes)

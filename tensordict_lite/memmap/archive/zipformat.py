@@ -14,6 +14,7 @@ import struct
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import ArchiveError
+from tensordict_lite.memmap.disk.format import MAX_LEVELS, MAX_NAME
 
 __all__ = [
     "ALIGN",
@@ -233,7 +234,7 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[En
 
     Raises:
         ArchiveError: a record is wrong, or says what no archive of a dataset says: encryption, an unknown compression,
-            a link, a name that leaves the folder.
+            a link, a name that leaves the folder, or is too long or too deep.
     """
     directory = bytes(data[offset : offset + size])
     unpack, width, make = _CENTRAL.unpack_from, _CENTRAL.size, tuple.__new__
@@ -248,6 +249,8 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[En
         ) = unpack(directory, at)  # fmt: skip
         stop = at + width + name_length
         raw = directory[at + width : stop]
+        if name_length > MAX_LEVELS:  # a shorter one is not deeper
+            require_name(path, raw)
         after = stop + extra_length + comment_length
         if after > size:
             raise ArchiveError(path, f"the directory is damaged at byte {offset + at:,}")
@@ -263,6 +266,20 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[En
         raise ArchiveError(path, f"the directory has {size - at:,} bytes behind its {count:,} records")
     names = _names(path, found)
     return [make(Entry, (name, *fields)) for name, fields in zip(names, found) if name[-1] != "/"]
+
+
+def require_name(path: str, raw: bytes) -> None:
+    """Raise ArchiveError when the name of an entry is longer, or deeper, than that of any file in a folder.
+
+    Folders that are made of the names, and removed, would take memory and stack without bounds.
+    """
+    levels = raw.count(b"/")
+    if len(raw) > MAX_NAME or levels > MAX_LEVELS:
+        raise ArchiveError(
+            path,
+            f"the entry {_shown(raw)} has a name of {len(raw):,} bytes and {levels:,} levels (at most {MAX_NAME:,} and "
+            f"{MAX_LEVELS:,})",
+        )
 
 
 def _names(path: str, found: list[Any]) -> list[str]:

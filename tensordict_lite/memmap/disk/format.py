@@ -68,6 +68,8 @@ RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class", "
 
 _DENSE_TYPE = "<class 'tensordict._td.TensorDict'>"
 MAX_META_BYTES = 64 << 20
+MAX_LEVELS = 500  # of folders: Python's recursion ends a save, or a load, of more
+MAX_NAME = 4096  # bytes of a path within a dataset, as for a path on Linux
 MAX_DIMS = 64
 MAX_BYTES = 1 << 62
 
