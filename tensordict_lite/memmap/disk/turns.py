@@ -9,19 +9,27 @@ import time
 from collections.abc import Iterator
 
 from tensordict_lite.memmap.disk import forks
-from tensordict_lite.memmap.disk.files import open_at_once, open_folder
+from tensordict_lite.memmap.disk.files import is_held_by_a_reader, open_at_once, open_folder, take_lock
 from tensordict_lite.memmap.disk.format import META
 
 __all__ = ["Watch", "holds_dataset", "is_at", "reading", "turn_in"]
 
 
 def turn_in(folder: str) -> int:
-    """Waits until nobody else changes what is in a folder; a descriptor that keeps others from it."""
+    """A descriptor that keeps others from changing what is in a folder, once they have ended.
+
+    Raises:
+        TimeoutError: a process keeps the folder locked.
+    """
     while True:
         fd = forks.kept(open_folder(folder))
         try:
-            with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
-                fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                take_lock(fd, folder)
+            except TimeoutError:
+                raise
+            except OSError:  # a file system without locks, or without locks on folders
+                pass
             if is_at(fd, folder):
                 return fd
         except BaseException:
@@ -68,8 +76,9 @@ def _shared_lock(folder: str) -> int:
             if is_at(fd, folder):
                 return fd
         except BlockingIOError:
-            deadline = deadline or time.monotonic() + _PATIENCE
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            deadline = deadline or now + _PATIENCE
+            if now > deadline or (deadline - now < _PATIENCE - 0.02 and is_held_by_a_reader(fd)):
                 forks.close(fd)
                 return -1
             time.sleep(0.001)
