@@ -57,6 +57,8 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         ImportError: h5py is not installed.
         FileNotFoundError: there is no such file.
         RuntimeError: neither a file nor a group is given, or an entry does not have the batch size in front.
+        ValueError: an entry is a link, lies in another file, or is a group that has two names. Nothing outside of the
+            file is read.
 
     Example:
         >>> import tempfile
@@ -299,7 +301,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         self._names = names
 
     def _change_batch_size(self, new: torch.Size) -> None:
-        for key, entry in entries.datasets(self._group, ()):
+        for key, entry in entries.datasets(self._group):
             shape = entries.shape_of(entry)
             if not entries.is_text(entry) and shape[: len(new)] != new:
                 raise RuntimeError(
@@ -423,7 +425,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def is_empty(self) -> bool:
         """Whether there is no entry."""
-        return next(iter(entries.datasets(self._group, ())), None) is None
+        return next(iter(entries.datasets(self._group)), None) is None
 
     def to_tensordict(self, **kwargs: Any) -> TensorDict:
         """All entries in memory."""

@@ -41,6 +41,7 @@ __all__ = [
     "read_rows",
     "shape_of",
     "shared_size",
+    "walk",
     "write",
     "write_rows",
 ]
@@ -185,7 +186,7 @@ def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
         if value.is_nested or value.layout is not torch.strided or value.dtype is torch.bfloat16:
             kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
             raise TypeError(f"the tensor {where} is {kind}, which HDF5 cannot store: convert it first, or use memmap()")
-        return value.detach().cpu().numpy(), None, None
+        return value.detach().cpu().resolve_conj().resolve_neg().numpy(), None, None
     text = h5py_package().string_dtype()
     if isinstance(value, NonTensorStack):
         rows = value.tolist()
@@ -205,7 +206,7 @@ def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
 def write_rows(entry: h5py.Dataset, index: Any, value: Any) -> None:
     """``entry[index] = value`` for a tensor in a file."""
     if _is_plain(index):
-        entry[index] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        entry[index] = _stored(value, entry.name)[0] if isinstance(value, Tensor) else value
         return
     whole = torch.tensor(entry[()])
     whole[index] = value
@@ -234,13 +235,46 @@ def in_memory(group: h5py.Group, size: torch.Size, device: torch.device | None, 
 # -- looking without reading --------------------------------------------------------------------------------------
 
 
-def datasets(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The entries of a group and those below that are no groups."""
-    for key, entry in group.items():
-        if is_group(entry):
-            yield from datasets(entry, (*path, key))
-        else:
-            yield (*path, key), entry
+def walk(group: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Key and dataset of each entry below a group that is no group, and why it is not read: empty where it is.
+
+    What leads out of the file is not read, nor a group that has two names: it may lie in itself.
+    """
+    h5py = h5py_package()
+    seen = {h5py.h5o.get_info(group.id).addr}
+    levels: list[tuple[tuple[str, ...], Any, Iterator[str]]] = [((), group, iter(group))]
+    while levels:
+        path, group, names = levels[-1]
+        name = next(names, None)
+        if name is None:
+            levels.pop()
+            continue
+        key = (*path, name)
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            yield key, None, "is a link, which may lead to another file: copy what it is of"
+            continue
+        entry = group[name]
+        if isinstance(entry, h5py.Dataset):
+            yield key, entry, "lies in other files, which are not read" if entry.is_virtual or entry.external else ""
+        elif isinstance(entry, h5py.Group):
+            address = h5py.h5o.get_info(entry.id).addr
+            if address in seen:
+                yield key, None, "is a group that has another name in the file"
+            else:
+                seen.add(address)
+                levels.append((key, entry, iter(entry)))
+
+
+def datasets(group: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The entries of a group and those below that are no groups.
+
+    Raises:
+        ValueError: one must not be read; names it.
+    """
+    for key, entry, reason in walk(group):
+        if reason:
+            raise ValueError(f"{group.file.filename}: {'.'.join(key)} {reason}.")
+        yield key, entry
 
 
 def list_keys(group: Any, path: tuple[str, ...], nested: bool, leaves_only: bool, out: list[Any]) -> None:
@@ -255,7 +289,7 @@ def list_keys(group: Any, path: tuple[str, ...], nested: bool, leaves_only: bool
 
 def shared_size(group: Any, dims: int | None) -> torch.Size:
     """The largest leading shape that all entries of a file share."""
-    shapes = [shape_of(entry) for _, entry in datasets(group, ())]
+    shapes = [shape_of(entry) for _, entry in datasets(group)]
     if not shapes:
         return torch.Size(())
     shared = os.path.commonprefix([list(shape) for shape in shapes])  # type: ignore[type-var]

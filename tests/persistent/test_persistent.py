@@ -321,3 +321,53 @@ def test_what_works_in_place_changes_the_file_as_it_changes_a_tree(tmp_path: Pat
     assert data.batch_size == dense.batch_size and data.names == dense.names
     assert plain(data.to_tensordict()) == plain(dense)
     data.close()
+
+
+# -- nothing outside of the file --------------------------------------------------------------------------------------
+
+
+def leading_out(h5py: Any, file: Any, what: str, other: Path) -> None:
+    if what == "virtual":
+        layout = h5py.VirtualLayout((3,), "i8")
+        layout[:] = h5py.VirtualSource(str(other), "x", (3,))
+        file.create_virtual_dataset("g/s", layout)
+    elif what == "raw":
+        file.create_dataset("g/s", (3,), "u1", external=[(str(other), 0, 3)])
+    elif what == "itself":
+        file["g/s"] = file["/"]
+    else:
+        file["g/s"] = {
+            "soft": h5py.SoftLink("/x"),
+            "external": h5py.ExternalLink(str(other), "/x"),
+            "group": h5py.ExternalLink(str(other), "/"),
+        }[what]
+
+
+@pytest.mark.parametrize("what", ["soft", "external", "group", "virtual", "raw", "itself"])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_leads_out_of_itself_is_not_opened(tmp_path: Path, what: str, mode: str) -> None:
+    for name in ("other.h5", "data.h5"):
+        TensorDict({"x": torch.arange(3), "g": {"y": torch.arange(3)}}, [3]).to_h5(tmp_path / name).close()
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        leading_out(h5py, file, what, tmp_path / "other.h5")
+    for opened in (
+        lambda: PersistentTensorDict.from_h5(tmp_path / "data.h5", mode=mode),
+        lambda: PersistentTensorDict(filename=tmp_path / "data.h5", batch_size=[3], mode=mode),
+        lambda: PersistentTensorDict(filename=tmp_path / "data.h5", mode=mode),
+    ):
+        with pytest.raises(ValueError, match=r"data\.h5: g\.s "):
+            opened()
+    with h5py.File(tmp_path / "data.h5") as file, pytest.raises(ValueError, match=r"data\.h5: .*s "):
+        PersistentTensorDict(group=file["g"], batch_size=[3])
+
+
+@pytest.mark.parametrize("kind", ["negated", "conjugate"])
+def test_views_that_negate_or_conjugate_are_written(tmp_path: Path, kind: str) -> None:
+    value = torch.complex(torch.arange(3.0), torch.arange(3.0)).conj()
+    value = value.imag if kind == "negated" else value
+    data = TensorDict({"x": value}, [3]).to_h5(tmp_path / "x.h5")
+    assert torch.equal(data["x"], value)
+    data.set_at_("x", value[1:] + 0 * value[1:], slice(1, 3))
+    data.set_at_("x", value[:1], slice(0, 1))
+    data.set("y", value)
+    assert torch.equal(data["x"], value) and torch.equal(data["y"], value)
