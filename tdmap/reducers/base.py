@@ -305,9 +305,10 @@ def reduced_dims(dim: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...
 
 
 def values_of(chunk: Any, key: Key | None) -> Tensor:
-    """The tensor at ``key`` of a chunk, or the chunk itself when it is one."""
+    """The tensor at ``key`` of a chunk, or the chunk itself when it is one; no view that negates or conjugates, which
+    NumPy has not."""
     if isinstance(chunk, Tensor):
-        return chunk
+        return chunk.resolve_conj().resolve_neg()
     if key is None:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
     value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
@@ -316,4 +317,4 @@ def values_of(chunk: Any, key: Key | None) -> Tensor:
             f"the entry {key!r} holds Python objects (strings, for one), and this is a statistic of tensors. Count, "
             "Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
         )
-    return value
+    return value.resolve_conj().resolve_neg()
