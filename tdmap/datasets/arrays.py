@@ -5,131 +5,278 @@ Nothing outside of the file is read: links to other files, and arrays whose byte
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
+import io
+import math
 import os
 import shutil
+import tempfile
 import zipfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tdmap.datasets.arrow import pyarrow, require_one_each, to_arrow
+from tdmap.datasets.arrow import Part, pyarrow, require_one_each, to_arrow
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tables.about import joined
+from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.scratch import temporary_path
 from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, staged_path
+from tensordict_lite.persistent.entries import walk
 
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
 
 PART_BYTES = 32 << 20
-"""Bytes of a row group that is read at a time."""
+"""Bytes of rows that are read at a time."""
+
+FIRST_ROWS = 1 << 10
+"""Rows that are read first where nothing tells how long they are."""
 
 
-def read_numpy(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    """Tables of Arrow's of the arrays in an `.npz` file, or of the one in an `.npy` file, which is called "values"."""
-    one = path.endswith(".npy")
-    with opened(path) as source:
-        found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if one else None)
-        there = ["values"] if one else found.files
-        if columns is not None:
-            require_columns(path, columns, there)
-        arrays = [(name, found if one else found[name]) for name in (there if columns is None else columns)]
-    yield from _tables(path, arrays, columns)
+def read_numpy(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
+    """Parts of the arrays in an `.npz` file, or of the one in an `.npy` file, which is called "values".
+
+    Which of them it is, its first bytes say.
+    """
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(opened(path))
+        head = source.read(6)
+        source.seek(0)
+        if head == b"\x93NUMPY":
+            yield from _parts_of(path, [("values", functools.partial(_stored_array, source))], columns)
+            return
+        if not head.startswith(b"PK"):
+            raise UnreadableFile(f"{path} is neither a .npy nor a .npz file of NumPy's.")
+        archive = stack.enter_context(zipfile.ZipFile(source))
+        found: list[tuple[str, Callable[[], Any]]] = [
+            (entry.filename.removesuffix(".npy"), functools.partial(_member, stack, archive, entry))
+            for entry in archive.infolist()
+        ]
+        yield from _parts_of(path, found, columns)
 
 
-def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    """Tables of Arrow's of the datasets in an HDF5 file; their names, those of groups before them, joined by dots."""
+def _member(stack: contextlib.ExitStack, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Any:
+    return _stored_array(stack.enter_context(archive.open(entry)))
+
+
+def _stored_array(file: Any) -> _Rows | np.memmap[Any, Any]:
+    """An array in NumPy's format.
+
+    Raises:
+        TypeError: it holds objects of Python, which are pickled.
+        ValueError: it is none, or has another size than it says.
+    """
+    version = np.lib.format.read_magic(file)
+    readers: dict[Any, Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"its header has the version {version}, of fields with names that are not latin-1")
+    shape, by_columns, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise TypeError("it holds objects of Python, which are pickled, and pickles run code: save numbers or text")
+    is_local = isinstance(file, io.BufferedReader)
+    begin, size = file.tell() if is_local else 0, math.prod(shape) * dtype.itemsize
+    if is_local and os.fstat(file.fileno()).st_size != begin + size:
+        raise ValueError(f"{os.fstat(file.fileno()).st_size - begin:,} bytes follow its header, and it has {size:,}")
+    if not by_columns or len(shape) < 2 or not size:
+        return _Rows(file, shape, dtype)
+    if not is_local:  # its rows do not lie together, so it cannot be read row by row
+        copy = tempfile.TemporaryFile(prefix="tdmap-")
+        shutil.copyfileobj(file, copy)
+        if copy.tell() != size:
+            raise ValueError(f"{copy.tell():,} bytes follow its header, and it has {size:,}")
+        file = copy
+    return np.memmap(file, dtype, "r", begin, shape, "F")
+
+
+class _Rows:
+    """An array in a file whose rows are read once, one after the other."""
+
+    def __init__(self, file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.file, self.shape, self.dtype = file, shape, dtype
+
+    def __getitem__(self, rows: slice) -> Any:
+        count = min(rows.stop, self.shape[0]) - rows.start
+        content = self.file.read(count * _row_bytes(self))
+        if len(content) < count * _row_bytes(self):
+            raise ValueError(f"it is cut short in row {rows.start + len(content) // _row_bytes(self):,}")
+        if rows.stop >= self.shape[0] and self.file.read(1):  # a zip file compares checksums at the end
+            raise ValueError("it has more bytes than its header says")
+        return np.ndarray((count, *self.shape[1:]), self.dtype, content)
+
+
+def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
+    """Parts of the datasets in an HDF5 file; their names, those of groups before them, joined by dots."""
     h5py = need("h5py", "hdf5", "reading HDF5")
     with h5py.File(_local(path), "r") as file:
-        yield from _tables(path, list(_of_hdf5(h5py, file, path, "")), columns)
+        found = [(".".join(key), functools.partial(_of_hdf5, h5py, entry, why)) for key, entry, why in walk(file)]
+        yield from _parts_of(path, found, columns)
 
 
-def _of_hdf5(h5py: Any, group: Any, path: str, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name in group:
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise ValueError(f"{path}: {prefix}{name} is a link, which may lead to another file: copy what it is of.")
-        entry = group[name]
-        if isinstance(entry, h5py.Group):
-            yield from _of_hdf5(h5py, entry, path, f"{prefix}{name}.")
-        elif isinstance(entry, h5py.Dataset):
-            if entry.is_virtual or entry.external:
-                raise ValueError(f"{path}: the bytes of {prefix}{name} lie in other files, which are not read.")
-            yield f"{prefix}{name}", entry.asstr() if h5py.check_string_dtype(entry.dtype) else entry
+def _of_hdf5(h5py: Any, entry: Any, reason: str) -> Any:
+    if reason:
+        raise ValueError(f"it {reason}")
+    if h5py.check_ref_dtype(entry.dtype) is not None:
+        raise TypeError("it holds references to other entries of the file")
+    return entry if h5py.check_string_dtype(entry.dtype) is None else _Text(entry)
 
 
-def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    """Tables of Arrow's of the arrays in a Zarr store, named as those of `read_hdf5`."""
+class _Text:
+    """A dataset of text in an HDF5 file."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry, self.shape, self.dtype = entry, entry.shape, entry.dtype
+
+    def __getitem__(self, rows: slice) -> Any:
+        values = self.entry[rows]
+        text = np.empty(values.shape, object)
+        for index, value in np.ndenumerate(values):
+            try:
+                text[index] = value.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"its text in row {rows.start + index[0]:,} is no UTF-8 ({error})") from None
+        return text if len(values) else text.astype(np.str_)
+
+
+def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
+    """Parts of the arrays in a Zarr store, named as those of `read_hdf5`."""
     zarr = need("zarr", "zarr", "reading Zarr")
     group = zarr.open(_local(path), mode="r")
     if not hasattr(group, "members"):
-        yield from _tables(path, [("values", group)], columns)
+        yield from _parts_of(path, [("values", lambda: group)], columns)
         return
-    order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
-    # Not as the folder lists them.
-    members = sorted(group.members(max_depth=None), key=lambda member: (order.get(member[0], len(order)), member[0]))
-    yield from _tables(path, [(name.replace("/", "."), one) for name, one in members if hasattr(one, "dtype")], columns)
+    try:
+        order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
+        members = [(name, member) for name, member in group.members(max_depth=None) if hasattr(member, "dtype")]
+    except TypeError as error:  # of zarr's, for a fill value that a type has not
+        raise UnreadableFile(f"{path} cannot be read as zarr: {error}") from error
+    members.sort(key=lambda member: (order.get(member[0], len(order)), member[0]))  # not as the folder lists them
+    found = [(name.replace("/", "."), functools.partial(_as_it_is, array)) for name, array in members]
+    yield from _parts_of(path, found, columns)
 
 
-def _tables(path: str, found: list[tuple[str, Any]], columns: Sequence[str] | None) -> Generator[Any, None, None]:
+def _as_it_is(array: Any) -> Any:
+    return array
+
+
+def _parts_of(
+    path: str, found: list[tuple[str, Callable[[], Any]]], columns: Sequence[str] | None
+) -> Generator[Part, None, None]:
+    """Rows of arrays, each behind what opens it: those that are not wanted are not looked at.
+
+    Raises:
+        UnreadableFile: an array cannot be read; names it.
+        TypeError: it holds what no column has; names it.
+    """
     require_one_each([name for name, _ in found])
-    arrays = dict(found)
+    openers = dict(found)
     if columns is not None:
-        require_columns(path, columns, list(arrays))
-        arrays = {name: arrays[name] for name in columns}
-    lengths = {name: _rows(array) for name, array in arrays.items()}
+        require_columns(path, columns, list(openers))
+        openers = {name: openers[name] for name in columns}
+    if not openers:
+        raise UnreadableFile(f"{path} holds no arrays.")
+    arrays = {}
+    for name, open_array in openers.items():
+        with _naming(path, name):
+            arrays[name] = open_array()
+            if not arrays[name].shape:
+                raise ValueError("it is one value, or none, and a column has rows: leave it out with columns=")
+    lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
-    count = next(iter(lengths.values()))
-    each = sum(_row_bytes(array) for array in arrays.values())
-    step = max(min(PART_BYTES // max(each, 1), BATCH_ROWS), 1)
-    for start in range(0, max(count, 1), step):  # an empty one tells the columns
-        part = {name: _column(path, name, array[start : start + step]) for name, array in arrays.items()}
-        yield _as_arrow(part)
+    count, start = next(iter(lengths.values())), 0
+    step = PART_BYTES // max(sum(map(_row_bytes, arrays.values())), 1)
+    if any(array.dtype.kind in "OT" for array in arrays.values()):
+        step = min(step, FIRST_ROWS)
+    while start < count or not start:  # an empty one tells the columns
+        stop, part = min(start + max(min(step, BATCH_ROWS), 1), count), {}
+        for name, array in arrays.items():
+            with _naming(path, name, f" (rows {start}:{stop})"):
+                part[name] = _column(array[start:stop])
+        yield Part(stop - start, part)
+        size = sum(_bytes_of(column) for column in part.values())
+        start, step = max(stop, 1), PART_BYTES * max(stop - start, 1) // max(size, 1)
 
 
-def _as_arrow(part: dict[str, Any]) -> Any:
-    """Columns and times, which are arrays of Arrow's, as one table in their order."""
-    others = {name: column for name, column in part.items() if isinstance(column, (torch.Tensor, Jagged))}
-    table = to_arrow(Table.of(others)) if others else pyarrow().table({})
-    for number, (name, column) in enumerate(part.items()):
-        if name not in others:
-            table = table.add_column(number, name, column)
-    return table
-
-
-def _rows(array: Any) -> int:
-    shape = getattr(array, "shape", None)
-    return len(array) if shape is None else int(shape[0]) if shape else 0
+@contextlib.contextmanager
+def _naming(path: str, name: str, rows: str = "") -> Iterator[None]:
+    """Say in errors of NumPy, h5py and zarr which array they are about."""
+    try:
+        yield
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            add_note(error, f"while the array {name!r} of {path} was read")
+            raise
+        kind = TypeError if isinstance(error, TypeError) else UnreadableFile
+        raise kind(f"{path}: the array {name!r} cannot be read{rows}: {error or type(error).__name__}") from error
 
 
 def _row_bytes(array: Any) -> int:
-    shape, dtype = getattr(array, "shape", ()), getattr(array, "dtype", None)
-    return int(np.prod(shape[1:], dtype=np.int64)) * getattr(dtype, "itemsize", 16)
+    return math.prod(array.shape[1:]) * int(array.dtype.itemsize)
 
 
-def _column(path: str, name: str, values: Any) -> Any:
+def _bytes_of(column: Any) -> int:
+    return int(column.total * column.values.element_size() if isinstance(column, Jagged) else column.nbytes)
+
+
+def _column(values: Any) -> Any:
+    """Rows of an array as a tensor, a jagged column, or times of Arrow's."""
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
+        if array.ndim != 1:
+            raise TypeError(f"it has the shape {list(array.shape)}, and a column has one text a row: reshape it")
         rows = array.tolist()
-        if not rows and array.dtype.kind in "US":
-            return Jagged.of_no_text("str" if array.dtype.kind == "U" else "bytes")
+        if not rows and array.dtype.kind in "TUS":
+            return Jagged.of_no_text("bytes" if array.dtype.kind == "S" else "str")
         if not rows:
-            raise ValueError(f"{path} has no rows, so nothing tells what {name!r} holds: leave it out with columns=.")
+            raise ValueError("it has no rows, so nothing tells what they hold: leave it out with columns=")
         if not isinstance(rows[0], (str, bytes)):
-            rows = [torch.from_numpy(np.array(row)) for row in values]
+            rows = [_tensor(np.asarray(row)) for row in rows]
         return Jagged.from_list(rows)
-    if array.dtype.kind in "mM":
-        return pyarrow().array(array)
+    return _times(array) if array.dtype.kind in "mM" else _tensor(array)
+
+
+def _tensor(array: Any) -> Tensor:
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
-    except TypeError as error:
-        raise TypeError(f"{path}: the array {name!r} is {array.dtype}, which is no tensor ({error}).") from None
+    except TypeError:
+        raise TypeError(f"it is {array.dtype}, which no tensor is") from None
+
+
+_UNITS = {"M8": {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}, "m8": {"W": "s", "D": "s", "h": "s", "m": "s"}}
+"""What stands for units that Arrow has not."""
+
+
+def _times(array: Any) -> Any:
+    """Dates and times of NumPy's as Arrow's, in a unit that both have."""
+    if array.ndim != 1:
+        raise TypeError(f"it is {array.dtype} of the shape {list(array.shape)}, and a column has one time a row")
+    array = array.astype(array.dtype.newbyteorder("="))
+    kind, (unit, _) = f"{array.dtype.kind}8", np.datetime_data(array.dtype)
+    unit = _UNITS[kind].get(unit, unit)
+    if unit not in ("s", "ms", "us", "ns") and (kind, unit) != ("M8", "D"):
+        raise TypeError(f"it is {array.dtype}, a unit that Arrow has not: save it as {kind}[s], [ms], [us] or [ns]")
+    found = array.astype(f"{kind}[{unit}]")
+    whole = found.view(np.int64)
+    lost = found.astype(array.dtype).view(np.int64) != array.view(np.int64)
+    if unit == "D":
+        lost |= ~np.isnat(found) & (whole != whole.astype(np.int32))
+    if lost.any():
+        raise ValueError(f"row {int(lost.argmax())} of these is {array[lost][0]}, which is too large for {found.dtype}")
+    return pyarrow().array(found)
 
 
 def write_numpy(path: str, parts: Iterator[Table]) -> None:
@@ -145,8 +292,10 @@ def write_numpy(path: str, parts: Iterator[Table]) -> None:
     if ragged is not None:
         raise TypeError(f"the rows of {ragged!r} have different lengths, which no array has: pad them before.")
     arrays = {name: _array_of(table, name) for name in table.keys()}
+    for name in arrays:
+        _require_name(name, "\0")
     with opened(path, "wb") as file:
-        if path.endswith(".npy"):
+        if path.lower().endswith(".npy"):
             if len(arrays) != 1:
                 raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
             np.save(file, next(iter(arrays.values())))
@@ -168,7 +317,19 @@ def _array_of(table: Table, name: str) -> Any:
         times = to_arrow(table.select(name)).column(0).to_numpy()
         if times.dtype.kind in "mM":  # NumPy has no time of the day
             return times
-    return column.numpy()
+    return numpy_of(name, column)
+
+
+def numpy_of(name: str, tensor: Tensor) -> Any:
+    """The array of a column.
+
+    Raises:
+        TypeError: NumPy has no such numbers; names the column.
+    """
+    try:
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().numpy()
+    except TypeError:
+        raise TypeError(f"the column {name!r} is {tensor.dtype}, which NumPy has not: convert it before.") from None
 
 
 def write_hdf5(path: str, parts: Iterator[Table]) -> None:
@@ -176,25 +337,46 @@ def write_hdf5(path: str, parts: Iterator[Table]) -> None:
     h5py = need("h5py", "hdf5", "writing HDF5")
     with staged_path(_local(path)) as partial, h5py.File(partial, "w", track_order=True, locking=False) as file:
         for part in parts:
-            for name, values, kind in _arrays(part):
-                dtype = values.dtype
-                if kind == "str":
-                    dtype = h5py.string_dtype()
-                elif kind == "tensor":
-                    dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
-                elif kind == "bytes":
-                    raise TypeError(f"the rows of {name!r} are bytes, which HDF5 would cut at zeros: use Parquet.")
-                if kind == "str" and any("\0" in row for row in values):
-                    raise ValueError(f"text of {name!r} has zero characters, which HDF5 has not: use Parquet.")
-                if name not in file:
-                    shape = (0, *values.shape[1:])
-                    file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
-                first = len(file[name])
-                file[name].resize(first + len(values), 0)
-                if kind != "tensor":
-                    file[name][first:] = values
-                for number, row in enumerate(values if kind == "tensor" else ()):  # h5py takes one at a time only
-                    file[name][first + number] = row
+            for name, values, kind in _arrays(part, "\0"):
+                with _naming_column(name):
+                    _append_hdf5(h5py, file, name, values, kind)
+
+
+def _append_hdf5(h5py: Any, file: Any, name: str, values: Any, kind: str) -> None:
+    dtype = values.dtype
+    if kind == "str":
+        dtype = h5py.string_dtype()
+    elif kind == "tensor":
+        dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
+    elif kind == "bytes":
+        raise TypeError("its rows are bytes, which HDF5 would cut at zeros: use Parquet")
+    if kind == "str" and any("\0" in row for row in values):
+        raise ValueError("its text has zero characters, which HDF5 has not: use Parquet")
+    if kind == "tensor" and any(row.ndim != 1 for row in values):
+        raise TypeError("its rows are arrays of two dimensions and more, which HDF5 has not: use Parquet")
+    if name not in file:
+        shape = (0, *values.shape[1:])
+        file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
+    first = len(file[name])
+    file[name].resize(first + len(values), 0)
+    if kind != "tensor":
+        file[name][first:] = values
+    for number, row in enumerate(values if kind == "tensor" else ()):  # h5py takes one at a time only
+        file[name][first + number] = row
+
+
+@contextlib.contextmanager
+def _naming_column(name: str) -> Iterator[None]:
+    """Say in errors of h5py and zarr which column they are about."""
+    name = name.replace("/", ".")
+    try:
+        yield
+    except OSError as error:
+        add_note(error, f"while the column {name!r} was written")
+        raise
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"the column {name!r} cannot be written: {error}.") from error
 
 
 def write_zarr(path: str, parts: Iterator[Table]) -> None:
@@ -209,19 +391,14 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
         refuse_others(path, lambda: sorted({*files_below(path)} - _files_of_zarr(files_below(path))))
     partial = temporary_path(f".{os.path.basename(path)[:100]}", os.path.dirname(path))
     try:
-        group, made = zarr.open_group(partial, mode="w", zarr_format=3), {}
+        group = zarr.open_group(partial, mode="w", zarr_format=3)
+        made: dict[str, Any] = {}
         for part in parts:
-            for name, values, kind in _arrays(part):
+            for name, values, kind in _arrays(part, "\0\\"):
                 if kind:
                     raise TypeError(f"the rows of {name!r} have different lengths, which no array of Zarr's has.")
-                if name not in made:
-                    chunks = (max(len(values), 1), *(max(size, 1) for size in values.shape[1:]))
-                    made[name] = group.create_array(
-                        name, shape=(0, *values.shape[1:]), chunks=chunks, dtype=values.dtype
-                    )
-                first = made[name].shape[0]
-                made[name].resize((first + len(values), *values.shape[1:]))
-                made[name][first:] = values
+                with _naming_column(name):
+                    _append_zarr(group, made, name, values)
         group.attrs[ORDER] = list(made)
         try:
             os.rename(partial, path)
@@ -249,8 +426,24 @@ def _files_of_zarr(names: list[str]) -> set[str]:
     return {name for name in names if os.path.basename(name) == "zarr.json" or is_chunk(name)}
 
 
-def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:
-    """Path, values and kind of each column, in their order; the kind of tensors is empty.
+def _append_zarr(group: Any, made: dict[str, Any], name: str, values: Any) -> None:
+    if "zarr.json" in name.split("/"):
+        raise ValueError("a store has its own file of this name: rename the column before")
+    if name not in made:
+        made[name] = group.create_array(
+            name,
+            shape=(0, *values.shape[1:]),
+            chunks=(max(len(values), 1), *(max(size, 1) for size in values.shape[1:])),
+            dtype=values.dtype,
+            config={"write_empty_chunks": True},  # those of -0.0 are not those of 0.0
+        )
+    first = made[name].shape[0]
+    made[name].resize((first + len(values), *values.shape[1:]))
+    made[name][first:] = values
+
+
+def _arrays(part: Table, not_in: str) -> Iterator[tuple[str, Any, str]]:
+    """Path, values and kind of each column, in their order; the kind of tensors is empty. Names lack some characters.
 
     Raises:
         TypeError: NumPy has no such numbers.
@@ -258,20 +451,15 @@ def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:
     """
     keys = {joined(key): key for key in part.rows.keys(True, True)}
     for name in part.keys():
+        _require_name(name, not_in)
         if name not in part.jagged:
             key, leaf = keys[name], part.rows.get(keys[name])
-            path = _path(name, [key] if isinstance(key, str) else [*key])
-            try:
-                yield path, leaf.contiguous().numpy(), ""
-            except TypeError:
-                raise TypeError(
-                    f"the column {name!r} is {leaf.dtype}, which NumPy has not: convert it before."
-                ) from None
+            yield _path(name, [key] if isinstance(key, str) else [*key]), numpy_of(name, leaf), ""
             continue
         column = part.jagged[name]
         values = np.empty(len(column), dtype=object)
         for number, row in enumerate(column):
-            values[number] = row.numpy() if column.kind == "tensor" else row
+            values[number] = numpy_of(name, row) if column.kind == "tensor" else row
         yield _path(name, name.split(".")), values, column.kind
 
 
@@ -282,6 +470,16 @@ def _path(name: str, parts: list[str]) -> str:
                 f"the column {name!r} cannot have this name here, where a slash leads into a group: rename it before."
             )
     return "/".join(parts)
+
+
+def _require_name(name: str, not_in: str) -> None:
+    """Raise for a column whose name would be another one in a file."""
+    if any(character in name for character in not_in) or not _is_unicode(name):
+        raise ValueError(f"the column {name!r} has a character that no name of an array here has: rename it before.")
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode("utf-8", "replace").decode() == text
 
 
 def _local(path: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -129,10 +129,35 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
 
 
+class Part(NamedTuple):
+    """Some rows of a format that is none of Arrow's, whose numbers need not be numbers of Arrow's."""
+
+    num_rows: int
+    columns: dict[str, Any]
+    """Tensors, jagged columns, and times as arrays of Arrow's."""
+
+    def of_arrow(self, nulls: str, start: int = 0) -> Columns:
+        """The columns, with masks and errors as those of `columns_of`."""
+        pa = pyarrow()
+        others = {name: column for name, column in self.columns.items() if isinstance(column, (Tensor, Jagged))}
+        arrays = dict(self.columns)
+        for name, column in others.items():  # what stands for a column is looked at only where it is a mask
+            is_mask = isinstance(column, Tensor) and column.dtype is torch.bool and column.dim() == 1
+            arrays[name] = pa.array(column.numpy() if is_mask else np.zeros(self.num_rows, np.int8))
+        rows, _, types = columns_of(pa.table(arrays), nulls, start)
+        for name, column in others.items():
+            if isinstance(column, Tensor):
+                rows[name] = column
+            else:
+                del rows[name]
+        jagged = {name: column for name, column in sorted(others.items()) if isinstance(column, Jagged)}
+        return Columns(rows, jagged, types)
+
+
 def columns_of_file(path: str, table: Any, nulls: str, start: int = 0) -> Columns:
-    """`columns_of` a table of a file, whose errors name it."""
+    """`columns_of` a table, or a `Part`, of a file, whose errors name it."""
     try:
-        return columns_of(table, nulls, start)
+        return table.of_arrow(nulls, start) if isinstance(table, Part) else columns_of(table, nulls, start)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from None
 

@@ -54,7 +54,7 @@ class Format(NamedTuple):
 
     suffixes: tuple[str, ...]
     read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]] | None
-    """Yields tables of Arrow's, of the file and the columns that are wanted."""
+    """Yields tables of Arrow's, or a `Part` each, of the file and the columns that are wanted."""
     write: Callable[[str, Iterator[Any]], None]
     """Writes parts of one table; of Arrow's, where the format is one of Arrow's."""
     is_arrow: bool = False

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import math
+import tracemalloc
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import torch
 
 from tdmap.datasets import Jagged, Table, read, write
 from tdmap.datasets import arrays as arrays_module
+from tdmap.errors import UnreadableFile
 from tensordict_lite import TensorDict
 
 
@@ -82,7 +88,7 @@ def test_numpy_takes_every_name_and_says_what_it_would_cut(tmp_path: Path) -> No
         write(Table.of({"word": rows})[:0], tmp_path / "f.npz")
         assert read(tmp_path / "f.npz")["word"].kind == kind
     pytest.importorskip("h5py")
-    with pytest.raises(ValueError, match="'word' has zero characters"):
+    with pytest.raises(ValueError, match="'word' .* zero characters"):
         write({"word": ["a\0b"]}, tmp_path / "e.h5")
 
 
@@ -97,7 +103,7 @@ def test_hdf5_of_other_programs(tmp_path: Path) -> None:
         "lengths": lambda file: file.create_dataset("longer", data=np.arange(5)),
         "is a link": lambda file: file.__setitem__("away", h5py.ExternalLink("/etc/other.h5", "/x")),
         "other files": lambda file: file.create_dataset("raw", (4,), "u1", external=[(str(tmp_path / "raw"), 0, 4)]),
-        "different numbers": lambda file: file.create_dataset("scalar", data=3),
+        "one value": lambda file: file.create_dataset("scalar", data=3),
     }.items():
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"] = np.arange(4)
@@ -118,3 +124,315 @@ def test_zarr_of_other_programs(tmp_path: Path) -> None:
         write({"s": Jagged.from_list(["a"])}, tmp_path / "s.zarr")
     with pytest.raises(ValueError, match="local disks"):
         write(data(3), "s3://there/s.zarr")
+
+
+# -- equal, or refused by name -----------------------------------------------------------------------------------------
+
+DTYPES = "? i1 u1 <i2 >i2 <u4 >i8 <u8 >u8 f2 >f4 f8 c8 >c16 g S3 U2 >U2 V3".split() + [
+    "M8[D]", "M8[Y]", "M8[M]", "M8[W]", "M8[h]", "M8[25s]", ">M8[s]", "M8[ms]", "M8[ns]", "M8[ps]", "M8",
+    "m8[D]", "m8[W]", "m8[h]", "m8[7us]", ">m8[ns]", "m8[Y]", "m8",
+]  # fmt: skip
+SHAPES: list[tuple[int, ...]] = [(5,), (5, 1), (5, 2, 3), (5, 0), (0,), (0, 2), ()]
+
+
+def array(dtype: str, shape: tuple[int, ...]) -> Any:
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    return numbers.astype("i8").astype(dtype) if np.dtype(dtype).kind in "mM" else numbers.astype(dtype)
+
+
+def same(column: Any, kind: str, found: Any) -> bool:
+    """Whether a column is what NumPy has."""
+    if isinstance(column, Jagged):
+        return bool(column.tolist() == (found.astype(str) if column.kind == "str" else found).tolist())
+    if kind:
+        unit = {"date32[day]": "D"}.get(kind, kind.partition("[")[2][:-1])
+        times = column.numpy().astype("i8").view(f"{found.dtype.kind}8[{unit}]")
+        return bool((times == found).all())
+    native = found.astype(found.dtype.newbyteorder("="))
+    return bool(column.numpy().dtype == native.dtype and np.array_equal(column.numpy(), native))
+
+
+def put(path: Path, arrays: dict[str, Any]) -> None:
+    """Write arrays with what their format is of."""
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            for name, one in arrays.items():
+                file[name] = one.astype(h5py.opaque_dtype(one.dtype)) if one.dtype.kind in "mM" else one
+    elif path.suffix == ".zarr":
+        group = zarr.open_group(str(path), mode="w")
+        for name, one in arrays.items():
+            group.create_array(name, shape=one.shape, chunks=tuple(max(n, 1) for n in one.shape), dtype=one.dtype)[
+                ...
+            ] = one
+    else:
+        with open(path, "wb") as file:
+            np.savez_compressed(file, **arrays) if path.suffix == ".NPZ" else np.save(file, arrays["values"])
+
+
+@pytest.mark.filterwarnings("ignore:The data type")
+@pytest.mark.parametrize("ending", ["npy", "NPZ", "h5", "zarr"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_array_is_read_as_it_is_or_refused_by_name(tmp_path: Path, ending: str, dtype: str) -> None:
+    name = "values" if ending == "npy" else "col"
+    for number, shape in enumerate(SHAPES):
+        path = tmp_path / f"{number}.{ending}"
+        wanted = np.asarray(array(dtype, shape), order="F" if number % 2 else "C")
+        others = {"other": np.arange(5)} if ending != "npy" and shape == (5,) else {}
+        try:
+            put(path, {name: wanted, **others})
+        except (TypeError, ValueError, NotImplementedError):
+            continue  # the format has no such array
+        for columns, out in ((None, None), ([name], tmp_path / f"out{number}")):
+            try:
+                found = read(path, out, columns=columns)
+            except (TypeError, ValueError) as error:
+                assert str(path) in str(error) and (repr(name) in str(error) or (dtype, ending) == ("M8", "zarr"))
+                assert not out or not out.exists()
+                is_flat = np.dtype(dtype).kind in "SUmM"
+                assert dtype in ("g", "V3", "M8", "m8", "M8[ps]", "m8[Y]") or not shape or (is_flat and len(shape) > 1)
+                continue
+            assert found.keys() == ([name] if columns else [name, *others])
+            assert same(found[name], found.types[name], wanted), (shape, out)
+            assert not others or columns or found["other"].tolist() == others["other"].tolist()
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_times_that_are_too_large_are_refused_and_nat_is_null(tmp_path: Path, ending: str) -> None:
+    name = "values" if ending == "npy" else "d"
+
+    def saved(days: Any) -> Path:
+        np.save(tmp_path / "x.npy", days) if ending == "npy" else np.savez(tmp_path / "x.npz", d=days)
+        return tmp_path / f"x.{ending}"
+
+    for large in (np.array([1, 2**40], "M8[D]"), np.array([1, 2**62], "M8[25s]"), np.array([1, 2**62], "m8[D]")):
+        with pytest.raises(ValueError, match=rf"x\.{ending}: the array '{name}' .*row 1"):
+            read(saved(large))
+    with pytest.raises(ValueError, match=rf"'{name}' has 1 nulls, the first in row 1"):
+        read(saved(np.array(["2020-01-01", "NaT"], "M8[D]")))
+    found = read(tmp_path / f"x.{ending}", nulls="mask")
+    assert found[f"{name}.valid"].tolist() == [True, False] and found.types[name] == "date32[day]"
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_npz_file_is_read_some_rows_at_a_time(tmp_path: Path, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays_module, "PART_BYTES", 1 << 18)
+    rows = np.arange(1 << 16, dtype=np.int64).reshape(-1, 1) + np.zeros((1, 64), np.int64)
+    np.savez_compressed(tmp_path / "x.npz", x=np.asarray(rows, order=order), y=rows[:, 0].astype(str))
+    size, start = rows.nbytes, 0
+    del rows
+    tracemalloc.start()
+    try:
+        for part in arrays_module.read_numpy(str(tmp_path / "x.npz"), None):
+            stop = start + part.num_rows
+            assert torch.equal(part.columns["x"], torch.arange(start, stop).reshape(-1, 1).expand(-1, 64))
+            assert part.columns["y"].tolist() == [str(row) for row in range(start, stop)]
+            start = stop
+        assert start == 1 << 16 and tracemalloc.get_traced_memory()[1] < size // 4
+    finally:
+        tracemalloc.stop()
+
+
+def numpy_files() -> dict[str, bytes]:
+    rows, text = np.arange(300).reshape(100, 3), np.array(["a", "b"])
+    found = {}
+    for name, one in {"c": rows, "f": np.asfortranarray(rows), "u": text}.items():
+        file = io.BytesIO()
+        np.save(file, one)
+        found[f"{name}.npy"] = file.getvalue()
+        for save in (np.savez, np.savez_compressed):
+            file = io.BytesIO()
+            save(file, x=one)
+            found[f"{name}.{save.__name__}"] = file.getvalue()
+    return found
+
+
+@pytest.mark.parametrize("name", numpy_files())
+def test_a_damaged_file_of_numpy_is_refused(tmp_path: Path, name: str) -> None:
+    content = numpy_files()[name]
+    path = tmp_path / ("x.npy" if name.endswith("npy") else "x.npz")
+    path.write_bytes(content)
+    wanted = read(path)
+    key = wanted.keys()[0]
+    wanted = wanted[key].tolist()
+    others = [content[:cut] for cut in range(0, len(content), max(len(content) // 50, 1))]
+    if name.endswith("npy"):
+        others += [content + b"\0", content + content]
+    for other in others:
+        path.write_bytes(other)
+        with pytest.raises(UnreadableFile, match=str(path)):
+            read(path)
+    if name.endswith("npy"):
+        return
+    for at in range(0, len(content), 3):  # any byte: noticed, or it is of no consequence
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+        try:
+            found = read(path)
+        except (ValueError, TypeError, OSError, RuntimeError) as error:
+            assert str(path) in "".join([str(error), *getattr(error, "__notes__", [])])
+        else:
+            assert [found[name].tolist() for name in found.keys()] == [wanted], at
+
+
+def test_names_tell_nothing_of_what_numpy_has_written(tmp_path: Path) -> None:
+    write({"x": torch.arange(3)}, tmp_path / "x.NPY")
+    assert np.load(tmp_path / "x.NPY").tolist() == [0, 1, 2] == read(tmp_path / "x.NPY")["values"].tolist()
+    (tmp_path / "x.NPY").rename(tmp_path / "x.npz")
+    assert read(tmp_path / "x.npz")["values"].tolist() == [0, 1, 2]
+    write({"x": torch.arange(3)}, tmp_path / "y.npz")
+    (tmp_path / "y.npz").rename(tmp_path / "y.npy")
+    assert read(tmp_path / "y.npy")["x"].tolist() == [0, 1, 2]
+
+
+def test_what_is_no_array_in_an_npz_file_is_refused_unless_another_is_wanted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3), objects=np.array([{}, 1, 2], dtype=object), b=np.arange(4))
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert read(tmp_path / "x.npz", columns=["a"])["a"].tolist() == [0, 1, 2]
+    for name in ("objects", "readme.txt"):
+        with pytest.raises((ValueError, TypeError), match=rf"x\.npz: the array '{name}'"):
+            read(tmp_path / "x.npz", columns=[name])
+    with zipfile.ZipFile(tmp_path / "y.npz", "w"):
+        pass
+    with pytest.raises(UnreadableFile, match="holds no arrays"):
+        read(tmp_path / "y.npz")
+
+
+HOSTILE: dict[str, Callable[[Any, Any, Path], None]] = {
+    "soft": lambda h5py, file, path: file.__setitem__("s", h5py.SoftLink("/a")),
+    "dangling": lambda h5py, file, path: file.__setitem__("s", h5py.SoftLink("/nowhere")),
+    "external": lambda h5py, file, path: file.__setitem__("s", h5py.ExternalLink(str(path), "/a")),
+    "external group": lambda h5py, file, path: file.__setitem__("s", h5py.ExternalLink(str(path), "/")),
+    "raw": lambda h5py, file, path: file.create_dataset("s", (3,), "u1", external=[(str(path), 0, 3)]),
+    "virtual": lambda h5py, file, path: file.create_virtual_dataset("s", virtual(h5py, path)),
+    "in itself": lambda h5py, file, path: file.__setitem__("s", file["/"]),
+    "in a child": lambda h5py, file, path: file.create_group("s/t").__setitem__("u", file["s"]),
+    "twice": lambda h5py, file, path: (file.create_dataset("s/x", data=range(3)), file.__setitem__("t", file["s"])),
+}  # fmt: skip
+VALUES: dict[str, Callable[[Any, Any], Any]] = {
+    "scalar": lambda h5py, file: file.create_dataset("s", data=3),
+    "null": lambda h5py, file: file.create_dataset("s", data=h5py.Empty("f")),
+    "matrix of text": lambda h5py, file: file.create_dataset("s", data=np.array([["a"]] * 3, h5py.string_dtype())),
+    "latin-1": lambda h5py, file: file.create_dataset("s", data=np.array([b"a", b"b", b"caf\xe9"])),
+    "reference": lambda h5py, file: file.create_dataset("s", data=np.array([file["a"].ref] * 3, h5py.ref_dtype)),
+    "compound": lambda h5py, file: file.create_dataset("s", data=np.zeros(3, "i4,f8")),
+    "lists of text": lambda h5py, file: file.create_dataset("s", (3,), h5py.vlen_dtype(h5py.string_dtype())),
+}
+
+
+def virtual(h5py: Any, path: Path) -> Any:
+    layout = h5py.VirtualLayout((3,), "i8")
+    layout[:] = h5py.VirtualSource(str(path), "a", (3,))
+    return layout
+
+
+@pytest.mark.parametrize("what", [*HOSTILE, *VALUES])
+def test_an_entry_of_hdf5_that_is_no_column_stops_only_who_wants_it(tmp_path: Path, what: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["a"] = np.arange(3)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["a"] = np.arange(3)
+        (lambda: HOSTILE[what](h5py, file, tmp_path / "other.h5") if what in HOSTILE else VALUES[what](h5py, file))()
+    assert read(tmp_path / "d.h5", columns=["a"])["a"].tolist() == [0, 1, 2]
+    for columns in (None, ["s"] if what not in ("in a child", "twice") else None):
+        with pytest.raises((ValueError, TypeError), match=r"d\.h5: the array '(s|t|s\.t\.u)' cannot be read"):
+            read(tmp_path / "d.h5", columns=columns)
+
+
+def test_deep_groups_and_text_of_latin_letters_marked_as_ascii(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        group = file
+        for _ in range(1500):
+            group = group.create_group("g")
+        group["x"] = np.arange(2)
+        file["t"] = np.array(["größe".encode(), b"a"])
+    found = read(tmp_path / "d.h5")
+    assert found[".".join(["g"] * 1500 + ["x"])].tolist() == [0, 1] and found["t"].tolist() == ["größe", "a"]
+
+
+def test_long_rows_of_text_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr(arrays_module, "PART_BYTES", 1000)
+    monkeypatch.setattr(arrays_module, "FIRST_ROWS", 2)
+    rows = ["x" * 400] * 20 + ["y"] * 200
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_dataset("t", data=rows, dtype=h5py.string_dtype())
+    parts = [part.columns["t"].tolist() for part in arrays_module.read_hdf5(str(tmp_path / "d.h5"), None)]
+    assert sum(parts, []) == rows and max(map(len, parts[:8])) <= 2 and max(map(len, parts)) > 50
+
+
+COLUMNS: dict[str, Any] = {
+    "negated": torch._neg_view(torch.arange(3.0)),
+    "imaginary": torch.complex(torch.arange(3.0), torch.arange(3.0)).conj().imag,
+    "conjugate": torch.tensor([1j, 2, 3]).conj(),
+    "zeros": torch.tensor([-0.0, -0.0, -0.0]),
+    "complex zeros": torch.complex(torch.tensor([-0.0] * 3), torch.tensor([-0.0] * 3)),
+    "nothing": torch.zeros(3, 0),
+    "bools": torch.ones(3, 2, dtype=torch.bool),
+    "uint64": torch.tensor([2**64 - 1, 1, 2], dtype=torch.uint64),
+    "bfloat16": torch.ones(3).bfloat16(),
+    "float8": torch.ones(3).to(torch.float8_e5m2),
+    "text": ["a", "", "größe"],
+    "text with zeros": ["a", "b\0", "\0c"],
+    "text with surrogates": ["a", "\ud800", "c"],
+    "bytes": [b"a", b"b\0", b""],
+    "lists": [[1, 2], [], [3]],
+    "lists of pairs": [torch.ones(2, 2), torch.ones(1, 2), torch.ones(3, 2)],
+    "lists of bfloat16": [torch.ones(2).bfloat16(), torch.ones(1).bfloat16(), torch.ones(3).bfloat16()],
+}
+NAMES = [
+    "x",
+    "x.npy",
+    "",
+    "/",
+    "a/b",
+    "..",
+    "a\\b",
+    "a\0b",
+    "\ud800",
+    " a ",
+    "a.",
+    ".x",
+    "zarr.json",
+    ".zgroup",
+    "__x",
+    "größe",
+]
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "h5", "zarr"])
+@pytest.mark.parametrize("name", [*COLUMNS, *NAMES])
+def test_a_column_is_written_as_it_is_or_refused_by_name(tmp_path: Path, ending: str, name: str) -> None:
+    pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    value = COLUMNS.get(name, torch.arange(3))
+    table = Table.of({name: value if isinstance(value, torch.Tensor) else Jagged.from_list(value)})
+    try:
+        write(table, tmp_path / f"d.{ending}", batch_rows=2)
+    except (ValueError, TypeError) as error:
+        assert repr(name) in str(error)
+        assert not list(tmp_path.iterdir())
+        return
+    found = read(tmp_path / f"d.{ending}")
+    assert found.keys() == (["values"] if ending == "npy" else [name])
+    column, wanted = found[found.keys()[0]], table[name]
+    if isinstance(wanted, Jagged):
+        assert column.kind == wanted.kind and column.values.dtype == wanted.values.dtype
+        assert [list(row) for row in column] == [list(row) for row in wanted]
+    else:
+        plain = wanted.resolve_conj().resolve_neg().contiguous().numpy()
+        assert (
+            column.dtype == wanted.dtype
+            and column.shape == wanted.shape
+            and column.numpy().tobytes() == plain.tobytes()
+        )
+
+
+@pytest.mark.parametrize("ending", ["h5", "zarr"])
+def test_columns_that_would_be_each_others_groups_are_refused_by_name(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}[ending])
+    table = Table.of({"a": torch.arange(2), "a.b": Jagged.from_list(["x", "y"])})
+    with pytest.raises(TypeError, match=r"'a.b'"):
+        write(table, tmp_path / f"d.{ending}")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,206 @@
+"""Tar files of WebDataset's: what is read is the whole file, and what is written is read as it was."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tdmap.datasets import Jagged, Table, read, write
+
+ROWS = 6
+
+
+def packed(change: Callable[[tarfile.TarInfo], None] = lambda member: None) -> bytes:
+    """Six samples of two files each."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(ROWS):
+            for ending, content in (("cls", b"%d" % number), ("txt", b"row %d" % number)):
+                member = tarfile.TarInfo(f"{number:03d}.{ending}")
+                member.size = len(content)
+                change(member)
+                archive.addfile(member, io.BytesIO(content if member.isreg() else b""))
+    return file.getvalue()
+
+
+def require_whole_or_refused(path: Path, content: bytes) -> bool:
+    """Whether a damaged file was refused; else it has all rows."""
+    path.write_bytes(content)
+    try:
+        found = read(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+        return True
+    assert found["cls"].tolist() == list(range(ROWS)) and found["txt"].tolist() == [f"row {n}" for n in range(ROWS)]
+    return False
+
+
+PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_file_that_is_cut_is_refused_or_whole(tmp_path: Path, packer: str) -> None:
+    content = packed()
+    end = 512 * 4 * ROWS
+    for cut in [*range(512, end + 1, 512), *range(700, end, 1024)]:
+        assert require_whole_or_refused(tmp_path / "x.tar", PACKERS[packer](content[:cut])), cut
+    assert not require_whole_or_refused(tmp_path / "x.tar", PACKERS[packer](content[: end + 1024]))
+    if packer:
+        small = PACKERS[packer](content)
+        for cut in range(1, len(small), 7):
+            assert require_whole_or_refused(tmp_path / "x.tar", small[:cut]), cut
+
+
+def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    for header in range(0, 512 * 4 * ROWS, 1024):
+        for change in (3, 124, 148, 156, 400):  # name, size, checksum, type, padding
+            content = bytearray(packed())
+            content[header + change] ^= 0xFF
+            assert require_whole_or_refused(tmp_path / "x.tar", bytes(content)), (header, change)
+        content = bytearray(packed())
+        content[header : header + 512] = bytes(512)
+        assert require_whole_or_refused(tmp_path / "x.tar", bytes(content)), header
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_two_files_in_one_are_refused(tmp_path: Path, packer: str) -> None:
+    pack = PACKERS[packer]
+    for content in (pack(packed() + packed()), pack(packed()) + pack(packed()), pack(packed() + b"\n")):
+        assert require_whole_or_refused(tmp_path / "x.tar", content)
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE]
+)
+def test_files_without_their_content_are_refused_by_name(tmp_path: Path, kind: bytes) -> None:
+    def change(member: tarfile.TarInfo) -> None:
+        if member.name == "003.txt":
+            member.type, member.linkname, member.size = kind, "002.txt", 0
+
+    assert require_whole_or_refused(tmp_path / "x.tar", packed(change))
+    with pytest.raises(ValueError, match=r"003\.txt"):
+        read(tmp_path / "x.tar")
+
+
+def test_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
+    header = bytearray(tarfile.TarInfo("000.bin").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = b"S"
+    header[386:410] = b"00000000000\0" * 2
+    header[483:495] = b"77777777777\0"  # 8 GiB
+    header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
+    (tmp_path / "x.tar").write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(ValueError, match=r"x\.tar: '000\.bin' is a sparse file"):
+        read(tmp_path / "x.tar", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("cls", b"9" * 20), ("npy", b"\x93NUMPY"), ("json", b"\xff"), ("__key__", b"x")]
+)
+def test_content_that_is_no_value_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        member = tarfile.TarInfo(f"00.{name}")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(ValueError, match=rf"x\.tar.*00\.{name}"):
+        read(tmp_path / "x.tar")
+
+
+def test_arrays_of_other_machines_are_read_and_two_in_one_file_are_not(tmp_path: Path) -> None:
+    one = io.BytesIO()
+    np.save(one, np.arange(3, dtype=">f4"))
+    for content, rows in ((one.getvalue(), [[0.0, 1.0, 2.0]]), (one.getvalue() * 2, None)):
+        with tarfile.open(tmp_path / "x.tar", "w") as archive:
+            member = tarfile.TarInfo("0.npy")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        if rows is not None:
+            assert read(tmp_path / "x.tar")["npy"].tolist() == rows
+        else:
+            with pytest.raises(ValueError, match=r"0\.npy.*more than one"):
+                read(tmp_path / "x.tar")
+
+
+NAMES = [
+    "x",
+    "X",
+    "",
+    "cls",
+    "id",
+    "txt",
+    "json",
+    "npy",
+    "x.npy",
+    "xnpy",
+    "a.cls",
+    "a.txt",
+    "a/b",
+    "a\0b",
+    "\ud800",
+    "größe",
+]
+VALUES: dict[str, Any] = {
+    "text": Jagged.from_list(["a", "\0b\n"]),
+    "surrogates": Jagged.from_list(["a", "\ud800"]),
+    "bytes": Jagged.from_list([b"a", b"\xff\0"]),
+    "digits": Jagged.from_list([b"1", b"2"]),
+    "lists": Jagged.from_list([[1, 2], [3]]),
+    "int32": torch.tensor([1, 2], dtype=torch.int32),
+    "uint64": torch.tensor([1, 2**64 - 1], dtype=torch.uint64),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1j, 2]).conj(),
+    "negative": torch.tensor([1j, 2j]).conj().imag,
+    "bfloat16": torch.tensor([1, 2], dtype=torch.bfloat16),
+    "matrix": torch.arange(6).reshape(2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", VALUES)
+def test_what_is_written_is_read_as_it_was(tmp_path: Path, name: str, kind: str) -> None:
+    value = VALUES[kind]
+    try:
+        write(Table.of({name: value}), tmp_path / "x.tar")
+    except (ValueError, TypeError) as error:
+        assert repr(name) in str(error)
+        assert not list(tmp_path.iterdir())
+        return
+    found = read(tmp_path / "x.tar")
+    (column,) = [key for key in found.keys() if key != "__key__"]
+    assert column in (name, f"{name}.txt", f"{name}.npy")
+    if isinstance(value, Jagged):
+        assert found[column].kind == value.kind and found[column].tolist() == value.tolist()
+    else:
+        assert torch.equal(found[column].to(value.dtype), value)
+        assert found[column].dtype == value.dtype or name.rpartition(".")[2] in ("cls", "id")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"__key__": ["x", "x"], "txt": ["a", "b"]},
+        {"__key__": ["x.1", "x.2"], "txt": ["a", "b"]},
+        {"__key__": ["x", "y\0"], "txt": ["a", "b"]},
+        {"__key__": ["x", "\ud800"], "txt": ["a", "b"]},
+        {"__key__": [b"x", b"y"], "txt": ["a", "b"]},
+        {"__key__": ["x", "y"]},
+        {"x": torch.arange(2), "x.npy": torch.arange(2)},
+        {"x": ["a", "b"], "x.txt": ["a", "b"]},
+        {"a": [b"a", b"b"], "A": [b"a", b"b"]},
+    ],
+)
+def test_samples_that_would_be_others_are_refused(tmp_path: Path, columns: dict[str, Any]) -> None:
+    for batch_rows in (1, 2):
+        with pytest.raises((ValueError, TypeError), match="__key__|column"):
+            write(Table.of(columns), tmp_path / "x.tar", batch_rows=batch_rows)
+        assert not list(tmp_path.iterdir())
