@@ -11,6 +11,7 @@ import typer
 from tdmap.cli.answers import FAILED, Commands, answer, asked, say
 from tdmap.cli.app import app
 from tdmap.cli.requests import guard, refuse
+from tdmap.memory.hidden import printable
 
 SHOWN = 10
 """Files left out that are printed."""
@@ -114,7 +115,7 @@ def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
     table.add_column("file", overflow="fold")
     table.add_column("reason", overflow="fold")
     for name, reason in skipped[:SHOWN]:
-        table.add_row(escape(name), escape(reason))
+        table.add_row(escape(printable(name)), escape(printable(reason)))
     if len(skipped) > SHOWN:
         table.add_row("...", f"and {len(skipped) - SHOWN:,} more")
     console = Console(stderr=True, highlight=False)

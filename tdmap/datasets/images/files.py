@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tdmap.data.store import local_path
+from tdmap.datasets.images.pixels import PictureError
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .apng .gif .webp .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .tga .ico .avif".split()
@@ -34,6 +35,8 @@ class Files:
     """Names of the numbers; none where labels are numbers already."""
     ignored: int
     """Files that are there and are not taken."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Folders whose pictures are not taken, and why; their names end in `/`. Those of classes keep their number."""
 
     def path(self, number: int) -> str:
         """Where a file is."""
@@ -52,40 +55,81 @@ def list_files(folder: str | os.PathLike[str], labels: Any = None, suffixes: Any
 
     Raises:
         FileNotFoundError: there is no such folder.
+        PictureError: with `strict`, a folder cannot be listed, is a link, or is a class without pictures; names it.
         ValueError: there are no pictures, some lie beside the class folders, or the labels are not usable.
     """
     root = os.path.abspath(local_path(folder))
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a folder")
     wanted = SUFFIXES if suffixes is None else frozenset(suffix.lower() for suffix in suffixes)
-    found = sorted(_walk(root))
-    names = [name for name in found if os.path.splitext(name)[1].lower() in wanted]
+    left_out: dict[str, str] = {}
+    found = sorted(_walk(root, wanted, left_out))
+    files = [name for name in found if not name.endswith("/")]
+    names = [name for name in files if os.path.splitext(name)[1].lower() in wanted]
     if labels is not None:
-        return _labelled(root, found, labels, strict)
+        return _labelled(root, files, labels, strict)
+    _require_none(left_out, strict)
     if not names:
         endings = ", ".join(sorted(wanted)[:5])
-        raise ValueError(f"{root} has no pictures among {len(found)} files: names end in {endings}...")
-    classes = sorted({name.partition("/")[0] for name in names if "/" in name})
+        raise ValueError(f"{root} has no pictures among {len(files)} files: names end in {endings}...")
+    ignored = len(files) - len(names)
+    filled = {name.partition("/")[0] for name in names if "/" in name}
+    if not filled:
+        return Files(root, names, None, [], ignored, tuple(sorted(left_out.items())))
+    classes = sorted(name[:-1] for name in found if name.endswith("/"))
     loose = [name for name in names if "/" not in name]
-    if not classes:
-        return Files(root, names, None, [], len(found) - len(names))
     if loose:
         raise ValueError(
             f"{root} has class folders ({', '.join(classes[:3])}...), and {len(loose)} pictures beside them "
             f"({loose[0]}...), which have no class: move them, or pass labels= (a CSV or JSONL file)."
         )
+    for name in classes:
+        if name not in filled:
+            left_out.setdefault(f"{name}/", "the class folder has no pictures: remove it, or pass suffixes= or labels=")
+    _require_none(left_out, strict)
     number = {name: index for index, name in enumerate(classes)}
-    return Files(root, names, [number[name.partition("/")[0]] for name in names], classes, len(found) - len(names))
+    labelled = [number[name.partition("/")[0]] for name in names]
+    return Files(root, names, labelled, classes, ignored, tuple(sorted(left_out.items())))
 
 
-def _walk(root: str) -> Iterator[str]:
-    """Files below a folder, but for hidden ones; links to folders are not followed."""
-    for folder, folders, files in os.walk(root):
+def _require_none(left_out: dict[str, str], strict: bool) -> None:
+    if strict and left_out:
+        name = min(left_out)
+        raise PictureError(left_out[name], name)
+
+
+def _walk(root: str, suffixes: frozenset[str], left_out: dict[str, str]) -> Iterator[str]:
+    """Files below a folder, and the folders in it with `/` at their end, but for hidden ones.
+
+    Folders that cannot be looked into, among them links, are added to `left_out`.
+    """
+
+    def relative(path: str) -> str:
+        inner = os.path.relpath(path, root).replace(os.sep, "/")
+        return "" if inner == "." else f"{inner}/"
+
+    def unlisted(error: OSError) -> None:
+        left_out[relative(error.filename) or "./"] = f"the folder cannot be listed ({error.strerror})"
+
+    for folder, folders, files in os.walk(root, onerror=unlisted):
+        inner = relative(folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inner = os.path.relpath(folder, root).replace(os.sep, "/")
-        for name in files:
-            if not name.startswith("."):
-                yield name if inner == "." else f"{inner}/{name}"
+        files = [name for name in files if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        # What a link that leads nowhere was meant to be, only its name tells.
+        broken = [
+            name for name in files if os.path.splitext(name)[1].lower() not in suffixes and _is_broken(folder, name)
+        ]
+        for name in (*links, *broken):
+            left_out[f"{inner}{name}/"] = "it is a link, and links to folders are not followed: copy the folder"
+        if not inner:
+            yield from (f"{name}/" for name in (*folders, *broken))
+        yield from (f"{inner}{name}" for name in files if name not in broken)
+
+
+def _is_broken(folder: str, name: str) -> bool:
+    path = os.path.join(folder, name)
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def _labelled(root: str, found: list[str], labels: Any, strict: bool) -> Files:

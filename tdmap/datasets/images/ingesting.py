@@ -28,13 +28,13 @@ from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
-from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
+from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
 from tdmap.execution import Execution
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
-from tdmap.memory.hidden import remove, remove_tree
+from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.operation import operation
 from tdmap.operations.map import map as map_chunks
 from tdmap.operations.permute import permute
@@ -63,7 +63,7 @@ class SkippedPictures(UserWarning):
 
     def __init__(self, files: list[tuple[str, str]], total: int, place: Path) -> None:
         self.files = files
-        shown = "".join(f"\n  {name}: {reason}" for name, reason in files[:5])
+        shown = "".join(f"\n  {printable(name)}: {printable(reason)}" for name, reason in files[:5])
         more = f"\n  and {len(files) - 5:,} more" if len(files) > 5 else ""
         super().__init__(f"{len(files):,} of {total:,} files were left out (all are listed in {place}):{shown}{more}")
 
@@ -104,15 +104,17 @@ def ingest(
             (`Pictures.decoder`); then nothing of `size` and `resize` applies.
         labels: a CSV or JSON Lines file with columns for a file (`file`, `path`...) and a label (`label`, `class`...),
             or a mapping of names to labels, instead of class folders. Only files that it names are taken.
-        on_error: `"raise"` ends with the first file that cannot be read. `"skip"` leaves such files out, lists them in
-            `out/skipped.jsonl`, and warns (`SkippedPictures`).
+        on_error: `"raise"` ends with the first file that cannot be read, or folder that cannot be listed, is a link, or
+            is a class without pictures. `"skip"` leaves these out, lists them in `out/skipped.jsonl`, and warns
+            (`SkippedPictures`).
         resume: go on where an interrupted call was. One that had come to its end opens what is there. Default: True,
             unless `overwrite` is.
         overwrite: `out` may hold a dataset, which the new one replaces when it is whole. Pictures are ingested anew,
             whatever is there.
         resample: filter for scaling: `"bilinear"` (antialiased), `"bicubic"`, `"lanczos"`, `"box"`, `"nearest"`.
         background: behind transparent pixels and around padded pictures.
-        max_pixels: larger pictures are refused before they are decoded: a small file may hold billions of pixels.
+        max_pixels: larger pictures are refused before they are decoded, and those that would be larger while they are
+            scaled: a small file may hold billions of pixels.
         suffixes: endings of names of pictures. Default: those of the common formats.
         **options: about workers, as `tdmap.map`: `num_workers`, `pbar`...
 
@@ -148,8 +150,9 @@ def ingest(
         run = _decode if look.is_fixed else _copy
         with _beside(path) if replaces else contextlib.nullcontext(path) as place:
             skipped = run(files, place, look, keep, on_error, {"resume": resume, **options})
-    if skipped:
-        warnings.warn(SkippedPictures(skipped, len(files.names), path / SKIPPED), stacklevel=3)
+    if skipped or files.left_out:
+        skipped, total = [*files.left_out, *skipped], len(files.names) + len(files.left_out)
+        warnings.warn(SkippedPictures(skipped, total, path / SKIPPED), stacklevel=3)
     return Pictures.open(path)
 
 
@@ -254,6 +257,7 @@ class _OnFiles:
 
     def __init__(self, files: Files, look: Look) -> None:
         self.folder = files.folder
+        self.root = os.path.realpath(files.folder)
         self.names = Jagged.from_list(files.names)
         self.look = look
         self._done: dict[int, Any] = {}  # when a file of a chunk fails, its other files come again in parts
@@ -289,8 +293,11 @@ class _OnFiles:
             PictureError: it cannot be read; names it.
         """
         name = self.names[number]
+        path = os.path.join(self.folder, name)
         try:
-            return self.one(os.path.join(self.folder, name))
+            if not os.path.realpath(path).startswith(f"{self.root}{os.sep}"):
+                raise PictureError("it is a link that leads out of the folder: copy the file")
+            return self.one(path)
         except PictureError as error:
             raise PictureError(error.reason, name) from error.__cause__
         except OSError as error:
@@ -369,13 +376,10 @@ class ReadFiles(_OnFiles):
         return Columns(chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")})
 
     def one(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            content = file.read()
-        with open_picture(content, self.look.max_pixels) as picture:
-            try:
-                picture.verify()
-            except Exception as error:
-                raise PictureError(f"cannot be decoded: {error or type(error).__name__}") from error
+        with open_file(path) as file:
+            content: bytes = file.read()
+        with spoilt(), open_picture(content, self.look.max_pixels) as picture:
+            picture.verify()
         return content
 
 
@@ -410,7 +414,8 @@ def _write_beside(
     names = TensorDict.load_memmap(path / FILES) if (path / FILES / "meta.json").exists() else None
     if names is None:
         Jagged.from_list(files.names).save(path / FILES, num_workers=0)
-    lines = "".join(json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in skipped)
+    listed = (*files.left_out, *skipped)
+    lines = "".join(json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in listed)
     _write(path / SKIPPED, lines.encode())
     _write(path / ABOUT, json.dumps(_about(files, look, keep, on_error), indent=1).encode())  # last: all is there
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.resume.fingerprint import source_parts
 from tensordict_lite import TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.disk.format import decode_json, read_json, read_small
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 ABOUT, FILES, SKIPPED = "pictures.json", "files", "skipped.jsonl"
 """Names beside the dataset."""
+
+MAX_SKIPPED = 1 << 30
+"""Bytes of the list of files that were left out which are credible."""
 
 
 class Pictures:
@@ -53,8 +56,12 @@ class Pictures:
         self.contents = contents
         self.classes: list[str] = about["classes"]
         self.files = Jagged.open(path / FILES)
-        lines = (path / SKIPPED).read_text().splitlines()
-        self.skipped = [(entry["file"], entry["reason"]) for entry in map(json.loads, lines)]
+        lines = read_small(str(path / SKIPPED), str(path), MAX_SKIPPED).splitlines()
+        try:
+            entries = [decode_json(str(path / SKIPPED), line) for line in lines]
+            self.skipped = [(str(entry["file"]), str(entry["reason"])) for entry in entries]
+        except (KeyError, TypeError) as error:
+            raise DatasetError(str(path / SKIPPED), f"cannot be understood ({error})") from None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Pictures:
@@ -65,10 +72,10 @@ class Pictures:
         """
         path = Path(os.path.abspath(local_path(path)))
         try:
-            about = json.loads((path / ABOUT).read_bytes())
+            about = read_json(str(path / ABOUT), str(path))
             if about["version"] != 1 or not isinstance(about["classes"], list):
                 raise ValueError(about["version"])
-        except FileNotFoundError:
+        except DatasetNotFoundError:
             raise DatasetError(str(path), f"is no dataset of pictures: it has no {ABOUT}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DatasetError(str(path / ABOUT), f"cannot be understood ({error})") from None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
+import stat
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +71,7 @@ class Look:
     background: tuple[int, int, int] = (255, 255, 255)
     """Behind transparent pixels, and around padded pictures."""
     max_pixels: int = 89_478_485
-    """Pictures with more are refused before they are decoded."""
+    """Pictures with more are refused before they are decoded, and those that would have more while they are scaled."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -107,7 +112,22 @@ def as_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return (size, size)
 
 
-def open_picture(source: str | bytes, max_pixels: int) -> Any:
+def open_file(path: str) -> Any:
+    """A file that is to be a picture.
+
+    Raises:
+        PictureError: it is empty, or no file: reading a pipe or a device may never end.
+    """
+    info = os.stat(path)
+    if not stat.S_ISREG(info.st_mode):
+        raise PictureError("it is a folder, a pipe or a device, not a file")
+    if not info.st_size:
+        raise PictureError("the file is empty (0 bytes)")
+    return open(path, "rb")
+
+
+@contextlib.contextmanager
+def open_picture(source: str | bytes, max_pixels: int) -> Iterator[Any]:
     """Open a picture without decoding it.
 
     Args:
@@ -117,21 +137,38 @@ def open_picture(source: str | bytes, max_pixels: int) -> Any:
     Raises:
         PictureError: it is empty, no picture, or too large; says which.
     """
-    image = pillow()
-    empty = not source if isinstance(source, bytes) else not os.path.getsize(source)
-    if empty:
+    if not source:
         raise PictureError("the file is empty (0 bytes)")
-    try:
-        picture = image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-    except image.UnidentifiedImageError:
-        raise PictureError("no picture: its format is not one that Pillow knows") from None
-    except image.DecompressionBombError as error:
-        raise PictureError(f"too many pixels: {error}") from None
-    width, height = picture.size
-    if width * height > max_pixels:
-        picture.close()
-        raise PictureError(f"too many pixels: {width} x {height}, and max_pixels is {max_pixels:,}")
-    return picture
+    with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+        picture = _identified(file)
+        _require_size(*picture.size, max_pixels)
+        yield picture
+
+
+def _identified(file: Any) -> Any:
+    """The picture in a file, by its content alone.
+
+    `PIL.Image.open` asks formats in the order in which they were loaded, which depends on the names of files that the
+    process opened before, and has a limit of its own. Formats without a magic number are asked last here.
+    """
+    image = pillow()
+    image.init()
+    start, missing = file.read(16), ""
+    for name in sorted(image.OPEN, key=lambda name: (image.OPEN[name][1] is None, name)):
+        factory, accept = image.OPEN[name]
+        accepted = accept is None or accept(start)
+        if isinstance(accepted, str):  # it is of a format that this Pillow was built without
+            missing = f" ({accepted})"
+        elif accepted:
+            with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+                file.seek(0)
+                return factory(file, "")
+    raise PictureError(f"no picture: its format is not one that Pillow knows{missing}")
+
+
+def _require_size(width: int, height: int, most: int, when: str = "") -> None:
+    if width * height > most:
+        raise PictureError(f"too many pixels: {width} x {height}{when}, and max_pixels is {most:,}")
 
 
 def decode(source: str | bytes, look: Look) -> npt.NDArray[np.uint8]:
@@ -149,45 +186,97 @@ def decode(source: str | bytes, look: Look) -> npt.NDArray[np.uint8]:
 
     Raises:
         PictureError: the file is not a picture that can be used.
+        OSError: it cannot be opened.
     """
-    picture = open_picture(source, look.max_pixels)
-    try:
-        with picture:
-            turn = picture.getexif().get(_ORIENTATION, 1)
-            if picture.format in ("JPEG", "MPO") and look.size is not None and look.mode != "RGBA":
-                _draft(picture, look, turn)
-            if turn != 1:
-                picture = need("PIL.ImageOps", "images", "turning pictures").exif_transpose(picture)
-            picture = in_mode(picture, look)
-            pixels = np.asarray(resized(picture, look))
-    except PictureError:
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, ArithmeticError, KeyError, TypeError) as error:
-        # What Pillow raises on spoilt files is any of these, from whatever reads the format.
-        raise PictureError(f"cannot be decoded: {error or type(error).__name__}") from error
+    pixels = _decoded(source, look, fraction=True)
+    if pixels is None:
+        pixels = _decoded(source, look, fraction=False)
+    assert pixels is not None
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _draft(picture: Any, look: Look, turn: int) -> None:
+def _decoded(source: str | bytes, look: Look, fraction: bool) -> npt.NDArray[np.uint8] | None:
+    """The pixels of a picture, decoded at a fraction of its size if that will do; None: it has no fractions."""
+    with spoilt(), open_picture(source, look.max_pixels) as picture:
+        _mend_transparency(picture)  # before anything is decoded, as it is to find the orientation of a PNG file
+        turn = picture.getexif().get(_ORIENTATION, 1)
+        size = picture.size
+        full = size if turn < 5 else size[::-1]
+        if fraction and picture.format in ("JPEG", "MPO") and look.size is not None and look.mode != "RGBA":
+            _draft(picture, look, turn, full)
+        is_fraction = picture.size != size
+        try:
+            picture.load()
+        except OSError:
+            if is_fraction:  # lossless JPEG files cannot be decoded so
+                return None
+            raise
+        if not is_fraction:
+            full = picture.size if turn < 5 else picture.size[::-1]  # that of an icon is known now
+            _require_size(*full, look.max_pixels)
+        if turn != 1:
+            picture = need("PIL.ImageOps", "images", "turning pictures").exif_transpose(picture)
+        return np.asarray(resized(in_mode(picture, look), look, full))
+
+
+@contextlib.contextmanager
+def spoilt() -> Iterator[None]:
+    """Make a PictureError of what Pillow raises on spoilt files: anything, from whatever reads the format."""
+    try:
+        yield
+    except (PictureError, MemoryError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system
+            raise
+        raise PictureError(f"cannot be decoded: {error or type(error).__name__}") from error
+
+
+def _draft(picture: Any, look: Look, turn: int, full: tuple[int, int]) -> None:
     """Let the decoder make a fraction of the picture, where that is still large enough to be scaled down well."""
     assert look.size is not None
-    width, height = picture.size if turn < 5 else picture.size[::-1]
     if look.resize == "shorter":
         wanted = (min(look.size),) * 2
     elif look.resize == "pad":
-        scale = min(look.size[1] / width, look.size[0] / height)
-        wanted = (round(width * scale), round(height * scale))
+        wanted = _fitted(full, look)
     else:
         wanted = look.size[::-1]
     wanted = wanted if turn < 5 else wanted[::-1]
     picture.draft(None, (max(wanted[0], 1) * _GAP, max(wanted[1], 1) * _GAP))
 
 
+def _fitted(full: tuple[int, int], look: Look) -> tuple[int, int]:
+    """Width and height of a picture whose sides keep their proportion."""
+    assert look.size is not None
+    height, width = look.size
+    fit = min(width / full[0], height / full[1])
+    scale = min(look.size) / min(full) if look.resize == "shorter" else fit
+    return max(round(full[0] * scale), 1), max(round(full[1] * scale), 1)
+
+
+def _mend_transparency(picture: Any) -> None:
+    """Let the transparent colour of a PNG file be one of the 8-bit colours that Pillow makes.
+
+    Raises:
+        PictureError: there is none.
+    """
+    depth = picture.tile[0][3] if picture.format == "PNG" and picture.tile else ""
+    if "transparency" not in picture.info:
+        return
+    if depth == "RGB;16B":
+        raise PictureError("its transparent colour has 16 bits, and Pillow reads 8 of them: convert it to 8 bits first")
+    if depth in ("L;2", "L;4"):
+        picture.info["transparency"] *= 255 // ((1 << int(depth[2])) - 1)
+
+
 def in_mode(picture: Any, look: Look) -> Any:
     """A picture in the mode that is wanted, transparent pixels over the background unless it has an alpha channel."""
     image = pillow()
-    if picture.mode.startswith("I;16"):
-        picture = image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):  # 16 bits in 32
+        deep, clear_value = np.asarray(picture), picture.info.get("transparency")
+        picture = image.fromarray((deep >> 8).astype(np.uint8))
+        if clear_value is not None:
+            picture.putalpha(image.fromarray(np.where(deep == clear_value, 0, 255).astype(np.uint8)))
     elif picture.mode in ("I", "F"):
         kind = "32-bit integers" if picture.mode == "I" else "floating-point numbers"
         raise PictureError(f"its pixels are {kind}, which have no range of their own: convert it to 8 or 16 bits first")
@@ -199,8 +288,17 @@ def in_mode(picture: Any, look: Look) -> Any:
     return picture if picture.mode == look.mode else picture.convert(look.mode)
 
 
-def resized(picture: Any, look: Look) -> Any:
-    """A picture in the size that is wanted."""
+def resized(picture: Any, look: Look, full: tuple[int, int] | None = None) -> Any:
+    """A picture in the size that is wanted.
+
+    Args:
+        picture: the picture.
+        look: says the size.
+        full: its width and height, where it was decoded at a fraction of them.
+
+    Raises:
+        PictureError: it would have more than `max_pixels` in between.
+    """
     if look.size is None:
         return picture
     image = pillow()
@@ -216,12 +314,11 @@ def resized(picture: Any, look: Look) -> Any:
         box = (max(left, 0.0), max(top, 0.0), min(left + across, old_width), min(top + down, old_height))
         new = (width, height)
     else:
-        small = min(look.size)
-        fit = min(width / old_width, height / old_height)
-        scale = small / min(old_width, old_height) if look.resize == "shorter" else fit
-        box = (0.0, 0.0, old_width, old_height)
-        new = (max(round(old_width * scale), 1), max(round(old_height * scale), 1))
+        box, new = (0.0, 0.0, old_width, old_height), _fitted(full or picture.size, look)
     if new != picture.size or box != (0, 0, old_width, old_height):
+        # Rows are scaled first, all that are seen.
+        most, rows = max(look.max_pixels, width * height), max(new[1], math.ceil(box[3]) - math.floor(box[1]))
+        _require_size(new[0], rows, most, " while it is scaled")
         picture = picture.resize(new, filter, box)
     if look.resize != "pad" or new == (width, height):
         return picture
