@@ -57,7 +57,7 @@ def read_numpy(path: str, columns: Sequence[str] | None) -> Generator[Part, None
         if not head.startswith(b"PK"):
             raise UnreadableFile(f"{path} is neither a .npy nor a .npz file of NumPy's.")
         archive = stack.enter_context(zipfile.ZipFile(source))
-        found: list[tuple[str, Callable[[], Any]]] = [
+        found = [
             (entry.filename.removesuffix(".npy"), functools.partial(_member, stack, archive, entry))
             for entry in archive.infolist()
         ]
@@ -171,7 +171,7 @@ def _as_it_is(array: Any) -> Any:
 
 
 def _parts_of(
-    path: str, found: list[tuple[str, Callable[[], Any]]], columns: Sequence[str] | None
+    path: str, found: Sequence[tuple[str, Callable[[], Any]]], columns: Sequence[str] | None
 ) -> Generator[Part, None, None]:
     """Rows of arrays, each behind what opens it: those that are not wanted are not looked at.
 
@@ -225,7 +225,7 @@ def _naming(path: str, name: str, rows: str = "") -> Iterator[None]:
 
 
 def _row_bytes(array: Any) -> int:
-    return math.prod(array.shape[1:]) * int(array.dtype.itemsize)
+    return int(math.prod(array.shape[1:]) * array.dtype.itemsize)
 
 
 def _bytes_of(column: Any) -> int:

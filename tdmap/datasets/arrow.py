@@ -139,19 +139,16 @@ class Part(NamedTuple):
     def of_arrow(self, nulls: str, start: int = 0) -> Columns:
         """The columns, with masks and errors as those of `columns_of`."""
         pa = pyarrow()
-        others = {name: column for name, column in self.columns.items() if isinstance(column, (Tensor, Jagged))}
-        arrays = dict(self.columns)
-        for name, column in others.items():  # what stands for a column is looked at only where it is a mask
-            is_mask = isinstance(column, Tensor) and column.dtype is torch.bool and column.dim() == 1
-            arrays[name] = pa.array(column.numpy() if is_mask else np.zeros(self.num_rows, np.int8))
+        tensors = {name: column for name, column in self.columns.items() if isinstance(column, Tensor)}
+        jagged = {name: column for name, column in sorted(self.columns.items()) if isinstance(column, Jagged)}
+        arrays = dict(self.columns) | dict.fromkeys((*tensors, *jagged), pa.array(np.zeros(self.num_rows, np.int8)))
+        for name, tensor in tensors.items():  # others are not looked at
+            if tensor.dtype is torch.bool and tensor.dim() == 1:
+                arrays[name] = pa.array(tensor.numpy())
         rows, _, types = columns_of(pa.table(arrays), nulls, start)
-        for name, column in others.items():
-            if isinstance(column, Tensor):
-                rows[name] = column
-            else:
-                del rows[name]
-        jagged = {name: column for name, column in sorted(others.items()) if isinstance(column, Jagged)}
-        return Columns(rows, jagged, types)
+        for name, tensor in tensors.items():
+            rows[name] = tensor
+        return Columns(rows.exclude(*jagged), jagged, types)
 
 
 def columns_of_file(path: str, table: Any, nulls: str, start: int = 0) -> Columns:

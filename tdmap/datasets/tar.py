@@ -75,7 +75,7 @@ class _Member(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from None  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from None
 
 
 def _samples(path: str, source: Any) -> Iterator[tuple[str, dict[str, bytes]]]:

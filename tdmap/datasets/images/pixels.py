@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -141,7 +142,8 @@ def open_picture(source: str | bytes, max_pixels: int) -> Iterator[Any]:
         raise PictureError("the file is empty (0 bytes)")
     with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
         picture = _identified(file)
-        _require_size(*picture.size, max_pixels)
+        width, height = picture.size
+        _require_size(width, height, max_pixels)
         yield picture
 
 
@@ -154,7 +156,7 @@ def _identified(file: Any) -> Any:
     image = pillow()
     image.init()
     start, missing = file.read(16), ""
-    for name in sorted(image.OPEN, key=lambda name: (image.OPEN[name][1] is None, name)):
+    for name in _in_order(tuple(image.OPEN)):
         factory, accept = image.OPEN[name]
         accepted = accept is None or accept(start)
         if isinstance(accepted, str):  # it is of a format that this Pillow was built without
@@ -164,6 +166,12 @@ def _identified(file: Any) -> Any:
                 file.seek(0)
                 return factory(file, "")
     raise PictureError(f"no picture: its format is not one that Pillow knows{missing}")
+
+
+@functools.lru_cache(maxsize=1)
+def _in_order(formats: tuple[str, ...]) -> list[str]:
+    known = pillow().OPEN
+    return sorted(formats, key=lambda name: (known[name][1] is None, name))
 
 
 def _require_size(width: int, height: int, most: int, when: str = "") -> None:
@@ -213,7 +221,7 @@ def _decoded(source: str | bytes, look: Look, fraction: bool) -> npt.NDArray[np.
             raise
         if not is_fraction:
             full = picture.size if turn < 5 else picture.size[::-1]  # that of an icon is known now
-            _require_size(*full, look.max_pixels)
+            _require_size(full[0], full[1], look.max_pixels)
         if turn != 1:
             picture = need("PIL.ImageOps", "images", "turning pictures").exif_transpose(picture)
         return np.asarray(resized(in_mode(picture, look), look, full))
