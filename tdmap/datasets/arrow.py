@@ -73,7 +73,7 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     """Columns of tensors and jagged ones of a table or a record batch of Arrow's.
 
     Args:
-        batch: the table.
+        batch: the table, or a `Part`.
         nulls: `"raise"`, or `"mask"`: nulls are zeros and empty rows, and every column gets one of bools beside it,
             named `"x.valid"`.
         start: number of its first row, for messages.
@@ -86,6 +86,8 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     """
     if nulls not in NULLS:
         raise ValueError(f"nulls must be 'raise' or 'mask': got {nulls!r}.")
+    if isinstance(batch, Part):
+        return batch.columns_of(nulls, start)
     pa = pyarrow()
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     while any(pa.types.is_struct(field.type) for field in table.schema):
@@ -129,32 +131,10 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
 
 
-class Part(NamedTuple):
-    """Some rows of a format that is none of Arrow's, whose numbers need not be numbers of Arrow's."""
-
-    num_rows: int
-    columns: dict[str, Any]
-    """Tensors, jagged columns, and times as arrays of Arrow's."""
-
-    def of_arrow(self, nulls: str, start: int = 0) -> Columns:
-        """The columns, with masks and errors as those of `columns_of`."""
-        pa = pyarrow()
-        tensors = {name: column for name, column in self.columns.items() if isinstance(column, Tensor)}
-        jagged = {name: column for name, column in sorted(self.columns.items()) if isinstance(column, Jagged)}
-        arrays = dict(self.columns) | dict.fromkeys((*tensors, *jagged), pa.array(np.zeros(self.num_rows, np.int8)))
-        for name, tensor in tensors.items():  # others are not looked at
-            if tensor.dtype is torch.bool and tensor.dim() == 1:
-                arrays[name] = pa.array(tensor.numpy())
-        rows, _, types = columns_of(pa.table(arrays), nulls, start)
-        for name, tensor in tensors.items():
-            rows[name] = tensor
-        return Columns(rows.exclude(*jagged), jagged, types)
-
-
 def columns_of_file(path: str, table: Any, nulls: str, start: int = 0) -> Columns:
     """`columns_of` a table, or a `Part`, of a file, whose errors name it."""
     try:
-        return table.of_arrow(nulls, start) if isinstance(table, Part) else columns_of(table, nulls, start)
+        return columns_of(table, nulls, start)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from None
 
@@ -361,6 +341,28 @@ def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
     if values is not None and values.size:
         content = torch.utils.dlpack.from_dlpack(pa.UInt8Array.from_buffers(pa.uint8(), values.size, [None, values]))
     return Jagged(content, torch.from_numpy(found.astype(np.int64)), kind, check=False)
+
+
+class Part(NamedTuple):
+    """Some rows of a format that is none of Arrow's, whose numbers need not be numbers of Arrow's."""
+
+    num_rows: int
+    columns: dict[str, Any]
+    """Tensors, jagged columns, and times as arrays of Arrow's."""
+
+    def columns_of(self, nulls: str, start: int = 0) -> Columns:
+        """See `columns_of`."""
+        pa = pyarrow()
+        tensors = {name: column for name, column in self.columns.items() if isinstance(column, Tensor)}
+        jagged = {name: column for name, column in sorted(self.columns.items()) if isinstance(column, Jagged)}
+        arrays = dict(self.columns) | dict.fromkeys((*tensors, *jagged), pa.array(np.zeros(self.num_rows, np.int8)))
+        for name, tensor in tensors.items():  # others are not looked at
+            if tensor.dtype is torch.bool and tensor.dim() == 1:
+                arrays[name] = pa.array(tensor.numpy())
+        rows, _, types = columns_of(pa.table(arrays), nulls, start)
+        for name, tensor in tensors.items():
+            rows[name] = tensor
+        return Columns(rows.exclude(*jagged), jagged, types)
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
