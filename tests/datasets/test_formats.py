@@ -578,13 +578,6 @@ def test_names_of_samples_in_a_tar_file(tmp_path: Path) -> None:
         write({"__key__": ["dir.1/a", "b.v2"], "txt": ["a", "b"]}, tmp_path / "y.tar")
 
 
-def test_a_tar_file_that_is_cut_short_is_told(tmp_path: Path) -> None:
-    make_tar(tmp_path / "x.tar", {f"{n}.bin": bytes(2000) for n in range(20)})
-    (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:9000])
-    with pytest.raises(ValueError, match="not a whole tar file"):
-        read(tmp_path / "x.tar")
-
-
 @pytest.mark.parametrize("ending", ["csv.gz", "tsv.bz2", "jsonl.zst", "NDJSON.GZ"])
 def test_text_is_read_and_written_compressed(tmp_path: Path, ending: str) -> None:
     words = ["ant", "b,e\ne", '"', "ü"]

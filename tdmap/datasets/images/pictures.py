@@ -209,13 +209,13 @@ class Decoder:
         contents = Jagged.of_spans(values, starts[numbers], ends[numbers], self.kind)
         shapes = rows["shape"].reshape(-1, 3).tolist() if "shape" in rows.keys() else []
         for number, content in enumerate(contents):
-            if self.kind == "bytes":
-                try:
+            try:
+                if self.kind == "bytes":
                     pixels = torch.from_numpy(decode(content, self.look).copy())
-                except PictureError as error:
-                    raise PictureError(f"picture {int(numbers[number])}: {error}") from error.__cause__
-            else:
-                pixels = self._scaled(content.reshape(tuple(shapes[number])))
+                else:
+                    pixels = self._scaled(content.reshape(tuple(shapes[number])))
+            except PictureError as error:
+                raise PictureError(f"picture {int(numbers[number])}: {error}") from error.__cause__
             images[number].copy_(pixels.permute(2, 0, 1))
         self.shared.trim()
         result = rows.exclude("picture", "shape")
