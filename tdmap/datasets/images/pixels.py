@@ -219,11 +219,11 @@ def _decoded(source: str | bytes, look: Look, fraction: bool) -> npt.NDArray[np.
             if is_fraction:  # lossless JPEG files cannot be decoded so
                 return None
             raise
-        if not is_fraction:
-            full = picture.size if turn < 5 else picture.size[::-1]  # that of an icon is known now
-            _require_size(full[0], full[1], look.max_pixels)
-        if turn != 1:
+        if turn != 1:  # Pillow turns TIFF files when it loads them, and says so
             picture = need("PIL.ImageOps", "images", "turning pictures").exif_transpose(picture)
+        if not is_fraction:
+            full = picture.size  # that of an icon is known now
+            _require_size(full[0], full[1], look.max_pixels)
         return np.asarray(resized(in_mode(picture, look), look, full))
 
 
