@@ -94,3 +94,49 @@ def test_a_template_that_can_fork_no_more_lives_on(monkeypatch):
             assert launch.template().alive
     finally:
         tdmap.close_pools()
+
+
+THREADS = """
+import os, sys, torch, tdmap
+{threads}
+def parent(rows):
+    return torch.full((len(rows),), os.getppid()) + {use}
+forked = tdmap.map(torch.arange(2), parent, num_workers=1)[0] == os.getpid()
+print("fork" if forked else "forkserver")
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "use", "method"),
+    [
+        ("torch.set_num_threads(6); torch.randn(1 << 20).exp()", "0", "fork"),
+        ("torch.ones(2, requires_grad=True).sum().backward(); torch.jit.fork(lambda: 1)", "0", "fork"),
+        ("import numpy as np; a = np.ones((800, 800)); a @ a", "int((a @ a)[0, 0]) - 800", "fork"),
+        ("import pyarrow.csv, io; pyarrow.csv.read_csv(io.BytesIO(b'a,b\\n' + b'1,2\\n' * 500_000))", "0", "fork"),
+        (
+            "import polars; frame = polars.DataFrame({'a': [1, 2, 2]}).lazy().group_by('a').len(); frame.collect()",
+            "frame.collect().height - 2",
+            "forkserver",
+        ),
+        (
+            "import ctypes; libc = ctypes.CDLL(None)\n"
+            "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)",
+            "0",
+            "forkserver",
+        ),
+        (
+            "import _thread; it = _thread.allocate_lock(); it.acquire(); _thread.start_new_thread(it.acquire, ())",
+            "0",
+            "forkserver",
+        ),
+    ],
+    ids=["torch", "torch's other pools", "numpy", "pyarrow", "polars", "native", "thread without threading"],
+)
+def test_a_process_forks_only_what_survives_a_fork(threads, use, method, tmp_path):
+    if "import p" in threads:
+        pytest.importorskip(threads.split()[1].split(".")[0].rstrip(";,"))
+    script = tmp_path / "program.py"
+    script.write_text(THREADS.format(threads=threads, use=use))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == [method], done.stderr

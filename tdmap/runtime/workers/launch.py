@@ -1,7 +1,8 @@
 """Three ways to start a worker process, none of which imports the user's script.
 
 - **fork**: the child is a copy of this process, there in a millisecond. Safe only while this process has no other
-  Python thread and no CUDA context, and the worker runs torch with one thread (a forked OpenMP pool hangs).
+  Python thread, no thread of a library that does not expect forks (`process/nativethreads.py`) and no CUDA context, and
+  the worker runs torch with one thread (a forked OpenMP pool hangs).
 - **forkserver**: a *template* process, started once, imports torch and this package and never runs an operation;
   workers are forks of it.
 - **spawn**: a fresh interpreter for every worker.
@@ -46,6 +47,7 @@ from tdmap.errors import WorkerStartError
 from tdmap.memory.folderlock import shared_with_worker
 from tdmap.process import hooks
 from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
+from tdmap.process.nativethreads import threads_that_break_in_forks
 from tdmap.process.owner import Owner
 from tdmap.runtime.workers.boot import MESSAGE_BYTES
 from tdmap.runtime.workers.surroundings import import_path
@@ -120,7 +122,7 @@ def safe_to_fork(worker_threads: int) -> bool:
     if is_forking() or threading.active_count() > 1 or worker_threads != 1:
         return False
     torch = sys.modules.get("torch")
-    return torch is None or not torch.cuda.is_initialized()
+    return (torch is None or not torch.cuda.is_initialized()) and not threads_that_break_in_forks()
 
 
 def start_worker(method: str, control: str, threads: int, idle_seconds: float) -> tuple[Process, Connection]:
