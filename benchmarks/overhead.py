@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import shutil
 import statistics
 import tempfile
@@ -25,14 +24,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
-from tdmap.diagnostics import jobfiles
+from tdmap.diagnostics import StatusFile
 from tdmap.resume import journal
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tensordict_lite import TensorDict
@@ -197,13 +195,12 @@ def add_profiler(bench: Benchmark, work: Workload) -> None:
         def timed() -> float:
             with (
                 tempfile.TemporaryDirectory() as folder,
-                mock.patch.dict(os.environ, {"TDMAP_STATUS_DIR": folder if status else ""}),
-                mock.patch.object(jobfiles, "FIRST_SECONDS", 0.0),
                 tdmap.Profiler() if profiled else contextlib.nullcontext(),
             ):
+                watchers = [StatusFile(folder)] if status else []
                 with Stopwatch() as watch:
                     for _ in range(PASSES):
-                        data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out)
+                        data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out, callbacks=watchers)
                 return watch.seconds / PASSES
 
         return timed

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap.data.sizes import row_bytes_of
-from tdmap.diagnostics.jobfiles import StatusFile, status_folder
 from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
@@ -180,7 +179,7 @@ class Execution:
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
-        watchers = CallbackList([*self.callbacks, *watching(), *_beacon()])
+        watchers = CallbackList([*self.callbacks, *watching()])
         meter = watchers.find_meter()
         if meter is not None:
             job = replace(job, policy=replace(job.policy, meter=meter))
@@ -237,12 +236,6 @@ class Execution:
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
-
-
-def _beacon() -> list[Callback]:
-    """The callback that writes status files for other terminals; none inside a worker."""
-    folder = None if worker_module.in_worker else status_folder()
-    return [] if folder is None else [StatusFile(folder)]
 
 
 def _nothing() -> None:

@@ -1,1 +1,3 @@
 """Callbacks that watch jobs."""
+
+from tdmap.diagnostics.jobfiles import StatusFile as StatusFile

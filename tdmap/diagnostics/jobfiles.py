@@ -1,16 +1,15 @@
-"""Small files that say how far the jobs of this user are, so that another terminal can look (`tdmap top`).
+"""Status files: how far a job is, for `tdmap top` in another terminal.
 
-    job ──once a second──► <folder>/<pid>-<job>.json ◄── tdmap top
+    job with callbacks=[StatusFile()] ──once a second──► <folder>/<pid>-<job>.json ◄── tdmap top
 
-A job that takes less than `FIRST_SECONDS` writes none. The file is removed at the end of the job; a job that is killed
-leaves its own, and who reads it sees that its process is gone. Nothing depends on these files, so what cannot be
-written is not written, and nobody is told.
+The file is removed at the end of the job. A job that is killed leaves its file, which names a process that has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -25,14 +24,8 @@ from tdmap.memory import hidden
 from tdmap.process.calls import running_operation
 from tdmap.process.identity import ProcessId
 
-VARIABLE = "TDMAP_STATUS_DIR"
-"""Environment variable: the folder of the files; empty: there are none."""
-
-FIRST_SECONDS = 1.0
-"""A job is shown once it has taken so long."""
-
 EVERY_SECONDS = 1.0
-"""How often its file is written."""
+"""How often a file is written."""
 
 KEPT_SECONDS = 86_400.0
 """Files of jobs that were killed are removed after so long."""
@@ -40,12 +33,14 @@ KEPT_SECONDS = 86_400.0
 MOST_WORKERS = 1024
 """Workers that a file lists."""
 
+MOST_SECONDS = 1e10
+"""Times that a file may say; some centuries."""
 
-def status_folder() -> Path | None:
-    """Where the files of this user are; None when they are switched off."""
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        return Path(given) if given else None
+_MOST_WHOLE = 1 << 53
+
+
+def status_folder() -> Path:
+    """The folder of the files of this user."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "tdmap"
@@ -112,27 +107,21 @@ class JobStatus:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until it is done, at the present rate; None when nobody can say."""
-        return (self.rows - self.rows_done) / self.rate if self.rate > 0 else None
+        """Seconds until it is done, at the present rate; None when the rate says nothing."""
+        seconds = (self.rows - self.rows_done) / self.rate if self.rate > 0 else math.inf
+        return seconds if seconds < MOST_SECONDS else None
 
 
-class StatusFile(Callback):
-    """Keeps the file of one job."""
+class _Job:
+    """A job that runs, and its file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._due = 0.0
-        self._status: JobStatus | None = None
-        self._workers: dict[int, WorkerStatus] = {}
-        self._path: Path | None = None
-        self._seen: tuple[float, int] = (0.0, 0)
-
-    def on_job_started(self, event: JobStarted) -> None:
+    def __init__(self, event: JobStarted) -> None:
         operation = running_operation()
-        self._began = event.time
-        self._due = event.time + FIRST_SECONDS
-        self._seen = (event.time, event.done_rows)  # of earlier sessions: they say nothing about the rate
-        self._status = JobStatus(
+        self.began = self.seen_time = event.time
+        self.seen_rows = event.done_rows  # of earlier sessions: they say nothing about the rate
+        self.path: Path | None = None
+        self.workers: dict[int, WorkerStatus] = {}
+        self.status = JobStatus(
             ProcessId.own(),
             event.job,
             "map_iter" if operation is None else operation.name,
@@ -150,63 +139,83 @@ class StatusFile(Callback):
             event.done_rows,
         )
 
+    def text(self, now: float) -> bytes:
+        """What its file says at the time `now`."""
+        status = self.status
+        rate = (status.rows_done - self.seen_rows) / max(now - self.seen_time, 1e-6)
+        status.rate = rate if not status.rate else 0.5 * (rate + status.rate)
+        self.seen_time, self.seen_rows = now, status.rows_done
+        status.updated = status.began + now - self.began
+        status.workers = list(self.workers.values())[:MOST_WORKERS]
+        facts = asdict(status)
+        del facts["alive"]
+        return json.dumps(facts).encode()
+
+
+class StatusFile(Callback):
+    """Show jobs in `tdmap top`: write a file of some hundred bytes for each job, once a second.
+
+    A file that cannot be written is left out: no job fails for it.
+
+    Args:
+        folder: where to write; pass it to `tdmap top`, too. Default: `$XDG_RUNTIME_DIR/tdmap`, or `tdmap-<uid>` in the
+            temporary folder, where `tdmap top` looks by itself.
+
+    Example:
+        >>> import tempfile, torch, tdmap
+        >>> status = tdmap.diagnostics.StatusFile(tempfile.mkdtemp())
+        >>> tdmap.map(torch.arange(3), lambda x: x + 1, num_workers=0, callbacks=[status])
+        tensor([1, 2, 3])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = status_folder() if folder is None else Path(folder)
+        self._due = 0.0
+        self._jobs: dict[int, _Job] = {}
+
+    def on_job_started(self, event: JobStarted) -> None:
+        self._jobs[event.job] = _Job(event)
+        self._due = event.time
+
     def on_lease_done(self, event: LeaseDone) -> None:
-        status = self._status
-        if status is None:
-            return
-        worker = self._workers.get(event.worker)
-        if worker is None:
-            worker = self._workers[event.worker] = WorkerStatus(event.worker)
+        job = self._jobs[event.job]
+        worker = job.workers.setdefault(event.worker, WorkerStatus(event.worker))
         worker.rows += event.rows
         worker.seconds += event.seconds
         worker.start, worker.stop = event.first_row, event.first_row + event.rows
-        status.rows_done = event.done_rows
+        job.status.rows_done = event.done_rows
 
     def on_chunk_retried(self, event: ChunkRetried) -> None:
-        if self._status is not None:
-            self._status.retries += 1
+        self._jobs[event.job].status.retries += 1
 
     def on_worker_died(self, event: WorkerDied) -> None:
-        if self._status is not None:
-            self._status.deaths += 1
-            self._workers.pop(event.worker, None)
+        job = self._jobs[event.job]
+        job.status.deaths += 1
+        job.workers.pop(event.worker, None)
 
     def on_rows_skipped(self, event: RowsSkipped) -> None:
-        if self._status is not None:
-            self._status.skipped += len(event.errors)
+        self._jobs[event.job].status.skipped += len(event.errors)
 
     def on_tick(self, time: float) -> None:
-        if time >= self._due:
-            self._due = time + EVERY_SECONDS
-            self._write(time)
-
-    def _write(self, now: float) -> None:
-        status = self._status
-        if status is None:
+        if time < self._due:
             return
-        before, rows = self._seen
-        rate = (status.rows_done - rows) / max(now - before, 1e-6)
-        status.rate = rate if not status.rate else 0.5 * (rate + status.rate)
-        self._seen = (now, status.rows_done)
-        status.updated = status.began + now - self._began
-        status.workers = list(self._workers.values())[:MOST_WORKERS]
-        try:
-            if self._path is None:
-                self.folder.parent.mkdir(parents=True, exist_ok=True)
-                hidden.make_folder(self.folder, 0o700)
-                prune(self.folder)
-                self._path = self.folder / f"{os.getpid()}-{status.job}.json"
-            facts = asdict(status)
-            del facts["alive"]
-            hidden.replace_file(self._path, json.dumps(facts).encode(), durable=False)
-        except (OSError, TdmapError):
-            self._due = float("inf")
+        self._due = time + EVERY_SECONDS
+        for job in self._jobs.values():
+            try:
+                if job.path is None:
+                    self.folder.parent.mkdir(parents=True, exist_ok=True)
+                    hidden.make_folder(self.folder, 0o700)
+                    prune(self.folder)
+                    job.path = self.folder / f"{os.getpid()}-{job.status.job}.json"
+                hidden.replace_file(job.path, job.text(time), durable=False)
+            except (OSError, TdmapError):
+                self._due = math.inf
 
     def on_job_ended(self, event: JobEnded) -> None:
-        self._status = None
-        if self._path is not None and self._path.name.startswith(f"{os.getpid()}-"):
+        job = self._jobs.pop(event.job, None)
+        if job is not None and job.path is not None and job.path.name.startswith(f"{os.getpid()}-"):
             with contextlib.suppress(OSError, TdmapError):
-                hidden.remove(self._path)
+                hidden.remove(job.path)
 
 
 def read_jobs(folder: Path) -> list[JobStatus]:
@@ -236,9 +245,10 @@ def _read_job(path: Path) -> JobStatus | None:
 
 
 _TEXTS = ("operation", "name", "program", "executor")
-_SIZES = ("rows", "chunks", "chunk_rows", "row_bytes", "num_workers")
-_WHOLE = ("job", *_SIZES, "rows_done", "rows_before", "retries", "deaths", "skipped")
-_REAL = ("began", "updated", "rate")
+_WHOLE = (
+    *("job", "rows", "chunks", "chunk_rows", "row_bytes", "num_workers"),
+    *("rows_done", "rows_before", "retries", "deaths", "skipped"),
+)
 
 
 def _parse(text: bytes) -> JobStatus:
@@ -248,21 +258,32 @@ def _parse(text: bytes) -> JobStatus:
         ValueError, TypeError, KeyError: it says something else.
     """
     facts = hidden.parse_json(text)
-    process = facts["process"]
-    if not isinstance(process, list) or len(process) != len(ProcessId._fields):
-        raise ValueError("no process")
-    pid, host, boot, space, start = process
-    who = ProcessId(int(pid), hidden.printable(host, 100), int(boot), int(space), int(start))
+    pid, host, *numbers = facts["process"]
+    who = ProcessId(_whole(pid), hidden.printable(host, 100), *(_whole(number, 1 << 64) for number in numbers))
     if not 0 < who.pid < 1 << 31:
         raise ValueError("no process")
     said: dict[str, Any] = {name: hidden.printable(facts[name], 300) for name in _TEXTS}
-    said |= {name: max(int(facts[name]), 0) for name in _WHOLE}
-    said |= {name: float(facts[name]) for name in _REAL}
+    said |= {name: _whole(facts[name]) for name in _WHOLE}
+    said |= {name: _real(facts[name], most) for name, most in (("began", 1e10), ("updated", 1e10), ("rate", 1e15))}
     workers = [
-        WorkerStatus(int(one["worker"]), int(one["rows"]), float(one["seconds"]), int(one["start"]), int(one["stop"]))
+        WorkerStatus(
+            _whole(one["worker"]), _whole(one["rows"]), _real(one["seconds"]), _whole(one["start"]), _whole(one["stop"])
+        )
         for one in facts["workers"][:MOST_WORKERS]
     ]
     return JobStatus(process=who, workers=workers, alive=who.is_alive, **said)
+
+
+def _whole(value: Any, most: int = _MOST_WHOLE) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        raise ValueError("no number of a status")
+    return value
+
+
+def _real(value: Any, most: float = MOST_SECONDS) -> float:
+    if type(value) not in (int, float) or not 0 <= value < most:  # NaN is not either
+        raise ValueError("no number of a status")
+    return float(value)
 
 
 def prune(folder: Path, now: float | None = None) -> None:

@@ -5,7 +5,6 @@ The jobs are asked nothing: what their workers do is seen from outside, as `top`
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -137,7 +136,7 @@ def screen(jobs: Sequence[tuple[JobStatus, dict[int, Look]]], columns: int, plac
     from rich.console import Group
 
     if not jobs:
-        return f"no job runs here ({place}); jobs are shown once they have taken a second"
+        return f"no job is shown here ({place}): pass callbacks=[tdmap.diagnostics.StatusFile()] to an operation"
     parts: list[RenderableType] = []
     for job, looks in jobs:
         parts.append(_headline(job, columns))
@@ -199,7 +198,6 @@ def duration(seconds: float) -> str:
         ('7 s', '2:15 min', '2:01 h')
     """
     whole = int(seconds)
-    with contextlib.suppress(OverflowError):
-        if whole >= 3600:
-            return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    if whole >= 3600:
+        return f"{whole // 3600}:{whole % 3600 // 60:02} h"
     return f"{whole // 60}:{whole % 60:02} min" if whole >= 60 else f"{whole} s"

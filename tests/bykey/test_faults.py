@@ -130,7 +130,6 @@ def test_a_worker_that_dies_within_a_chunk(tmp_path):
 def test_no_file_is_left_after_an_error(where, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("TDMAP_STATUS_DIR", "")  # what a job says after a second, on a busy machine, stays there
     data = dataset(3000)
     spill = str(tmp_path / "spill") if where == "spill" else None
     out = tmp_path / "out" if where == "out" else None

@@ -15,6 +15,5 @@ def _end_workers_at_the_end():
 
 @pytest.fixture
 def status_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "status"
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(folder))
-    return folder
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "tdmap"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tdmap.diagnostics import jobfiles, live
+from tdmap.diagnostics import StatusFile, jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
 from tdmap.process.identity import ProcessId
 
@@ -29,7 +29,7 @@ def wait(chunk):
     while not os.path.exists(sys.argv[1]) and (chunk[0] >= 300 or len(os.listdir(sys.argv[2])) < 2):
         time.sleep(0.005)
     return chunk
-tdmap.map(torch.arange(1000), wait, num_workers=2, chunksize=10)
+tdmap.map(torch.arange(1000), wait, num_workers=2, chunksize=10, callbacks=[tdmap.diagnostics.StatusFile()])
 """
 
 
@@ -67,7 +67,7 @@ def test_a_job_is_shown_while_it_runs_and_gone_when_it_is_done(job):
     assert all(worker["rss"] > 1 << 20 for worker in told["workers"]), "its workers were looked at"
     go.touch()
     assert process.wait(300) == 0
-    assert read_jobs(folder) == [] and "no job runs here" in CliRunner().invoke(app, ["top"]).stdout
+    assert read_jobs(folder) == [] and "no job is shown here" in CliRunner().invoke(app, ["top"]).stdout
 
 
 def test_a_killed_job_is_marked_as_dead(job):
@@ -148,25 +148,63 @@ def test_another_users_folder_says_so(tmp_path, monkeypatch):
     assert answer.exit_code == 2 and "belongs to another user" in answer.stderr
 
 
-def test_short_jobs_write_nothing(status_folder, monkeypatch):
-    monkeypatch.setattr(jobfiles, "FIRST_SECONDS", 3600.0)  # what is short is not for a busy machine to say
-    tdmap.map(torch.arange(100), lambda x: x, num_workers=2)
-    assert not status_folder.exists()
+def files_seen_by(folder, **options):
+    """The jobs that a callback finds in a folder while a job runs."""
+    seen = []
+
+    class Look(tdmap.Callback):
+        def on_lease_done(self, event):
+            seen.extend(read_jobs(folder))
+
+    watchers = [*options.pop("callbacks", ()), Look()]
+    result = tdmap.map(torch.arange(100), lambda x: x, chunksize=1, callbacks=watchers, **options)
+    assert torch.equal(result, torch.arange(100))
+    return seen
 
 
-def test_a_status_that_cannot_be_written_harms_no_job(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
+def test_a_job_writes_a_status_only_when_it_is_asked_to(options, status_folder):
+    assert files_seen_by(status_folder, **options) == [] and not status_folder.exists()
+    status = StatusFile()
+    for _ in range(2):  # one callback may watch many jobs
+        assert {job.rows for job in files_seen_by(status_folder, callbacks=[status], **options)} == {100}
+        assert list(status_folder.iterdir()) == []
+
+
+def test_jobs_of_one_program_have_a_file_each(tmp_path):
+    status = StatusFile(tmp_path / "status")
+    rows = zip(  # noqa: B905
+        tdmap.map_iter(torch.arange(20), lambda x: x, num_workers=0, chunksize=1, callbacks=[status]),
+        tdmap.map_iter(torch.arange(20), lambda x: x, num_workers=0, chunksize=1, callbacks=[status]),
+    )
+    next(rows), next(rows)
+    assert len({job.job for job in read_jobs(tmp_path / "status")}) == 2
+    del rows
+    assert read_jobs(tmp_path / "status") == []
+
+
+def test_a_status_that_cannot_be_written_harms_no_job(tmp_path):
     (tmp_path / "status").write_text("in the way")
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path / "status"))
-    monkeypatch.setattr(jobfiles, "FIRST_SECONDS", 0.0)
-    assert tdmap.map(torch.arange(100), lambda x: x, num_workers=2, chunksize=1).sum() == 4950
+    assert files_seen_by(tmp_path / "other", num_workers=2, callbacks=[StatusFile(tmp_path / "status")]) == []
 
 
-def test_an_empty_variable_switches_status_files_off(monkeypatch):
-    monkeypatch.setenv("TDMAP_STATUS_DIR", "")
-    monkeypatch.setattr(jobfiles, "FIRST_SECONDS", 0.0)
-    tdmap.map(torch.arange(100), lambda x: x, num_workers=2, chunksize=1)
-    answer = CliRunner().invoke(app, ["top"])
-    assert answer.exit_code == 2 and "TDMAP_STATUS_DIR is empty" in answer.stderr
+NUMBERS = ["1e999", "-1e999", "NaN", "1e300", "-1", "1" + "0" * 5000, "true", '"5"', "null", "[]", "{}"]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:6])
+def test_a_file_whose_numbers_are_none_is_left_out(number, status_folder):
+    made = status(status_folder, "2-2.json", workers=[WorkerStatus(1, 2, 3.0, 4, 5)], rate=1e-320)
+    facts = json.loads((status_folder / "2-2.json").read_text())
+    for key, value in [*facts.items(), *((f"workers {k}", v) for k, v in vars(made.workers[0]).items())]:
+        if isinstance(value, (int, float)):
+            entry = f'"{key.removeprefix("workers ")}": {json.dumps(value)}'
+            text = (status_folder / "2-2.json").read_text()
+            head, found, tail = text.rpartition(entry) if key.startswith("workers") else text.partition(entry)
+            assert found
+            (status_folder / "1-1.json").write_text(head + found[: found.index(":") + 2] + number + tail)
+            assert len(read_jobs(status_folder)) == 1, key
+    answer = CliRunner().invoke(app, ["top", "--json"])
+    assert answer.exit_code == 0 and len(json.loads(answer.stdout)["jobs"]) == 1
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 160])

@@ -77,8 +77,7 @@ def run(folder, monkeypatch):
     """Run a command line in the folder, in this process."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(folder / "status"))
-    (folder / "status").mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
 
     def command(line: str, stdin: str | None = None):
         return CliRunner().invoke(app, shlex.split(line), input=stdin)
@@ -323,7 +322,7 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
     make_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path / "status"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     lines = [line for name, example in EXAMPLES.items() if name not in ("bench", "verify") for line in example]
     for line in [*lines, *EXAMPLES["verify"]]:
         before, _, behind = line.rpartition(" | ") if " | tdmap" in line else ("", "", line)

@@ -143,13 +143,13 @@ def test_ctrl_c_ends_a_run_with_one_line_and_no_output(terminal, folder):
         (["info", "numbers"], ["[100, 3, 8, 8]", "float32", "total"]),
         (["stats", "numbers", "x", "--workers", "0"], ["mean 49.5", "100 values"]),
         (["reduce", "numbers", "mean:x", "--workers", "0"], ["mean:x 49.5"]),
-        (["top", "--once"], ["no job runs here"]),
+        (["top", "--once"], ["no job is shown here"]),
         (["sort", "--help"], ["--descending", "tdmap sort photos"]),
         (["info", "nothing"], ["tdmap: nothing does not exist"]),
     ],
 )
 def test_nothing_is_lost_in_twenty_columns(words, said, terminal, tmp_path, monkeypatch):
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     run = terminal(20, *words)
     run.end()
     flat = " ".join(run.text.split())

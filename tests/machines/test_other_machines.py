@@ -28,7 +28,6 @@ def environment(compiled: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(HERE / "without"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        "TDMAP_STATUS_DIR": "",  # what a job says after a second, on a busy machine, goes to the temporary folder
     }
 
 

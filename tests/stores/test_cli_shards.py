@@ -25,7 +25,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a command line in a folder with three datasets, in this process; it must end with the code that is given."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path))
     for place in range(3):
         strings(10 * place, 10).memmap(tmp_path / f"part{place}")
     (tmp_path / "shardfns.py").write_text(

@@ -26,15 +26,14 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, as where the output is no terminal.")] = False,
 ) -> None:
-    """Show every running job of yours on this machine: workers, rows, rates, memory, and what bounds it.
+    """Show the running jobs that ask for it: workers, rows, rates, memory, and what bounds them.
 
-    Jobs are shown once they have taken a second. Those that were killed are marked as dead for a day. Ctrl-C leaves.
+    A job asks by callbacks=[tdmap.diagnostics.StatusFile()]. Jobs that were killed are marked as dead for a day.
+    Ctrl-C leaves.
     """
     from tdmap.diagnostics import jobfiles
 
     folder = path or jobfiles.status_folder()
-    if folder is None:
-        refuse(f"{jobfiles.VARIABLE} is empty, so no job says how far it is")
     if path is not None and not path.exists():
         refuse(f"{path} does not exist")
     if asked().json or once or not sys.stdout.isatty():
