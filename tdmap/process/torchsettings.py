@@ -107,6 +107,8 @@ class ThreadSettings(NamedTuple):
     """For each type of device: whether operations choose their own dtype, and which."""
     streams: tuple[Any, ...] = ()
     """The current streams of CUDA devices that are not the default ones, and that of the current device, last."""
+    inference: bool = False
+    """Whether tensors are made in inference mode: a block of `torch.inference_mode`, which no function can set."""
 
     @classmethod
     def here(cls) -> ThreadSettings:
@@ -116,18 +118,22 @@ class ThreadSettings(NamedTuple):
 
     @classmethod
     def with_streams(cls) -> ThreadSettings:
-        """The settings of the calling thread with its CUDA streams, for another thread of this process."""
+        """The settings of the calling thread with its CUDA streams, for another thread of this process.
+
+        With inference mode, too: outside of it a thread may not write into tensors that the caller has made in it.
+        """
+        here = cls.here()._replace(inference=torch.is_inference_mode_enabled())
         if not torch.cuda.is_initialized():
-            return cls.here()
+            return here
         own = torch.cuda.current_device()
         # A device that is only looked at must not be entered: that costs a context in its memory.
         others = (number for number in range(torch.cuda.device_count()) if number != own)
         found = [(torch.cuda.current_stream(number), torch.cuda.default_stream(number)) for number in others]
         chosen = [current for current, default in found if current != default]
-        return cls.here()._replace(streams=(*chosen, torch.cuda.current_stream(own)))
+        return here._replace(streams=(*chosen, torch.cuda.current_stream(own)))
 
     def enter(self) -> None:
-        """Make them those of this thread."""
+        """Make them those of this thread, but for inference mode."""
         torch.set_grad_enabled(self.grad)
         for kind, enabled, dtype in self.autocast:
             if enabled != torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):

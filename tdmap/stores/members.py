@@ -69,7 +69,7 @@ class Mapped:
         self._versions = self._version()
 
     def _version(self) -> int:
-        return sum(leaf._version for leaf in self._leaves)
+        return sum(leaf._version for leaf in self._leaves if not leaf.is_inference())
 
     def read(self, first: int, last: int) -> Data:
         if self._version() != self._versions:

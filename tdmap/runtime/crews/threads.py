@@ -6,6 +6,8 @@ import queue
 import threading
 import time
 
+import torch
+
 from tdmap.job import Job
 from tdmap.process.torchsettings import ThreadSettings, use_threads
 from tdmap.runtime.chunkloop import ChunkLoop
@@ -29,8 +31,18 @@ def _serve(
 ) -> None:
     """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
     use_threads(torch_threads)
-    settings.enter()
-    inbox.put((number, Joined()))
+    with torch.inference_mode(settings.inference):
+        settings.enter()
+        inbox.put((number, Joined()))
+        _run_leases(number, loop, leases, inbox)
+
+
+def _run_leases(
+    number: int,
+    loop: ChunkLoop,
+    leases: queue.SimpleQueue[Lease | None],
+    inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
+) -> None:
     while (lease := leases.get()) is not None:
         try:
             report = run_lease(loop, lease.id, lease.start, lease.stop)
