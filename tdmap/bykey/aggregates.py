@@ -117,8 +117,9 @@ def join_states(parts: Sequence[States]) -> States:
 
 
 def reduce_runs(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
-    """A numpy ufunc over each run of rows."""
-    return torch.from_numpy(ufunc.reduceat(values.detach().numpy(), starts, axis=0))
+    """A numpy ufunc over each run of rows; sums of infinities are NaN, as those of torch."""
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(ufunc.reduceat(values.detach().numpy(), starts, axis=0))
 
 
 class GroupedCount(Grouped):
@@ -292,9 +293,11 @@ class GroupedVar(_OfEntry):
         mean = torch.where(mean.isfinite(), mean, 0.0)
         centres = torch.zeros(chunk.slots.count, dtype=torch.float64)
         centres[torch.from_numpy(chunk.slots.used)] = mean
-        centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
+        with np.errstate(all="ignore"):
+            centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
+            squares = np.square(centred)
         sums = torch.from_numpy(chunk.add_up(centred)[chunk.slots.used])
-        m2 = torch.from_numpy(chunk.add_up(np.square(centred))[chunk.slots.used])
+        m2 = torch.from_numpy(chunk.add_up(squares)[chunk.slots.used])
         return counts, mean, sums, (m2 - sums * sums / counts).clamp_(min=0)
 
     def merge(self, a: States, b: States) -> States:
@@ -366,7 +369,7 @@ def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
     numbers = (values.float() if values.dtype in NOT_OF_NUMPY else values).numpy()
     found = np.empty(chunk.slots.count, dtype=numbers.dtype)
     found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
-    with np.errstate(invalid="ignore"):  # NaN is welcome
+    with np.errstate(all="ignore"):  # NaN is welcome
         ufunc.at(found, chunk.slots.numbers, numbers)
     return torch.from_numpy(found[chunk.slots.used]).to(values.dtype)
 

@@ -186,7 +186,8 @@ class Slotted:
         if values.dtype != np.float64:
             wide = self.room.array("values", len(values), np.float64)
             wide[:] = values
-        np.add.at(sums, self.slots.numbers, wide)
+        with np.errstate(all="ignore"):  # sums of infinities are NaN, as those of torch
+            np.add.at(sums, self.slots.numbers, wide)
         return sums
 
     def sorted_rows(self) -> Data:

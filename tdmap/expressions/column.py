@@ -106,7 +106,7 @@ class Expression:
             KeyError: there is no such entry.
             TypeError: values cannot be compared or computed with.
         """
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # as torch has it
+        with np.errstate(all="ignore"):  # as torch has it
             array = np.asarray(self.values(chunk))
         if array.dtype == object:
             raise TypeError(f"{self!r} gives Python objects, not numbers or bools: compare them, with == or isin.")
@@ -481,7 +481,7 @@ def _in_dtype(wanted: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Any:
         wanted = wanted if not wanted or low <= min(wanted) <= max(wanted) <= high else _between(wanted, low, high)
     elif dtype.kind == "f":
         wanted = [one.real for one in wanted if not one.imag] if any(issubclass(k, complex) for k in kinds) else wanted
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return np.array(wanted, dtype=dtype)
 
 

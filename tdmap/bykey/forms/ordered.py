@@ -102,7 +102,7 @@ class OrderedGroups:
         second = np.minimum(first + 1, (self.starts + np.maximum(counts - 1, 0))[:, None])
         a, b = values[first], values[second]
         part = ranks - low
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(all="ignore"):
             found = np.where(a == b, a, a + (b - a) * part)
             beyond = ~np.isfinite(found)  # one is infinite, or they are further apart than a number can tell
             if beyond.any():

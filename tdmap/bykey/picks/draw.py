@@ -157,14 +157,15 @@ def _drawn(
         if not len(likely):
             return np.zeros(0, dtype=np.int64)
         if not _SMALLEST < odds.max() < _LARGEST:  # sums of such would be infinite, or lack most of their bits
-            odds = odds / odds.max()
+            with np.errstate(all="ignore"):
+                odds = odds / odds.max()
         ends = np.cumsum(odds)
         found = np.searchsorted(ends, random.random(count) * ends[-1], side="right")
         drawn: NDArray[np.int64] = np.minimum(found, likely[-1])  # a product may be rounded up to the sum
         return drawn
     # The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
     # reservoir", 2006).
-    with np.errstate(divide="ignore"):
+    with np.errstate(all="ignore"):
         # By their logarithms: the time of a weight near the least number would be infinite, as that of no weight.
         times = np.log(random.standard_exponential(length)) - np.log(odds)
     order = np.argpartition(times, count - 1)[:count] if 0 < count < length else np.arange(length)[:count]
