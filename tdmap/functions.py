@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
 from tdmap.job import function_name
+from tdmap.process.defaultdevice import caller_device, within
 
 if TYPE_CHECKING:
     from typing import Self
@@ -51,12 +52,12 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
     """
     require_function(fn)
     if in_keys is not None:
-        return OnKeys(fn, in_keys, out_keys)
+        return in_default_device(OnKeys(fn, in_keys, out_keys))
     if out_keys is not None:
         raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
     if _is_transform(fn):
-        return OnPictures(fn)
-    return ModuleFunction(fn) if isinstance(fn, nn.Module) else fn
+        return in_default_device(OnPictures(fn))
+    return in_default_device(ModuleFunction(fn) if isinstance(fn, nn.Module) else fn)
 
 
 def require_function(fn: Any) -> None:
@@ -114,6 +115,44 @@ class Around:
         new = copy.copy(self)
         new.fn, new.device = moved(self.fn, device, own), device
         return new
+
+
+class InDefaultDevice(Around):
+    """Calls a function of the user where tensors are made on the default device of the caller (`in_default_device`)."""
+
+    def __init__(self, fn: Callable[..., Any], default: torch.device) -> None:
+        self.fn = fn
+        self.default = default
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with within(self.default):
+            result = self.fn(*arguments, **options)
+        return self._steps(result) if isinstance(result, Iterator) else result
+
+    def _steps(self, values: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with within(self.default):
+                try:
+                    value = next(values)
+                except StopIteration:
+                    return
+            yield value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "fn":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.fn, name)  # what the engine looks for on a function (docs/design.md)
+
+
+def in_default_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` as operations call it: within the default device of their caller, if it has set one.
+
+    A function of the engine stays as it is; it calls those of the user so.
+    """
+    default = caller_device()
+    ours = type(fn).__module__.startswith("tdmap.") and not isinstance(fn, (ModuleFunction, OnKeys, OnPictures))
+    return fn if default is None or ours else InDefaultDevice(fn, default)
 
 
 class ModuleFunction(Named):

@@ -12,6 +12,7 @@ from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import WorkerOptions
 from tdmap.frames import without_engine
 from tdmap.process.calls import CURRENT, Running
+from tdmap.process.defaultdevice import Host
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -68,7 +69,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
         running = outer or Running(fn.__name__)
         CURRENT.set(running)
         try:
-            return fn(*args, **kwargs)
+            with Host():
+                return fn(*args, **kwargs)
         except Exception as error:
             hide_engine(error)
             raise

@@ -22,7 +22,7 @@ _PLAIN = frozenset((int, slice))
 def _rows_of(part: Any) -> Tensor:
     """A sequence of row numbers, or a mask."""
     if not len(part):
-        return torch.empty(0, dtype=torch.long)
+        return torch.empty(0, dtype=torch.long, device="cpu")
     if type(part) is list and type(part[0]) is int and not torch.compiler.is_compiling():
         try:
             numbers = np.array(part)  # four times as fast as torch
@@ -30,9 +30,9 @@ def _rows_of(part: Any) -> Tensor:
             pass
         else:
             if numbers.dtype == np.int64:
-                return torch.as_tensor(numbers)
+                return torch.as_tensor(numbers, device="cpu")
     try:
-        return torch.as_tensor(part if isinstance(part, tuple) else list(part))
+        return torch.as_tensor(part if isinstance(part, tuple) else list(part), device="cpu")
     except (TypeError, ValueError) as error:
         if any(isinstance(key, str) for key in part):
             keys = ", ".join(map(repr, part))
@@ -53,7 +53,7 @@ def _as_index_part(part: Any) -> Any:
     if cls is list or cls is range:
         return _rows_of(part)
     if isinstance(part, np.ndarray):
-        return torch.as_tensor(part)
+        return torch.as_tensor(part, device="cpu")
     if isinstance(part, tuple):
         return _rows_of(part)
     if isinstance(part, np.bool_):

@@ -29,7 +29,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
 from tdmap.data.store import destination
 from tdmap.execution import Execution
-from tdmap.functions import require_function
+from tdmap.functions import in_default_device, require_function
 from tdmap.job import Policy, function_name
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
@@ -220,6 +220,7 @@ class GroupBy:
             tensor([2., 3.])
         """
         require_function(fn)
+        fn = in_default_device(fn)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)

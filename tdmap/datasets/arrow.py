@@ -29,6 +29,7 @@ from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.about import joined
+from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
 
 NULLS = ("raise", "mask")
@@ -368,6 +369,7 @@ class Part(NamedTuple):
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
+@on_host
 def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     """A table of Arrow's, sharing memory where it can.
 

@@ -18,6 +18,7 @@ from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.operation import operation
+from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 
@@ -31,6 +32,7 @@ CHUNK_ROWS = 1024
 """Rows of a Hugging Face dataset that a worker takes at a time."""
 
 
+@on_host
 def from_arrow(
     table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> Table:
@@ -49,6 +51,7 @@ def from_arrow(
     return Table.open(out)
 
 
+@on_host
 def from_pandas(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> Table:
@@ -72,6 +75,7 @@ def from_pandas(
     return from_arrow(table, out, nulls=nulls, overwrite=overwrite)
 
 
+@on_host
 def from_polars(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> Table:
@@ -84,6 +88,7 @@ def from_polars(
     return from_arrow(frame.to_arrow(), out, nulls=nulls, overwrite=overwrite)
 
 
+@on_host
 def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
     """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists.
 
@@ -102,6 +107,7 @@ def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
         ) from error
 
 
+@on_host
 def to_polars(data: Any, *, nulls: str | None = None) -> Any:
     """A data frame of polars' of what `Table.of` takes; `nulls` as `to_arrow`."""
     return need("polars", "polars", "making data frames").from_arrow(to_arrow(data, nulls=nulls))
@@ -110,6 +116,7 @@ def to_polars(data: Any, *, nulls: str | None = None) -> Any:
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
 
 
+@on_host
 def to_huggingface(data: Any, *, nulls: str | None = None) -> Any:
     """A `datasets.Dataset` of what `Table.of` takes; it shares memory with the data, mapped files included.
 

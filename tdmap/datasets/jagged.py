@@ -20,6 +20,7 @@ from torch import Tensor
 from tdmap.data.entries import row_numbers
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
+from tdmap.process.defaultdevice import on_host
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError
 
@@ -34,6 +35,7 @@ BLOCK_ROWS = 1 << 18
 """Rows whose numbers are looked at together."""
 
 
+@on_host
 class Jagged(JaggedDoors):
     """Rows of different lengths over one flat tensor.
 
@@ -325,12 +327,20 @@ class Jagged(JaggedDoors):
             int64 `[batch_size]`: rows to take, as in `jagged[rows].pad()`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
+        order = (
+            torch.arange(len(self), device="cpu")
+            if generator is None
+            else torch.randperm(len(self), generator=generator, device="cpu")
+        )
         for part in order.split(batch_size * window):
             lengths = self.lengths[part] if len(self) < 1 << 16 else self.ends[part] - self.starts[part]
             batches = part[torch.sort(lengths, stable=True).indices].split(batch_size)
             full = len(batches) - (len(batches[-1]) < batch_size)
-            picks = torch.randperm(full, generator=generator).tolist() if generator is not None else range(full)
+            picks = (
+                torch.randperm(full, generator=generator, device="cpu").tolist()
+                if generator is not None
+                else range(full)
+            )
             yield from (batches[pick] for pick in picks)
             yield from batches[full:]
 

@@ -22,6 +22,7 @@ from tdmap.datasets.tables.about import Types, in_order, joined, names_of, read_
 from tdmap.datasets.tables.doors import TableDoors
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.plan import ChunkPlan
+from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.views import is_leaf_nontensor
@@ -33,6 +34,7 @@ NO_TEXT = b"\xff"
 """Stands for None among strings in files; no byte of UTF-8."""
 
 
+@on_host
 class Table(TableDoors):
     """Columns with the same rows, in memory or in a folder.
 

@@ -12,7 +12,7 @@ import torch
 
 from tdmap.data.kinds import is_data
 from tdmap.errors import OutputMismatch
-from tdmap.functions import Around, ModuleFunction, Named, OnPictures
+from tdmap.functions import Around, InDefaultDevice, ModuleFunction, Named, OnPictures
 from tdmap.job import function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
@@ -34,10 +34,12 @@ def with_habits(
     Functions, methods, partials, callable objects and modules of users are changed; builtins, and objects of this
     package, only if the other arguments ask for it. Arguments as `called_with`.
     """
-    called = called_with(fn, plan, with_indices, fn_kwargs)
+    made = called = called_with(fn, plan, with_indices, fn_kwargs)
+    if isinstance(called, InDefaultDevice):
+        called = called.fn
     ours = isinstance(called, (BuiltinFunctionType, type)) or type(called).__module__.startswith("tdmap.")
     plain = isinstance(called, _AS_THEY_ARE) or not (ours or takes_start(called))
-    return Returning(called, plan) if plain else called
+    return Returning(made, plan) if plain else made
 
 
 def called_with(
@@ -64,8 +66,14 @@ def called_with(
         if not isinstance(fn_kwargs, Mapping) or not all(isinstance(name, str) for name in fn_kwargs):
             raise TypeError(f"fn_kwargs must be a dict of keyword arguments: got {fn_kwargs!r:.80}.")
         if fn_kwargs:
-            fn = fn.with_options(fn_kwargs) if isinstance(fn, Named) else functools.partial(fn, **fn_kwargs)
+            fn = _with_options(fn, fn_kwargs)
     return Numbered(fn, plan, numbers) if with_indices else fn
+
+
+def _with_options(fn: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    if isinstance(fn, InDefaultDevice):
+        return InDefaultDevice(_with_options(fn.fn, options), fn.default)
+    return fn.with_options(options) if isinstance(fn, Named) else functools.partial(fn, **options)
 
 
 class Numbered(Around):

@@ -19,12 +19,14 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.torchloader import divided
+from tdmap.process.defaultdevice import on_host
 
 VERSION = 3
 
 NO_SHARE = Share()
 
 
+@on_host
 class PipelineIterator(Iterator[Any]):
     """Yields rows, or batches after `.batch`, in order.
 

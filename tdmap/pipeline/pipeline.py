@@ -43,6 +43,7 @@ from tdmap.pipeline.stages import (
     Zip,
 )
 from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
+from tdmap.process.defaultdevice import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+@on_host
 class Pipeline(Chain):
     """A lazy chain of stages over the rows of a dataset. Each call returns a new pipeline; nothing runs before the end.
 

@@ -12,6 +12,7 @@ from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.data.store import local_path
 from tdmap.errors import OutputMismatch
+from tdmap.process.defaultdevice import on_host
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
 from tdmap.stores.remote import members_at
@@ -30,6 +31,7 @@ JAGGED_PARTS = {"values", "offsets", "kind"}
 """Entries of a folder of jagged rows."""
 
 
+@on_host
 def open(
     source: AnyPath | Sequence[AnyPath],
     *,
@@ -84,6 +86,7 @@ def open(
     return _joined([member for group in groups for member in group], firsts=[group[0] for group in groups])
 
 
+@on_host
 def concat(datasets: Iterable[Data]) -> ShardedDataset:
     """Datasets one after another as one, without copying a row.
 

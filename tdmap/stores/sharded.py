@@ -23,6 +23,7 @@ from torch import Tensor
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
+from tdmap.process.defaultdevice import on_host
 from tdmap.stores.members import Member, Rows
 from tdmap.stores.widened import WidenedMember
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
@@ -39,6 +40,7 @@ Span = tuple[int, int, int]
 """A run of rows of one member: its number, the first row and the one past the last."""
 
 
+@on_host
 class ShardedDataset(TensorCollection):
     """A dataset whose rows lie in several folders, or in an object store. Made by `tdmap.open` and `tdmap.concat`.
 

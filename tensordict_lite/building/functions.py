@@ -94,7 +94,7 @@ def group_by(tensordict: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
             found.append(value)
             rows.append([])
         rows[found.index(value)].append(row)
-    return found, tuple(tensordict[torch.tensor(part)] for part in rows)
+    return found, tuple(tensordict[torch.tensor(part, device="cpu")] for part in rows)
 
 
 def is_floating(*args: Any) -> bool:

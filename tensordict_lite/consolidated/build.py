@@ -172,7 +172,7 @@ def _normal(device: Any) -> torch.device:
 
 
 def _mapped(path: str, nbytes: int) -> UntypedStorage:
-    return map_file(path, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return map_file(path, nbytes) if nbytes else torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 def _shares(pairs: list[tuple[Tensor, Tensor]], count: int) -> list[list[tuple[Tensor, Tensor]]]:

@@ -400,7 +400,7 @@ class LazyShapeOps:
             return self.reshape(-1).repeat_interleave(repeats, 0)  # type: ignore[attr-defined,no-any-return]
         dim = self._positive(dim)
         if dim == self._stack_dim:
-            order = torch.arange(len(self._source)).repeat_interleave(repeats).tolist()
+            order = torch.arange(len(self._source), device="cpu").repeat_interleave(repeats).tolist()
             return self._take_members(order, lambda member: member.clone())
         inner = self._inner(dim)
         members = [member.repeat_interleave(repeats, inner) for member in self._source]

@@ -50,7 +50,7 @@ def shape_file(path: str) -> str:
 def sizes(tensor: Tensor) -> Tensor:
     """Shapes of the elements, int64 ``[n, dims]``."""
     if tensor.layout is torch.jagged:
-        return torch.tensor([list(part.shape) for part in tensor.unbind()], dtype=torch.int64).reshape(
+        return torch.tensor([list(part.shape) for part in tensor.unbind()], dtype=torch.int64, device="cpu").reshape(
             tensor.shape[0], tensor.ndim - 1
         )
     return tensor._nested_tensor_size()
@@ -64,7 +64,7 @@ def count(tensor: Tensor) -> int:
 def buffer_of(tensor: Tensor) -> Tensor:
     """All elements in one row, each in row-major order."""
     parts = [part.detach().reshape(-1) for part in tensor.unbind()]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device="cpu")
 
 
 def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -> Tensor:
@@ -94,7 +94,7 @@ that changed them and put them back at every call would leave those of one anoth
 def _jagged_view(buffer: Tensor, shapes: Tensor) -> Tensor:
     """Jagged layout: only the first dimension of the elements may differ."""
     lengths = shapes[:, 0]
-    offsets = torch.zeros(len(shapes) + 1, dtype=torch.int64)
+    offsets = torch.zeros(len(shapes) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=offsets[1:])
     rest = shapes[0, 1:].tolist() if len(shapes) else []
     return torch.nested.nested_tensor_from_jagged(buffer.view(int(offsets[-1]), *rest), offsets)
@@ -140,7 +140,7 @@ def over_storage(
         raise RuntimeError(
             f"the shapes need {numel * dtype.itemsize:,} bytes of {dtype}; the storage has {storage.nbytes():,}"
         )
-    return _mapped(cls, torch.empty(0, dtype=dtype).set_(storage, 0, (numel,)), shapes)
+    return _mapped(cls, torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, (numel,)), shapes)
 
 
 def map_file(
@@ -152,7 +152,7 @@ def map_file(
     if found < nbytes:
         raise ValueError(f"{path} holds {found:,} bytes; the shapes of {dtype} need {nbytes:,}")
     if not nbytes:
-        return _mapped(cls, torch.empty(0, dtype=dtype), shapes)
+        return _mapped(cls, torch.empty(0, dtype=dtype, device="cpu"), shapes)
     return over_storage(cls, _map_storage(path, nbytes, writable=writable), dtype, shapes)
 
 
@@ -163,9 +163,11 @@ def make(
     nbytes = int(shapes.prod(-1).sum()) * dtype.itemsize
     if path is None:
         if not nbytes:
-            return _mapped(cls, torch.empty(0, dtype=dtype), shapes)
+            return _mapped(cls, torch.empty(0, dtype=dtype, device="cpu"), shapes)
         return over_storage(cls, anonymous_storage(nbytes), dtype, shapes)
-    write_tensor(path, torch.empty(nbytes // dtype.itemsize, dtype=dtype), existsok=existsok, copy_data=False)
+    write_tensor(
+        path, torch.empty(nbytes // dtype.itemsize, dtype=dtype, device="cpu"), existsok=existsok, copy_data=False
+    )
     write_tensor(shape_file(path), shapes.to("cpu", torch.int64), existsok=existsok)
     return map_file(cls, path, dtype, shapes, True)
 
@@ -196,8 +198,8 @@ def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
 
 
 def _rebuild_mapped(handle: SharedHandle, dtype: torch.dtype, shapes: list[list[int]]) -> Tensor:
-    return over_storage(registry.MemoryMappedTensor, handle.open(), dtype, torch.tensor(shapes))
+    return over_storage(registry.MemoryMappedTensor, handle.open(), dtype, torch.tensor(shapes, device="cpu"))
 
 
 def _rebuild_values(buffer: Tensor, shapes: list[list[int]]) -> Tensor:
-    return view(buffer, torch.tensor(shapes))
+    return view(buffer, torch.tensor(shapes, device="cpu"))

@@ -434,7 +434,7 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
         total += -(-tensor.nbytes // _ALIGN) * _ALIGN
     storage = anonymous_storage(total)
     for tensor, start in zip(tensors, starts):
-        place = torch.empty(0, dtype=tensor.dtype)
+        place = torch.empty(0, dtype=tensor.dtype, device="cpu")
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
 
 

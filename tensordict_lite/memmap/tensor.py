@@ -226,7 +226,7 @@ class MemoryMappedTensor(Tensor):
         for n in shape:
             numel *= n
         if not numel:
-            out = _as_subclass(torch.empty(shape, dtype=dtype), cls)
+            out = _as_subclass(torch.empty(shape, dtype=dtype, device="cpu"), cls)
             out._empty_file = path
             return out
         if not writable:
@@ -238,7 +238,9 @@ class MemoryMappedTensor(Tensor):
     def _over(
         cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int], start: int = 0
     ) -> MemoryMappedTensor:
-        return _as_subclass(torch.empty(0, dtype=dtype).set_(storage, start // dtype.itemsize, tuple(shape)), cls)
+        return _as_subclass(
+            torch.empty(0, dtype=dtype, device="cpu").set_(storage, start // dtype.itemsize, tuple(shape)), cls
+        )
 
     @classmethod
     def from_handler(
@@ -338,7 +340,7 @@ class MemoryMappedTensor(Tensor):
             _reserve_file(path, nbytes, existsok)
             return cls._map(path, dtype, dims)
         if not nbytes:
-            return _as_subclass(torch.empty(dims, dtype=dtype), cls)
+            return _as_subclass(torch.empty(dims, dtype=dtype, device="cpu"), cls)
         return cls._over(anonymous_storage(nbytes), dtype, dims)
 
     @classmethod

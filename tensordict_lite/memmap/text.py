@@ -110,5 +110,5 @@ def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
 def _flat(loader: Loader, path: str, dtype: torch.dtype, count: int) -> Tensor:
     nbytes = count * dtype.itemsize
     if not nbytes:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return loader.flat(path, dtype, (count,), nbytes, None)

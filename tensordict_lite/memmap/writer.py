@@ -351,7 +351,7 @@ def _as_row(example: Any) -> TensorCollection:
             continue
         try:
             shape, dtype = value
-            entries[key] = torch.zeros((), dtype=dtype).expand(torch.Size(shape))
+            entries[key] = torch.zeros((), dtype=dtype, device="cpu").expand(torch.Size(shape))
         except (TypeError, ValueError):
             raise ValueError(f"the schema of {key!r} should be (shape, dtype), got {value!r}") from None
     return TensorDict(entries, [])

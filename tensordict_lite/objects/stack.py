@@ -296,7 +296,7 @@ class NonTensorStack(ObjectRows):
     def _moved(self, move: Callable[[Tensor], Tensor]) -> Any:
         """The objects at the positions that ``move`` leaves of a tensor of all positions; -1 is ``None``."""
         values = _flat_rows(self.tolist(), self.batch_dims)
-        positions = torch.arange(len(values)).reshape(self._batch_size)
+        positions = torch.arange(len(values), device="cpu").reshape(self._batch_size)
         return _picked(values, move(positions).tolist(), self._device)
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:

@@ -50,8 +50,8 @@ def text_of(values: list[Any]) -> tuple[str, bytes, Tensor] | None:
         values = [_NONE if value is None else value.encode("utf-8", _ERRORS) for value in values]
     elif kinds != {bytes}:
         return None
-    offsets = torch.zeros(len(values) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor([len(value) for value in values]), 0, out=offsets[1:])
+    offsets = torch.zeros(len(values) + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(torch.tensor([len(value) for value in values], device="cpu"), 0, out=offsets[1:])
     return "bytes" if bytes in kinds else "str", b"".join(values), offsets
 
 
@@ -252,7 +252,7 @@ class _TextFiles:
             DatasetError: another file is there now.
         """
         values, offsets = (
-            torch.from_file(path, False, length, dtype=dtype) if length else torch.empty(0, dtype=dtype)
+            torch.from_file(path, False, length, dtype=dtype) if length else torch.empty(0, dtype=dtype, device="cpu")
             for path, length, dtype in zip(self.files, (self.total, self.count + 1), (torch.uint8, torch.int64))
         )
         column = TextColumn(self.kind, values, offsets, size, device, self.files)

@@ -30,7 +30,9 @@ def as_rows(value: Any, entry: Tensor, key: str) -> Tensor:
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
         require_unmasked(value, f"the value for {key!r}")
         try:
-            return torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value).to(entry)
+            return torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value, device="cpu").to(
+                entry
+            )
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
             pass
     raise EntryKindError(key, entry, value)

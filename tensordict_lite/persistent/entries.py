@@ -128,7 +128,7 @@ def _as_tensor(value: Any, entry: h5py.Dataset, device: torch.device | None) -> 
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     try:
-        tensor = torch.from_numpy(array) if array.ndim and array.flags.writeable else torch.tensor(array)
+        tensor = torch.from_numpy(array) if array.ndim and array.flags.writeable else torch.tensor(array, device="cpu")
     except TypeError as err:
         raise TypeError(
             f"{entry.name} in {entry.file.filename} has the dtype {entry.dtype}, which no tensor has"
@@ -208,14 +208,14 @@ def write_rows(entry: h5py.Dataset, index: Any, value: Any) -> None:
     if _is_plain(index):
         entry[index] = _stored(value, entry.name)[0] if isinstance(value, Tensor) else value
         return
-    whole = torch.tensor(entry[()])
+    whole = torch.tensor(entry[()], device="cpu")
     whole[index] = value
     entry[...] = whole.numpy()
 
 
 def allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]) -> None:
     """Makes room for a tensor of zeros, and writes none of them."""
-    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     group.create_dataset(key, shape=shape, dtype=kind, **(options if shape and 0 not in shape else {}))
 
 

@@ -18,6 +18,7 @@ from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.memory.rowfiles import SharedTensors
+from tdmap.process.defaultdevice import on_host
 from tdmap.resume.fingerprint import source_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -35,6 +36,7 @@ MAX_SKIPPED = 1 << 30
 """Bytes of the list of files that were left out which are credible."""
 
 
+@on_host
 class Pictures:
     """A dataset that `ingest` has made.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+@on_host
 class JaggedDoors:
     """Files of jagged rows, and operations on many of them."""
 
@@ -208,6 +210,7 @@ class JaggedDoors:
         return pack_jagged(self, block, out, overwrite=overwrite, resume=resume, **options)
 
 
+@on_host
 class TableDoors:
     """Operations on tables."""
 

@@ -34,11 +34,13 @@ from tdmap.execution import Execution
 from tdmap.job import function_name
 from tdmap.operation import worker_options
 from tdmap.operations.output import travels
+from tdmap.process.defaultdevice import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
 from tdmap.resume.stepwise import options_of, parts_of
 from tensordict_lite import TensorDict
 
 
+@on_host
 class TableGroups:
     """The groups of a table; made by `Table.group_by`."""
 

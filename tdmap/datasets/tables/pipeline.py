@@ -16,6 +16,7 @@ from tdmap.job import function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.pipeline import Pipeline
 from tdmap.pipeline.stages import Batch
+from tdmap.process.defaultdevice import on_host
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 
@@ -45,6 +46,7 @@ class Column:
         return Jagged.of_spans(self.shared.tensors[0].as_subclass(Tensor), spans[:, 0], spans[:, 1], self.kind)
 
 
+@on_host
 class TablePipeline(Pipeline):
     """A `Pipeline` over the rows of a table.
 

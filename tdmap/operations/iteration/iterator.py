@@ -7,6 +7,7 @@ from typing import Any
 
 from tdmap.operation import hide_engine
 from tdmap.plan import ChunkPlan
+from tdmap.process.defaultdevice import on_host
 
 VERSION = 1
 
@@ -28,6 +29,7 @@ class _Rows:
         self.plan = plan
 
 
+@on_host
 class MapIterator(Iterator[Any]):
     """Yields the results of `map_iter` in order.
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from tdmap.process.defaultdevice import on_host
 from tdmap.seeding import derive
 
 
+@on_host
 class RowSampler(Sampler[int]):
     """Numbers of rows, an order for each epoch; for `DataLoader(sampler=)`, or `for rows in sampler.batches(n)`.
 
@@ -91,6 +93,7 @@ class RowSampler(Sampler[int]):
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
+@on_host
 class WeightedSampler(RowSampler):
     """Rows with a probability in proportion to their weight.
 
@@ -129,6 +132,7 @@ class WeightedSampler(RowSampler):
         return torch.topk(keys.nan_to_num(neginf=-torch.inf), self.num_samples).indices
 
 
+@on_host
 class BalancedSampler(RowSampler):
     """Equally many rows of each class, give or take one. Rows of small classes come again, after all others of it.
 
@@ -154,6 +158,7 @@ class BalancedSampler(RowSampler):
         return _mixed(self.groups, [1.0] * len(self.groups), self.num_samples, generator)
 
 
+@on_host
 class MixedSampler(RowSampler):
     """Rows of several datasets by ratio, as numbers in all of them one behind the other (`ConcatDataset`).
 
@@ -192,7 +197,10 @@ def _mixed(groups: list[Tensor], ratios: list[float], count: int, generator: tor
     shares = wanted.floor().to(torch.int64)
     rest = count - int(shares.sum())
     # What is left over goes to those who lost most, equal ones at random.
-    lost = torch.where(wanted > 0, wanted - shares, -1.0) + torch.rand(len(ratios), generator=generator) * 1e-9
+    lost = (
+        torch.where(wanted > 0, wanted - shares, -1.0)
+        + torch.rand(len(ratios), generator=generator, dtype=torch.float32) * 1e-9
+    )
     shares[torch.topk(lost, rest).indices] += 1
     parts = []
     for group, share in zip(groups, shares.tolist()):

@@ -149,7 +149,7 @@ def _mapped(plan: Plan, storage: torch.UntypedStorage, starts: list[int]) -> Ite
         if tensor.is_nested:
             yield nested.mapped_view(next(pieces), nested.sizes(tensor), leaf.entry.get("layout"))
         else:
-            yield next(pieces) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
+            yield next(pieces) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def pack_memmap(

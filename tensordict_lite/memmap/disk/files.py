@@ -195,7 +195,7 @@ def raw_bytes(tensor: Tensor) -> Any:
     if tensor.dtype in _NUMPY:
         return tensor.numpy()
     start = tensor.storage_offset() * tensor.element_size()
-    flat = torch.empty(0, dtype=torch.uint8).set_(
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
         tensor.untyped_storage(), start, (tensor.numel() * tensor.element_size(),), (1,)
     )
     return flat.numpy()

@@ -477,7 +477,7 @@ class Region(NamedTuple):
     def open(self) -> Tensor:
         """The same memory as a plain tensor of this process."""
         storage = self.handle.open(self.writable)
-        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
+        return torch.empty(0, dtype=self.dtype, device="cpu").set_(storage, self.offset, self.shape, self.stride)
 
 
 def handle_of(storage: UntypedStorage) -> SharedHandle:

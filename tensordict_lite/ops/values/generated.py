@@ -134,7 +134,7 @@ def _each_number(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``each`` for torch functions that take tensors only: a number becomes a tensor without dimensions."""
 
     def call(leaf: Tensor, other: Any) -> Tensor:
-        return each(leaf, other if isinstance(other, Tensor) else torch.tensor(other))
+        return each(leaf, other if isinstance(other, Tensor) else torch.tensor(other, device="cpu"))
 
     return call
 

@@ -515,4 +515,4 @@ def _with_default(node: Any, other: Any, default: Any) -> tuple[Any, Any]:
         if default != "intersection":
             raise TypeError(f'default is a tensor, a number or "intersection"; got the string {default!r}')
         return _intersection(node, other)
-    return _union(node, other, default if isinstance(default, Tensor) else torch.tensor(default))
+    return _union(node, other, default if isinstance(default, Tensor) else torch.tensor(default, device="cpu"))
