@@ -1,4 +1,4 @@
-"""A function finds the arguments, folder and environment of the program that calls `map` now, in every worker."""
+"""A function finds arguments, folder, umask and environment of the program that calls `map` now, in every worker."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.datasets import Table, from_dataset, read, write
+from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ["fork", "forkserver", "spawn"]
@@ -51,6 +53,39 @@ def test_a_warm_worker_follows_the_caller(tmp_path, method, monkeypatch):
             monkeypatch.delenv("TDMAP_GONE", raising=False)
             assert list(tdmap.map_iter(torch.zeros(1), look, pool=pool)) == [(name, name, False)]
     assert os.environ["TDMAP_TEST"] == "b"
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, method, umask):
+    data = TensorDict({"x": torch.arange(40)}, [40])
+    write(Table.of({"x": torch.arange(10), "s": ["a"] * 10}), source := tmp_path / "t.parquet")
+
+    def touch(chunk):
+        Path(f"{tmp_path}/{mask:o}/of the function").touch()
+        os.umask(0o777)
+        return chunk
+
+    with tdmap.WorkerPool(2, method) as pool:
+        for mask in (0o022, 0o077):
+            umask(mask)
+            (out := tmp_path / f"{mask:o}").mkdir()
+            tdmap.map(data, touch, out=out / "map", pool=pool)
+            tdmap.map(data, lambda c: c, out=out / "shards", rows_per_shard=16, pool=pool)
+            tdmap.sort(data, "x", out / "sorted", pool=pool)
+            tdmap.flat_map(data, lambda c: c, out / "flat", pool=pool)
+            data.pipeline().map(lambda c: c).write(out / "pipeline", pool=pool)
+            read(source, out / "read", pool=pool)
+            from_dataset([{"x": i, "s": "a"} for i in range(9)], out / "dataset", pool=pool)
+            made = [path for path in out.rglob("*") if ".tdmap" not in path.parts]
+            modes = {path: path.stat().st_mode & 0o777 for path in made}
+            assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in made}
 
 
 def test_a_folder_that_is_gone_is_no_obstacle(tmp_path, monkeypatch):

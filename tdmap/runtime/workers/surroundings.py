@@ -1,5 +1,5 @@
-"""What a function may take for granted about its process: the caller's import path, arguments, folder, environment
-and settings of torch.
+"""What a function may take for granted about its process: the caller's import path, arguments, folder, umask,
+environment and settings of torch.
 
 A worker may have been started long before the call, by another process or in another folder. So every job brings the
 caller's surroundings, and a function that opens a relative path or reads a variable finds what the caller would.
@@ -33,6 +33,17 @@ def import_path() -> tuple[str, ...]:
     return tuple(entries)
 
 
+def _umask() -> int:
+    """That of this process. Only the kernel's file tells it without setting it, which other threads would notice."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
 class Surroundings(NamedTuple):
     """Of the process that called `map`."""
 
@@ -42,6 +53,8 @@ class Surroundings(NamedTuple):
     """`sys.argv`."""
     folder: str
     """The working directory; empty when it has been removed."""
+    umask: int
+    """Permissions that new files and folders do not get."""
     environment: dict[str, str]
     """The environment variables."""
     settings: ProcessSettings
@@ -59,6 +72,7 @@ class Surroundings(NamedTuple):
             import_path(),
             tuple(getattr(sys, "argv", ())),
             folder,
+            _umask(),
             dict(os.environ),
             ProcessSettings.here(),
             ThreadSettings.here(),
@@ -75,6 +89,7 @@ class Surroundings(NamedTuple):
         if self.folder:
             with contextlib.suppress(OSError):  # removed since
                 os.chdir(self.folder)
+        os.umask(self.umask)
         self.settings.enter()
         self.thread.enter()
         if self.environment != os.environ:
