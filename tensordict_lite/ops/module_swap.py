@@ -12,7 +12,7 @@ whose tensors are its entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from tensordict_lite import registry
 __all__ = ["Swap", "put_back", "read", "read_state_dict"]
 
 _SCALAR = torch.Size(())
+_SHOWN_NAMES = 12
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _make_subclass = torch.Tensor._make_subclass
 _Parameter = nn.Parameter
@@ -144,7 +145,7 @@ class Swap:
                     continue
                 child = children.get(key)
                 if child is None:
-                    raise self._surplus(key, path, module, "sub-module", children)
+                    raise self._surplus(key, path, module, "sub-module", _names_in(module))
                 known = self._memo.get(id(child))
                 if known is None:
                     below = old[key] = self._cls._trusted({}, _SCALAR)  # before its entries, which may fail
@@ -159,7 +160,7 @@ class Swap:
                 old[key] = module.__dict__[key]
                 module.__dict__[key] = value
             else:
-                raise self._surplus(key, path, module, "parameter or buffer", [*slots, *buffers])
+                raise self._surplus(key, path, module, "parameter or buffer", _names_in(module))
         if self._strict:
             _check_complete(params, module, path)
 
@@ -253,7 +254,7 @@ class Swap:
         for key, value in params._entries():
             current = target._source.get(key)
             if current is None or isinstance(current, Tensor) != isinstance(value, Tensor):
-                raise self._surplus(key, path, target, "entry", target._key_list())
+                raise self._surplus(key, path, target, "entry", _names_of(target))
             if not isinstance(value, Tensor):
                 below = old[key] = self._cls._trusted({}, _SCALAR)
                 self._into_params(value, current, below, (*path, key), root, (*inner, key))
@@ -266,9 +267,23 @@ class Swap:
                 target._source[key] = _in_place_of(current, value, root, ".".join((*inner, key)))
 
     @staticmethod
-    def _surplus(key: str, path: tuple[str, ...], module: Any, what: str, there: Any) -> KeyError:
+    def _surplus(key: str, path: tuple[str, ...], module: Any, what: str, there: Iterable[str]) -> KeyError:
         where = f" at {'.'.join(path)!r}" if path else ""
-        return KeyError(f"{type(module).__name__}{where} has no {what} {key!r}; it has {sorted(there)}")
+        names = sorted(there)
+        more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+        shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) or "no parameters and no buffers"
+        return KeyError(f"{type(module).__name__}{where} has no {what} {key!r}; it has {shown}{more}")
+
+
+def _names_in(module: nn.Module) -> Iterator[str]:
+    """The parameters and buffers of a module and those below it."""
+    for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+        yield name
+
+
+def _names_of(params: Any) -> Iterator[str]:
+    """The same of parameters in a collection."""
+    return (key if isinstance(key, str) else ".".join(key) for key in params.keys(True, True))
 
 
 def _as_parameter(value: Tensor, old: Tensor) -> Any:

@@ -156,9 +156,19 @@ def test_a_tied_weight_has_one_gradient_and_stays_tied() -> None:
     ("change", "error"),
     [
         (lambda td: td.set(("4", "weight"), torch.zeros(8, 3)), r"'4.weight' has the shape \[3, 8\].*\[8, 3\]"),
-        (lambda td: td.set(("4", "scale"), torch.zeros(3)), "Linear at '4' has no parameter or buffer 'scale'"),
-        (lambda td: td.set(("9", "weight"), torch.zeros(3)), "has no sub-module '9'; it has"),
-        (lambda td: td.set("4", torch.zeros(3)), "Sequential has no parameter or buffer '4'"),
+        (
+            lambda td: td.set(("4", "scale"), torch.zeros(3)),
+            "Linear at '4' has no parameter or buffer 'scale'; it has 'bias', 'weight'",
+        ),
+        (
+            lambda td: td.set(("9", "weight"), torch.zeros(3)),
+            "Sequential has no sub-module '9'; it has '0.bias', '0.weight', '1.bias'",
+        ),
+        (
+            lambda td: td.set("4", torch.zeros(3)),
+            "Sequential has no parameter or buffer '4'; it has '0.bias', '0.weight', '1.bias'",
+        ),
+        (lambda td: td.set(("2", "x"), torch.zeros(3)), "'2' has no parameter or buffer 'x'; it has no parameters and"),
         (lambda td: td.expand(2), r"shape \[8, 6\] in the module and \[2, 8, 6\].*torch.vmap"),
     ],
 )
