@@ -65,6 +65,12 @@ def test_a_sampler_goes_on_where_it_was(kind: str) -> None:
     assert torch.cat(list(rest.batches(8))).tolist() == whole[0][20:]
     with pytest.raises(ValueError, match="seed=6"):
         make(6).load_state_dict(state)
+    for take in (iter, lambda sampler: sampler.batches(57), lambda sampler: sampler.batches(8)):
+        sampler = make()
+        taken = take(sampler)
+        while sampler.position < 57:  # an epoch to its last number, and no further
+            next(taken)
+        assert torch.cat(list(sampler.batches(8))).tolist() == whole[1]
     for workers in (0, 2):
         loaded = DataLoader(torch.arange(200), batch_size=8, sampler=make(), num_workers=workers)
         assert torch.cat(list(loaded)).tolist() == whole[0]

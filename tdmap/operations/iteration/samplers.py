@@ -62,12 +62,15 @@ class RowSampler(Sampler[int]):
                 yield row
 
     def batches(self, batch_size: int, *, one_by_one: bool = False) -> Iterator[Tensor]:
-        """int64 `[batch_size]`, as in `data[rows]`; the last one may be shorter. At the end, the next epoch begins.
+        """int64 `[batch_size]`, as in `data[rows]`; the last one may be shorter. At the end of an epoch, also where its
+        last number was taken by another iterator or lies before a loaded state, the next epoch begins.
 
         Args:
             batch_size: rows in a batch.
             one_by_one: the caller counts what it takes, in `position`.
         """
+        if self.position >= self.num_samples:
+            self.set_epoch(self.epoch + 1)
         order = self.order()
         while self.position < len(order):
             rows = order[self.position : self.position + batch_size]
