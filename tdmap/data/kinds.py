@@ -18,22 +18,10 @@ from torch import Tensor
 from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.ops.put import signed_view as signed_view
 
 Data: TypeAlias = Any
 """A tensor or any collection of `tensordict_lite`."""
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_SIGNED |= {
-    getattr(torch, name): torch.uint8
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
-    if hasattr(torch, name)
-}
-
-
-def signed_view(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that torch can index: it cannot index wide unsigned integers, nor floats of one byte."""
-    signed = _SIGNED.get(tensor.dtype)
-    return tensor if signed is None else tensor.view(signed)
 
 
 def is_data(value: object) -> bool:

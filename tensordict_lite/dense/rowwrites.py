@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import assigned_rows, index_batch_size, rows_mismatch
-from tensordict_lite.ops.put import NUMBERS, as_rows
+from tensordict_lite.ops.put import NUMBERS, as_rows, write_rows
 from tensordict_lite.settings import MISSING
 
 __all__ = ["RowWrites"]
@@ -38,7 +38,7 @@ class RowWrites:
                 plain = isinstance(value, NUMBERS)
                 for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
-                        entry[index] = value if plain else as_rows(value, entry, key)
+                        write_rows(entry, index, value if plain else as_rows(value, entry, key))
                     elif not entry._is_unbatched:  # which has no rows
                         self._assign_entry(index, key, entry, value)
                 return
@@ -58,7 +58,7 @@ class RowWrites:
             if isinstance(entry, Tensor):
                 if not isinstance(item, Tensor):
                     raise EntryKindError(key, entry, item)
-                entry[index] = item
+                write_rows(entry, index, item)
             else:
                 self._assign_entry(index, key, entry, item)
 

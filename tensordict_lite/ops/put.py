@@ -16,13 +16,38 @@ __all__ = ["NUMBERS", "as_rows", "put_rows"]
 NUMBERS = (Tensor, int, float, complex)
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SIGNED |= {
+    getattr(torch, name): torch.uint8
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+}
+
+
+def signed_view(tensor: Tensor) -> Tensor:
+    """The same bits in a dtype that torch can index: it cannot index wide unsigned integers, nor floats of one byte."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
+
+
+def write_rows(entry: Tensor, index: Any, value: Any) -> None:
+    """``entry[index] = value`` for a tensor or a number, also of a dtype that torch cannot index."""
+    try:
+        entry[index] = value
+    except NotImplementedError:
+        if entry.dtype not in _SIGNED:
+            raise
+        value = torch.as_tensor(value, dtype=entry.dtype, device=entry.device)
+        signed_view(entry)[index] = signed_view(value)
+
+
 def put_rows(entry: Tensor, index: Any, value: Any, key: str) -> None:
     """``entry[index] = value``, with arrays and lists of numbers in the dtype of the entry.
 
     Raises:
         EntryKindError: the value is neither a number nor an array of them.
     """
-    entry[index] = value if isinstance(value, NUMBERS) else as_rows(value, entry, key)
+    write_rows(entry, index, value if isinstance(value, NUMBERS) else as_rows(value, entry, key))
 
 
 def as_rows(value: Any, entry: Tensor, key: str) -> Tensor:
