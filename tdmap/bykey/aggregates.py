@@ -119,7 +119,7 @@ def join_states(parts: Sequence[States]) -> States:
 def reduce_runs(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
     """A numpy ufunc over each run of rows; sums of infinities are NaN, as those of torch."""
     with np.errstate(all="ignore"):
-        return torch.from_numpy(ufunc.reduceat(values.detach().numpy(), starts, axis=0))
+        return torch.from_numpy(ufunc.reduceat(values.numpy(force=True), starts, axis=0))
 
 
 class GroupedCount(Grouped):
@@ -188,7 +188,7 @@ def _add_by_slot(chunk: Slotted, values: Tensor) -> Tensor | None:
         return None
     values = values.detach()
     numbers = values.float() if values.dtype in NOT_OF_NUMPY else values
-    flat = numbers.reshape(rows, width).numpy()
+    flat = numbers.reshape(rows, width).numpy(force=True)
     sums = [chunk.add_up(flat[:, at])[chunk.slots.used] for at in range(width)]
     return torch.from_numpy(np.stack(sums, axis=1)).reshape(-1, *values.shape[1:])
 
@@ -294,7 +294,7 @@ class GroupedVar(_OfEntry):
         centres = torch.zeros(chunk.slots.count, dtype=torch.float64)
         centres[torch.from_numpy(chunk.slots.used)] = mean
         with np.errstate(all="ignore"):
-            centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
+            centred = values.double().numpy(force=True) - centres.numpy().take(chunk.slots.numbers)
             squares = np.square(centred)
         sums = torch.from_numpy(chunk.add_up(centred)[chunk.slots.used])
         m2 = torch.from_numpy(chunk.add_up(squares)[chunk.slots.used])
@@ -366,7 +366,7 @@ def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
 
 
 def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
-    numbers = (values.float() if values.dtype in NOT_OF_NUMPY else values).numpy()
+    numbers = (values.float() if values.dtype in NOT_OF_NUMPY else values).numpy(force=True)
     found = np.empty(chunk.slots.count, dtype=numbers.dtype)
     found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
     with np.errstate(all="ignore"):  # NaN is welcome

@@ -92,14 +92,14 @@ class KeyColumn:
         flat = values.detach().reshape(-1)
         bits = _BITS[self.dtype]
         if self.dtype in _UNSIGNED:
-            return [flat.numpy().astype(np.uint64)]
+            return [flat.numpy(force=True).astype(np.uint64)]
         sign = np.uint64(1 << (bits - 1))
         if self.dtype in _SIGNED:
-            word = flat.numpy().astype(np.int64, copy=False).view(np.uint64) + sign
+            word = flat.numpy(force=True).astype(np.int64, copy=False).view(np.uint64) + sign
             return [word if bits == 64 else word & np.uint64((1 << bits) - 1)]
         flat = flat + 0.0  # -0.0 becomes 0.0; and a copy of our own
         flat[flat.isnan()] = torch.nan
-        raw = flat.view(_INTEGER_VIEW[bits]).numpy()
+        raw = flat.view(_INTEGER_VIEW[bits]).numpy(force=True)
         negative = raw < 0
         word = raw.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
         word ^= np.where(negative, np.uint64((1 << bits) - 1), sign)
@@ -108,7 +108,7 @@ class KeyColumn:
     def _encode_bytes(self, values: Tensor) -> list[Array]:
         rows, width = values.shape
         padded = np.zeros((rows, -(-width // 8) * 8), dtype=np.uint8)
-        padded[:, :width] = values.detach().numpy()
+        padded[:, :width] = values.numpy(force=True)
         numbers = padded.view(">u8").astype(np.uint64)
         out = []
         for number, bits in enumerate(self.pieces):
@@ -176,7 +176,7 @@ class KeyCodec:
         if offset is None or len(self.columns) > 1 or self.descending[0]:
             return None
         flat = values[0].detach().reshape(-1)
-        return (flat.view(torch.uint8) if flat.dtype is torch.bool else flat).numpy(), offset
+        return (flat.view(torch.uint8) if flat.dtype is torch.bool else flat).numpy(force=True), offset
 
     def encode(self, values: Sequence[Tensor]) -> Words:
         """The words of rows."""

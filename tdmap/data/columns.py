@@ -78,7 +78,7 @@ def words_of(raw: Tensor, rows: int, width: int) -> Tensor:
 def reordered(column: Tensor, order: Order) -> Tensor:
     """Some rows of a column, as a copy."""
     if column.dim() == 1 and column.dtype in (torch.int64, torch.float64):
-        return torch.from_numpy(column.numpy()[order])  # numpy takes any integers as they are
+        return torch.from_numpy(column.numpy(force=True)[order])  # numpy takes any integers as they are
     index = torch.from_numpy(order)
     index = index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int64)
     return signed_view(column).index_select(0, index).view(column.dtype)

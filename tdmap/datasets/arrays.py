@@ -327,7 +327,7 @@ def numpy_of(name: str, tensor: Tensor) -> Any:
         TypeError: NumPy has no such numbers; names the column.
     """
     try:
-        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().numpy()
+        return tensor.contiguous().numpy(force=True)
     except TypeError:
         raise TypeError(f"the column {name!r} is {tensor.dtype}, which NumPy has not: convert it before.") from None
 

@@ -439,7 +439,7 @@ def array_of(pa: Any, tensor: Tensor) -> Any:
     """
     tensor = tensor.detach().cpu().as_subclass(Tensor)
     try:
-        values = tensor.contiguous().numpy()
+        values = tensor.contiguous().numpy(force=True)
         array = pa.array(values.reshape(-1))
     except (TypeError, RuntimeError, pa.ArrowException) as error:
         raise TypeError(f"is {tensor.dtype}, which Arrow does not have ({error}): convert it before.") from None

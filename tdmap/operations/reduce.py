@@ -21,7 +21,7 @@ from tdmap.operation import operation
 from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.reducers.base import Several, merged
+from tdmap.reducers.base import Associative, Several, merged
 from tdmap.resume.resumable import fold_resumable
 from tdmap.rowerrors import OnError
 from tdmap.runtime.crews.cluster import RayCluster
@@ -168,10 +168,17 @@ def map_reduce(
         profile=profile,
     )
     if plan.length == 0:
-        return reducer.finish(reducer.init())
+        return reducer.finish(_state_of_no_rows(reducer, data) if mapper is None else reducer.init())
     if resume is not None:
         return reducer.finish(fold_resumable(job, resume, reducer, execution))
     return reducer.finish(execution.run(job, Fold(reducer)))
+
+
+def _state_of_no_rows(reducer: Reducer[Any], data: Data) -> Any:
+    state = reducer.init()
+    parts = reducer.parts.values() if isinstance(reducer, Several) else [reducer]
+    ours = all(type(part).__module__.startswith(_REDUCERS) and not isinstance(part, Associative) for part in parts)
+    return reducer.update(state, data) if ours and is_data(data) else state  # where a chunk tells the dtype
 
 
 def _require_entries(reducer: Reducer[Any], data: Data) -> None:

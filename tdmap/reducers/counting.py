@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.regions import flat_bytes
-from tdmap.reducers.base import Key, Reducer, values_of
+from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.objects import best, counted, in_order, objects_of
@@ -138,28 +139,36 @@ class Quantile(_Keyed):
         self.about = about
         self._gamma = (1 + relative_error) / (1 - relative_error)
 
-    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
         table = byte_counts(values, dims)
         if table is not None:
-            return _counted(self._bucket_of(byte_values(values.dtype).double()), table)
-        found = [_tabled(self._bucket_of(block.reshape(-1).double())) for block in blocks(values)]
-        return _counted(torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found]))
+            every = byte_values(values.dtype).double()
+            return *_counted(self._bucket_of(every), table), _ends(every[table > 0])
+        found = [(*_tabled(self._bucket_of(flat)), _ends(flat)) for flat in self._flat_blocks(values)]
+        buckets, counts, ends = zip(*found)
+        return *_counted(torch.cat(buckets), torch.cat(counts)), _ends(torch.cat(ends))
+
+    @staticmethod
+    def _flat_blocks(values: Tensor) -> Iterator[Tensor]:
+        """Numbers in float64, without NaN."""
+        for block in blocks(values):
+            flat = block.reshape(-1).double()
+            nan = flat.isnan()
+            yield flat[~nan] if bool(nan.any()) else flat
 
     def _bucket_of(self, flat: Tensor) -> Tensor:
         """Signed bucket numbers; zero for what is next to `about`."""
         flat = flat - self.about if self.about else flat
-        nan = flat.isnan()
-        flat = flat[~nan] if bool(nan.any()) else flat
         size = flat.abs()
         bucket = size.clamp(self._TINY, _LARGEST).log_().div_(math.log(self._gamma)).ceil_()
         bucket.add_(1 - math.floor(math.log(self._TINY) / math.log(self._gamma)))
         return bucket.mul_(flat.sign()).masked_fill_(size <= self._TINY, 0).long()
 
-    def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return _add_counts(a, b)
+    def join(self, a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        return *_add_counts(a[:2], b[:2]), _ends(torch.cat([a[2], b[2]]))
 
     def finish(self, state: Any) -> Tensor:
-        buckets, counts = self.need(state)
+        buckets, counts, ends = self.need(state)
         if not len(buckets):
             raise ValueError(f"{self!r}: every value is NaN")
         offset = 1 - math.floor(math.log(self._TINY) / math.log(self._gamma))
@@ -167,7 +176,13 @@ class Quantile(_Keyed):
         values = torch.where(buckets == 0, 0.0, buckets.sign() * magnitude)
         ranks = torch.as_tensor(self.q, dtype=torch.float64) * (int(counts.sum()) - 1)
         where = torch.searchsorted(counts.cumsum(0), ranks.floor().long(), right=True)
-        return values[where.clamp(max=len(values) - 1)] + self.about
+        found = values[where.clamp(max=len(values) - 1)] + self.about
+        return found.clamp(ends[0], ends[-1])  # a bucket may reach beyond the values in it
+
+
+def _ends(values: Tensor) -> Tensor:
+    """The smallest and the largest of some numbers; nothing for none."""
+    return torch.stack(values.aminmax()) if len(values) else values
 
 
 def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -197,7 +212,7 @@ def _sorted(flat: Tensor) -> Tensor:
     """In ascending order: numpy sorts plain numbers several times as fast, and knows fewer types."""
     if flat.dtype is torch.bfloat16 or flat.is_complex() or flat.device.type != "cpu":
         return flat.sort().values
-    return torch.from_numpy(np.sort(flat.detach().numpy()))
+    return torch.from_numpy(np.sort(flat.numpy(force=True)))
 
 
 class ValueCounts(_Keyed):
@@ -227,6 +242,9 @@ class ValueCounts(_Keyed):
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
         values = objects_of(chunk, self.key)
         if values is None:
+            if state is None and not chunk.shape[0]:
+                none = values_of(chunk, self.key)
+                return self.of(none, reduced_dims(self.dim, none.ndim))  # which tells their dtype
             return super().update(state, chunk, start)
         return self.merge(state, counted(values, self.key))
 

@@ -79,7 +79,7 @@ def _stays_small(values: Tensor, count: int, bits: int = 63) -> bool:
     """Whether no sum of `count` of the values can be more than fits into so many bits."""
     if values.device.type != "cpu" or not values.numel():
         return not values.numel()
-    array: NDArray[Any] = values.detach().numpy()
+    array: NDArray[Any] = values.numpy(force=True)
     return max(-int(array.min()), int(array.max())) * count < 1 << bits
 
 
@@ -125,7 +125,7 @@ def fold_runs(states: tuple[Tensor, ...], starts: NDArray[np.int64]) -> tuple[Te
 
 
 def _runs(values: Tensor, starts: NDArray[np.int64]) -> Tensor:
-    return torch.from_numpy(np.add.reduceat(values.detach().numpy(), starts, axis=0))
+    return torch.from_numpy(np.add.reduceat(values.numpy(force=True), starts, axis=0))
 
 
 def total(pair: Pair, what: str) -> Tensor:

@@ -186,7 +186,7 @@ def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
         if value.is_nested or value.layout is not torch.strided or value.dtype is torch.bfloat16:
             kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
             raise TypeError(f"the tensor {where} is {kind}, which HDF5 cannot store: convert it first, or use memmap()")
-        return value.detach().cpu().resolve_conj().resolve_neg().numpy(), None, None
+        return value.numpy(force=True), None, None
     text = h5py_package().string_dtype()
     if isinstance(value, NonTensorStack):
         rows = value.tolist()
