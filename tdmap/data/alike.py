@@ -244,7 +244,7 @@ def _has_room(src: torch.dtype, dst: torch.dtype) -> bool:
 
 def _kind(value: Data) -> str:
     if is_non_tensor(value):
-        return "Python objects (strings, for one)"
+        return "Python objects (strings, or numbers with None among them)"
     return f"a {type(value).__name__}"
 
 

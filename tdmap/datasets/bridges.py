@@ -79,9 +79,10 @@ def from_pandas(
 def from_polars(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> Table:
-    """A table of a data frame of polars'. Arguments as `from_arrow`."""
+    """A table of a data frame of polars', a lazy one too. Arguments as `from_arrow`."""
+    frame = frame.collect() if hasattr(frame, "collect") else frame
     if not hasattr(frame, "to_arrow") or not hasattr(frame, "schema"):
-        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}: a LazyFrame has .collect().")
+        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
     odd = next((name for name, kind in frame.schema.items() if str(kind) == "Object"), None)
     if odd is not None:
         raise TypeError(f"the column {odd!r} holds Python objects: cast it, or leave it out by frame.drop({odd!r}).")

@@ -138,7 +138,7 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
         return result
     if isinstance(result, np.ndarray):
         require_unmasked(result, "the array that the function returned")
-        return torch.from_numpy(np.require(result, requirements=["C", "W"]))
+        return torch.from_numpy(np.require(_native(result), requirements=["C", "W"]))
     result = {name: _entry(name, value) for name, value in result.items()}
     try:
         return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
@@ -149,10 +149,16 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
         ) from error
 
 
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array in the byte order of this machine, the only one that torch has."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _entry(name: Any, value: Any) -> Any:
     """A column of a dict as a TensorDict takes it: arrays that may be written to, text of a `Jagged` as a list."""
     if isinstance(value, np.ndarray):
-        return value if value.flags.writeable else value.copy()
+        value = _native(value)
+        return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
     as_list = getattr(value, "as_column_of_objects", None)
     try:
         return value if as_list is None else as_list()

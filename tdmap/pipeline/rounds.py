@@ -14,7 +14,7 @@ from tdmap.data.reader import window as part_of
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import DeviceLink
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import Arena, shared_region
@@ -249,6 +249,7 @@ def shared_copy(data: Data) -> Data:
     """A dataset that worker processes can open: itself where it lies in files, or a copy in shared memory."""
     if not (isinstance(data, torch.Tensor) or is_dense(data)):
         return data
+    require_rows_apart(data)
     leaves = tensors_of(data)
     arena = Arena()
     copies = [x if not x.numel() or shared_region(x) is not None else arena.like(x).copy_(x) for x in leaves]
