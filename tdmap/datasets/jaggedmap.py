@@ -26,7 +26,6 @@ from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
 from tdmap.operations.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
-from tdmap.process.interrupts import let_through
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
