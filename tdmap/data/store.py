@@ -28,6 +28,7 @@ from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
+from tensordict_lite.paths import local_path
 
 META = "meta.json"
 
@@ -346,22 +347,6 @@ def require_replaceable(folder: Path) -> None:
     if os.path.samefile(folder, os.curdir):
         raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
     require_only(str(folder))
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """The path of a file or folder, which may be given as a `file://` URL; another URL as it is.
-
-    Example:
-        >>> local_path("file:///data/set"), local_path("data/set"), local_path("s3://bucket/set")
-        ('/data/set', 'data/set', 's3://bucket/set')
-    """
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text.startswith("file://"):
-        return text
-    text = text.removeprefix("file://").removeprefix("localhost")
-    if not text.startswith("/"):
-        raise ValueError(f"a file:// URL names an absolute path, as file:///data/set does: got {os.fspath(path)!r}.")
-    return text
 
 
 def require_no_tilde(path: str | os.PathLike[str]) -> None:

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tdmap.data.store import META, OutputFolder, destination, local_path
+from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import VALID, chosen_fields, columns_of_file, empty_table, part_to_arrow, pyarrow
 from tdmap.datasets.columns import Columns, write_columns
@@ -31,6 +31,7 @@ from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
 from tdmap.operation import operation
+from tensordict_lite.paths import local_path
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.store import OutputFolder, local_path
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.flat.gathering import gather_rows
 from tdmap.datasets.jagged import BLOCK_ROWS, KINDS, Jagged
 from tdmap.execution import Execution
@@ -35,6 +35,7 @@ from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -53,7 +54,7 @@ APPENDED = 1 << 16
 
 def open_jagged(folder: str | os.PathLike[str]) -> Jagged:
     """`Jagged.open`."""
-    path = Path(os.path.abspath(local_path(folder)))
+    path = Path(absolute_path(folder))
     return jagged_of(TensorDict.load_memmap(path), path)
 
 

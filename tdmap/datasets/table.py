@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.objects import Text, piece_of, stack_of
-from tdmap.data.store import destination, local_path
+from tdmap.data.store import destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged, bytes_tensor
@@ -25,6 +25,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.paths import absolute_path
 from tensordict_lite.views import is_leaf_nontensor
 
 BATCH_ROWS = 1 << 16
@@ -129,7 +130,7 @@ class Table(TableDoors):
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Table:
         """Open what was saved or read into a folder; any dataset with rows is a table."""
-        path = Path(os.path.abspath(local_path(folder)))
+        path = Path(absolute_path(folder))
         data = TensorDict.load_memmap(path)
         if len(data.batch_size):
             found = cls.of(data)

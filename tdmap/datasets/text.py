@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.store import OutputFolder, destination, local_path
+from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
@@ -27,6 +27,7 @@ from tdmap.operations.map import map as map_chunks
 from tdmap.operations.output import travels
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -251,7 +252,7 @@ def tokenise(
 
 
 def _beside(out: str | os.PathLike[str]) -> str:
-    parent = os.path.dirname(os.path.abspath(local_path(out)))
+    parent = os.path.dirname(absolute_path(out))
     os.makedirs(parent, exist_ok=True)
     return parent
 

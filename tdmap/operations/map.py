@@ -26,7 +26,7 @@ from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import OnError, mode_of
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import PAD
-from tdmap.stores.opening import is_url
+from tensordict_lite.paths import is_url
 
 
 @operation

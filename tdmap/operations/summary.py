@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
 from tdmap.seeding import permutation, seed_or_drawn
 from tensordict_lite import TensorDict
+from tensordict_lite.paths import local_path
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def train_test_split(
     if stratify is not None:
         order = _spread(order, _labels(data, stratify), rows - count)
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())
-    places = (None, None) if out is None else (Path(out) / "train", Path(out) / "test")
+    places = (None, None) if out is None else [f"{local_path(out)}/{name}" for name in ("train", "test")]
     first, second = (_take(data, part, place, options) for part, place in zip(parts, places))
     return first, second
 
@@ -177,7 +177,7 @@ def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:
     return order[torch.from_numpy(np.concatenate(parts))]
 
 
-def _take(data: Any, rows: Tensor, out: Path | None, options: Any) -> Any:
+def _take(data: Any, rows: Tensor, out: str | None, options: Any) -> Any:
     take: Callable[..., Any] | None = getattr(type(data), "__tdmap_operations__", None) and data.take
     if take is None:
         return permute(data, rows, out, Execution.of(**options))

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from tdmap.data.store import local_path, require_no_tilde
+from tdmap.data.store import require_no_tilde
 from tdmap.job import function_name
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     from tdmap.pipeline.pipeline import Pipeline
@@ -247,7 +248,7 @@ class Cache(Stage):
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f".cache(path) takes the path of a folder: got {path!r}.")
         require_no_tilde(path)
-        return Cache(os.path.abspath(local_path(path)), overwrite)
+        return Cache(absolute_path(path), overwrite)
 
 
 KEEPING_ROWS = (Filter, Take, Skip, Shard, Shuffle, Repeat, Concat)

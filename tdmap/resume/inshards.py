@@ -24,8 +24,8 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.scratch import temporary_folder
 from tdmap.plan import ChunkPlan
 from tdmap.resume.sharding import check_rows_per_shard, claimed, map_to_target, replaceable, target_of
-from tdmap.stores.opening import is_url
 from tdmap.stores.targets import LocalTarget, Target
+from tensordict_lite.paths import is_url
 
 CHUNK_BYTES = 4 << 20
 """Rows that are copied at a time."""

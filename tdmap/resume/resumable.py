@@ -11,7 +11,7 @@ from typing import Any
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objects import object_paths
-from tdmap.data.store import OutputFolder, local_path, require_room_for_hidden
+from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import SerializationError
 from tdmap.execution import Execution
 from tdmap.job import Job
@@ -23,6 +23,7 @@ from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew,
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file
+from tensordict_lite.paths import absolute_path
 
 
 def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
@@ -131,7 +132,7 @@ def _expect_objects(run: Run, out: Data) -> None:
 
 def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
     """Run a reduction that can be resumed, and return its merged state."""
-    path = Path(os.path.abspath(local_path(folder)))
+    path = Path(absolute_path(folder))
     with locked(path, f"map_reduce({job.name})"), open_run(path / HIDDEN, job, REDUCE, []) as run:
         if run.is_complete:
             return checkpoint.answer(run, reducer)

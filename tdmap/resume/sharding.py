@@ -31,7 +31,6 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
-from tdmap.data.store import local_path
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -50,11 +49,12 @@ from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
 from tdmap.stores.members import digest_of_bytes
-from tdmap.stores.opening import concat, is_url, open
+from tdmap.stores.opening import concat, open
 from tdmap.stores.targets import NEW, PER_SHARD, RUN, WRITING, LocalTarget, StoreTarget, Target
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
 from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
+from tensordict_lite.paths import is_url, local_path
 
 SHARD_BYTES = 64 << 20
 """Bytes of input of a shard in a store, where nobody says how many rows it has;"""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.schema import Schema, key_name
-from tdmap.data.store import local_path
 from tdmap.errors import OutputMismatch
 from tdmap.process.defaultdevice import on_host
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
@@ -23,6 +22,7 @@ from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import read_small
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.objects.data import same_payload
+from tensordict_lite.paths import is_url, local_path
 
 AnyPath = str | os.PathLike[str]
 MAX_MANIFEST = 1 << 28
@@ -219,19 +219,6 @@ def _local(source: AnyPath) -> str | None:
     if not isinstance(text, str):
         raise TypeError(f"a path is a string: got {text!r:.80}.")
     return None if is_url(text) else local_path(text)
-
-
-def is_url(path: Any) -> bool:
-    """Whether a path is the URL of a store that is not this machine's file system.
-
-    Example:
-        >>> is_url("s3://bucket/set"), is_url("/data/set"), is_url("file:///data/set")
-        (True, False, False)
-    """
-    if not isinstance(path, str) or path.startswith("file://"):
-        return False
-    scheme, found, _ = path.partition("://")
-    return bool(found) and scheme.replace("+", "").replace("::", "").replace("-", "").isalnum()
 
 
 def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list[Member]:

@@ -18,6 +18,7 @@ from tensordict_lite.memmap.disk.mapping import map_file
 from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.ops.values.operands import leaf_paths
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["consolidate"]
 
@@ -70,7 +71,7 @@ class _Job:
         pin_memory: bool,
     ) -> None:
         self.node = node
-        self.path = None if filename is None else os.path.realpath(os.fspath(filename))
+        self.path = None if filename is None else os.path.realpath(absolute_path(filename))
         self.num_threads = num_threads
         self.non_blocking = non_blocking
         self.inplace = inplace

@@ -18,6 +18,7 @@ from tensordict_lite.memmap.disk.files import all_bytes, size_of_file, write_all
 from tensordict_lite.memmap.disk.format import decode_json
 from tensordict_lite.memmap.disk.mapping import check_room, map_file, preallocate
 from tensordict_lite.memmap.disk.staging import staged_file
+from tensordict_lite.paths import absolute_path
 from tensordict_lite.tensorclass.decorator import TensorClass
 
 __all__ = ["from_consolidated", "is_described", "write_file"]
@@ -105,7 +106,7 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
         >>> loaded["a"], loaded.is_consolidated()
         (MemoryMappedTensor([0, 1, 2]), True)
     """
-    path = os.path.abspath(os.fspath(filename))
+    path = absolute_path(filename)
     total = size_of_file(path, DatasetError, DatasetNotFoundError)
     if total <= _LENGTH.size:
         raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")

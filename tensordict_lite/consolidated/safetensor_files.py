@@ -24,6 +24,7 @@ from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.memmap.load import missing_class
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.paths import absolute_path
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None
     tensors: dict[str, Tensor] = {}
     root = _describe(data, (), tensors)
     about = {_META: json.dumps({"version": _VERSION, "root": root})}
-    with staged_path(os.path.abspath(os.fspath(path))) as temporary:
+    with staged_path(absolute_path(path)) as temporary:
         try:
             package.torch.save_file(_apart(tensors), temporary, metadata=about)
         except KeyError as err:
@@ -209,7 +210,7 @@ def from_safetensors(path: str | os.PathLike[str], *, device: Any = None) -> Any
         >>> _ = params.to_module(torch.nn.Sequential(torch.nn.Linear(3, 4)))
     """
     package = _package()
-    file = os.path.abspath(os.fspath(path))
+    file = absolute_path(path)
     if not os.path.isfile(file):
         what = "is a folder, and not a safetensors file" if os.path.isdir(file) else "does not exist"
         raise (DatasetError if os.path.isdir(file) else DatasetNotFoundError)(file, what)

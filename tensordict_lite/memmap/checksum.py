@@ -34,6 +34,7 @@ from tensordict_lite.memmap.disk.format import (
     read_json,
     read_meta,
 )
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
 
@@ -107,7 +108,7 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
         >>> verify(folder.name).ok
         True
     """
-    root = os.path.abspath(os.fspath(path))
+    root = absolute_path(path)
     if os.path.isfile(root):
         api.refresh_archive_checksums(root, num_threads)
         return {entry.name: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
@@ -137,7 +138,7 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
     Raises:
         DatasetError: there is no dataset, no ``checksums.json``, or that file itself is damaged.
     """
-    root = os.path.abspath(os.fspath(path))
+    root = absolute_path(path)
     report = Report(root)
     if os.path.isfile(root):
         return _verify_archive(root, report, num_threads)

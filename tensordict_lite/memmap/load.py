@@ -39,6 +39,7 @@ from tensordict_lite.memmap.disk.mapping import available_memory
 from tensordict_lite.memmap.disk.turns import Watch, reading
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["Loader", "load_collection"]
 
@@ -301,7 +302,7 @@ def load_collection(
             raise ValueError(f"device={device} was asked for, and out has the device {out.device}")
         device = out.device
     fake = torch._C._get_dispatch_mode(_FAKE) is not None
-    folder = os.path.abspath(os.fspath(prefix))
+    folder = absolute_path(prefix)
     options: dict[str, Any] = {
         "device": device,
         "robust_key": robust_key is not False,

@@ -25,6 +25,7 @@ from tensordict_lite.memmap.disk.turns import reading
 from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["TensorDictFuture", "save_collection"]
 
@@ -143,7 +144,7 @@ class _Save:
         self.plan: Plan = plan_for(
             node, robust_key=robust_key, allow_pickle=allow_pickle, reference_format=reference_format
         )
-        root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
+        root = absolute_path(prefix) if prefix is not None else self._own_root()
         if atomic and root is None:
             raise ValueError("atomic=True needs a folder to write to: pass prefix=")
         self.root = root

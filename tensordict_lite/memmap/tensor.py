@@ -33,6 +33,7 @@ from tensordict_lite.memmap.disk.mapping import (
     reserve,
 )
 from tensordict_lite.memmap.disk.placed import is_placed
+from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
 from tensordict_lite.strided import shape_of
 
@@ -142,7 +143,7 @@ class MemoryMappedTensor(Tensor):
             raise RuntimeError(
                 "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad: call detach() first"
             )
-        path = None if filename is None else os.path.abspath(os.fspath(filename))
+        path = None if filename is None else absolute_path(filename)
         if isinstance(input, MemoryMappedTensor):
             same = input._same_file(path, copy_existing)
             if same and shape is None:
@@ -205,7 +206,7 @@ class MemoryMappedTensor(Tensor):
             ValueError: the file is smaller than the shape, a dimension is negative, or the mode is unknown.
             PermissionError: ``mode="r+"`` on a file that cannot be written.
         """
-        path = os.path.abspath(os.fspath(filename))
+        path = absolute_path(filename)
         writable = _writable(path, mode)
         if isinstance(shape, Tensor) and shape.ndim == 2:
             out: MemoryMappedTensor = nested.map_file(cls, path, dtype, shape, writable)
@@ -331,7 +332,7 @@ class MemoryMappedTensor(Tensor):
         dtype = dtype or torch.get_default_dtype()
         check_dtype(dtype)
         wanted = shape if shape is not None else size[0] if len(size) == 1 else size
-        path = None if filename is None else os.path.abspath(os.fspath(filename))
+        path = None if filename is None else absolute_path(filename)
         if isinstance(wanted, Tensor) and wanted.ndim == 2:
             return nested.make(cls, wanted, dtype, path, existsok)
         dims = _size(wanted)

@@ -40,6 +40,7 @@ from tensordict_lite.memmap.disk.turns import is_at
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.schema import Schema, load_head
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["DatasetWriter"]
 
@@ -100,7 +101,7 @@ class DatasetWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], example: Any = None, capacity: int | None = None) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = absolute_path(path)
         self._rows: list[list[Tensor]] = []
         self._pending = self._pending_bytes = 0
         self._files: dict[str, int] = {}

@@ -16,7 +16,7 @@ import tdmap
 from tdmap import reducers
 from tdmap.cli.app import app
 from tdmap.datasets import Jagged, Table, convert, images, read, write
-from tensordict_lite import TensorDict
+from tensordict_lite import DatasetWriter, TensorDict
 
 COMMANDS = [
     "info {}/ds",
@@ -108,7 +108,19 @@ USES: dict[str, Callable[[Callable[[str], str], Path], Any]] = {
     "Table": lambda url, place: (Table.of(table()).save(url("out")), len(Table.open(url("out"))))[1],
     "Jagged": lambda url, place: (Jagged.from_list(["a", "b"]).save(url("out")), len(Jagged.open(url("out"))))[1],
     "pictures": _pictures,
+    "train_test_split": lambda url, place: len(tdmap.train_test_split(table(), 4, out=url("out"), num_workers=0)[1]),
+    "memmap": lambda url, place: len((table().memmap(url("out")), TensorDict.load_memmap(url("out")))[1]),
+    "memmap_like": lambda url, place: len(table().memmap_like(url("out"))),
+    "archive": lambda url, place: len((table().memmap(url("out.tdz")), TensorDict.load_memmap(url("out.tdz")))[1]),
+    "consolidate": lambda url, place: len(
+        (table().consolidate(url("out")), TensorDict.from_consolidated(url("out")))[1]
+    ),
+    "DatasetWriter": lambda url, place: DatasetWriter(url("out"), table()[0]).append(table()),
 }
+
+WRITERS_OF_FOLDERS = (
+    "Pipeline.cache reduce Table Jagged train_test_split memmap memmap_like archive consolidate DatasetWriter".split()
+)
 
 
 @pytest.mark.parametrize("use", USES)
@@ -117,6 +129,13 @@ def test_functions_do_the_same_as_with_paths(use: str, place: Path) -> None:
     found = USES[use](lambda name: f"file://{place}/{name}", place)
     assert found != 99 and tree(Path.cwd()) == before
     assert not os.path.exists("file:")
+
+
+@pytest.mark.parametrize("use", WRITERS_OF_FOLDERS)
+def test_the_url_of_a_store_is_not_a_folder_below_the_working_directory(use: str, place: Path) -> None:
+    with pytest.raises(ValueError, match="store"):
+        USES[use](lambda name: f"memory://place/{name}", place)
+    assert list(Path.cwd().glob("memory*")) == []
 
 
 def test_a_relative_file_url_is_refused() -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.store import local_path
 from tdmap.datasets.images.pixels import PictureError
+from tensordict_lite.paths import absolute_path
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .apng .gif .webp .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .tga .ico .avif".split()
@@ -58,7 +58,7 @@ def list_files(folder: str | os.PathLike[str], labels: Any = None, suffixes: Any
         PictureError: with `strict`, a folder cannot be listed, is a link, or is a class without pictures; names it.
         ValueError: there are no pictures, some lie beside the class folders, or the labels are not usable.
     """
-    root = os.path.abspath(local_path(folder))
+    root = absolute_path(folder)
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a folder")
     wanted = SUFFIXES if suffixes is None else frozenset(suffix.lower() for suffix in suffixes)

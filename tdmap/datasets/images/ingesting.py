@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdmap.data.store import META, local_path, require_no_tilde, require_replaceable
+from tdmap.data.store import META, require_no_tilde, require_replaceable
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -43,6 +43,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -142,7 +143,7 @@ def ingest(
     require_no_tilde(out)
     look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]
     files = list_files(folder, labels, suffixes, strict=on_error == "raise")
-    path = Path(os.path.abspath(local_path(out)))
+    path = Path(absolute_path(out))
     replaces = overwrite and (path / META).exists()
     if (path / ABOUT).exists() and not overwrite:
         return _reopen(path, files, look, keep, on_error, resume)

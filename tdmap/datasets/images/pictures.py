@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.store import local_path
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, in_mode, pillow, resized
 from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.datasets.jagged import Jagged
@@ -23,6 +22,7 @@ from tdmap.resume.fingerprint import source_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import decode_json, read_json, read_small
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -72,7 +72,7 @@ class Pictures:
         Raises:
             DatasetError: there is no such dataset.
         """
-        path = Path(os.path.abspath(local_path(path)))
+        path = Path(absolute_path(path))
         try:
             about = read_json(str(path / ABOUT), str(path))
             if about["version"] != 1 or not isinstance(about["classes"], list):

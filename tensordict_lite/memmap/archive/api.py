@@ -30,6 +30,7 @@ from tensordict_lite.memmap.disk.turns import Watch, holds_dataset, reading
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.paths import absolute_path
 
 __all__ = [
     "EXTENSION",
@@ -88,7 +89,7 @@ def save_archive(
     """
     if return_early:
         raise NotImplementedError("return_early=True is not supported for an archive: wait for the save")
-    path = os.path.abspath(os.fspath(prefix))
+    path = absolute_path(prefix)
     method = method_of(compression)
     if not existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
@@ -192,7 +193,7 @@ def pack_memmap(
         >>> archive.name, TensorDict.load_memmap(archive)["a"]
         ('data.tdz', MemoryMappedTensor([0, 1, 2]))
     """
-    root, path = os.path.abspath(os.fspath(prefix)), os.path.abspath(os.fspath(archive_path))
+    root, path = absolute_path(prefix), absolute_path(archive_path)
     method = method_of(compression)
     check_level(method, compresslevel)
     _require_dataset(root)
@@ -298,7 +299,7 @@ def unpack_memmap(
     """
     archive = opened(archive_path, max_ratio=max_ratio)
     folders = _folders_of(archive)
-    root = os.path.abspath(os.fspath(prefix))
+    root = absolute_path(prefix)
     staging = Staging(root)
     try:
         check_room(root, sum(entry.size for entry in archive.entries.values()))

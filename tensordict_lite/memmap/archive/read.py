@@ -22,6 +22,7 @@ from tensordict_lite.memmap.disk.format import MAX_META_BYTES, META
 from tensordict_lite.memmap.disk.mapping import hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.paths import absolute_path
 
 __all__ = ["Archive", "opened"]
 
@@ -200,7 +201,7 @@ def opened(path: str | os.PathLike[str], writable: bool = False, max_ratio: floa
     Raises:
         ArchiveError: see :class:`Archive`; also where there is no ``meta.json`` at the top.
     """
-    archive = Archive(os.path.abspath(os.fspath(path)), writable, max_ratio)
+    archive = Archive(absolute_path(path), writable, max_ratio)
     if META not in archive.entries:
         raise ArchiveError(
             archive.path,
