@@ -113,7 +113,7 @@ class ChunkStreams:
             self._captured.seed(value)
 
     def end(self) -> None:
-        """Put other streams back; the global ones are the business of whoever shares them with a caller."""
+        """Restore captured streams. `own_streams` restores the global ones."""
         if self._captured is not None and self._states is not None:
             self._captured.restore(self._states)
             self._states = None

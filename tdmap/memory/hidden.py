@@ -229,7 +229,7 @@ def printable(value: Any, most: int = 500) -> str:
 
 
 def parse_json(text: bytes) -> Any:
-    """A JSON value of a file that may come from anybody.
+    """Parse JSON from an untrusted file.
 
     Raises:
         ValueError: it is none, or too deep to be one of ours.

@@ -270,7 +270,7 @@ def _in_the_way(target: Target, files: set[str], known: bytes | None) -> str:
     if files & {MANIFEST, META}:
         return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
     if known is not None:
-        return f"{where} holds an unfinished run: pass resume=True to go on with it, or overwrite=True to replace it."
+        return f"{where} holds an unfinished run: pass resume=True to resume it, or overwrite=True to replace it."
     return f"{where} is not empty ({', '.join(sorted(files)[:3])}...): choose a place of its own."
 
 
@@ -350,7 +350,7 @@ def map_to_shards(
         OutputMismatch: shards have other keys, dtypes or row shapes than the others.
     """
     if resume and overwrite:
-        raise ValueError("resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one.")
+        raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
     target = target_of(out, options)
     with claimed(target, f"map({job.name})"):
         return map_to_target(job, target, rows_per_shard, execution, resume, overwrite, write)

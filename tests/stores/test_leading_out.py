@@ -1,4 +1,4 @@
-"""Names of objects and paths of manifests that lead out of a dataset are refused, whoever reads it."""
+"""Names of objects and paths of manifests that lead out of a dataset are refused by every reader."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class _Command:
         for place in (*inside, *_code_in(datasets)):
             refuse(
                 f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
-                "move it elsewhere, and go on with tdmap map --resume"
+                "move it elsewhere, and continue with tdmap map --resume"
             )
         if os.path.realpath(self.cwd) != self.cwd:
             refuse(
