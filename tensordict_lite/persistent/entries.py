@@ -24,6 +24,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
     import h5py
@@ -63,9 +64,16 @@ def h5py_package() -> Any:
 
 
 def open_file(filename: str | os.PathLike[str], mode: str) -> Any:
-    """The file, open; an error of HDF5 that is none of the system's names it."""
+    """The file, open; an error of HDF5 that is none of the system's names it.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device, which HDF5 would wait for.
+    """
+    path = absolute_path(filename)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"{path} is not a regular file, and an HDF5 file is needed.")
     try:
-        return h5py_package().File(os.fspath(filename), mode)
+        return h5py_package().File(path, mode)
     except OSError as error:
         if error.errno is None:
             raise OSError(f"{os.fspath(filename)}: from_h5() expects an HDF5 file there: {error}") from error

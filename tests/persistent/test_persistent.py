@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,6 +290,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     assert "closed" in repr(data)
     with pytest.raises(FileNotFoundError):
         TensorDict.from_h5(tmp_path / "nope.h5")
+    os.mkfifo(tmp_path / "fifo.h5")
+    for place in ("fifo.h5", "."):
+        with pytest.raises(OSError, match="not a regular file"):
+            TensorDict.from_h5(tmp_path / place)
     with pytest.raises(TypeError, match="batch_size and auto_batch_size"):
         TensorDict.from_h5(tmp_path / "a.h5", batch_size=[5], auto_batch_size=True)
     with pytest.raises(RuntimeError, match="Either group or filename"):
