@@ -52,12 +52,12 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
     """
     require_function(fn)
     if in_keys is not None:
-        return in_default_device(OnKeys(fn, in_keys, out_keys))
+        return user_function(OnKeys(fn, in_keys, out_keys))
     if out_keys is not None:
         raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
     if _is_transform(fn):
-        return in_default_device(OnPictures(fn))
-    return in_default_device(ModuleFunction(fn) if isinstance(fn, nn.Module) else fn)
+        return user_function(OnPictures(fn))
+    return user_function(ModuleFunction(fn) if isinstance(fn, nn.Module) else fn)
 
 
 def require_function(fn: Any) -> None:
@@ -118,7 +118,7 @@ class Around:
 
 
 class InDefaultDevice(Around):
-    """Calls a function of the user where tensors are made on the default device of the caller (`in_default_device`)."""
+    """Calls a function of the user where tensors are made on the default device of the caller (`user_function`)."""
 
     def __init__(self, fn: Callable[..., Any], default: torch.device) -> None:
         self.fn = fn
@@ -145,11 +145,15 @@ class InDefaultDevice(Around):
         return getattr(self.fn, name)  # what the engine looks for on a function (docs/design.md)
 
 
-def in_default_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+def user_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` as operations call it: within the default device of their caller, if it has set one.
 
     A function of the engine stays as it is; it calls those of the user so.
+
+    Raises:
+        TypeError: it cannot be called, or is async.
     """
+    require_function(fn)
     default = caller_device()
     ours = type(fn).__module__.startswith("tdmap.") and not isinstance(fn, (ModuleFunction, OnKeys, OnPictures))
     return fn if default is None or ours else InDefaultDevice(fn, default)

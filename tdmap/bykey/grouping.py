@@ -29,7 +29,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
 from tdmap.data.store import destination
 from tdmap.execution import Execution
-from tdmap.functions import in_default_device, require_function
+from tdmap.functions import user_function
 from tdmap.job import Policy, function_name
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
@@ -219,8 +219,7 @@ class GroupBy:
             >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
             tensor([2., 3.])
         """
-        require_function(fn)
-        fn = in_default_device(fn)
+        fn = user_function(fn)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)

@@ -18,7 +18,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged, save_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.functions import in_default_device, require_function
+from tdmap.functions import require_function, user_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
@@ -45,8 +45,7 @@ class OnJagged:
     """Calls a function with jagged rows, where the engine has only where they start and end."""
 
     def __init__(self, fn: Callable[[Jagged], Any], rows: Jagged, share: bool) -> None:
-        require_function(fn)
-        self.fn = in_default_device(fn)
+        self.fn = user_function(fn)
         self.kind = rows.kind
         self.shared = SharedTensors([rows.values], share)
         self._source = rows.values
@@ -319,7 +318,7 @@ class Chosen:
     """The rows of a chunk, a table or jagged rows, for which a predicate is true."""
 
     def __init__(self, predicate: Callable[[Any], Any]) -> None:
-        self.predicate = in_default_device(predicate)
+        self.predicate = user_function(predicate)
         self.__qualname__ = function_name(predicate)
 
     def identity_parts(self) -> dict[str, str]:

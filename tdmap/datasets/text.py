@@ -20,7 +20,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
-from tdmap.functions import in_default_device
+from tdmap.functions import user_function
 from tdmap.memory.scratch import temporary_folder
 from tdmap.operation import operation
 from tdmap.operations.map import map as map_chunks
@@ -56,7 +56,7 @@ class Tokenizer:
                 f"a tokenizer or a function of a list of strings is needed, got a {type(tokenizer).__name__}."
             )
         if self.fast is None:
-            self.tokenizer = in_default_device(tokenizer)
+            self.tokenizer = user_function(tokenizer)
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run, or a dataset that is opened again, must find unchanged."""

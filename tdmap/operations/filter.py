@@ -31,7 +31,7 @@ from tdmap.data.store import destination
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.expressions import Expression
-from tdmap.functions import in_default_device, require_function
+from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.rowfiles import Places, SharedTensors
@@ -116,9 +116,8 @@ def filter(
         >>> filter(data, lambda td: td["x"] % 3 == 0, num_workers=2)["x"]
         tensor([0, 3, 6, 9])
     """
-    require_function(predicate)
+    predicate = user_function(predicate)
     plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
-    predicate = in_default_device(predicate)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
     output = Output(destination(out, overwrite), data)
@@ -370,9 +369,8 @@ def flat_map(
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
         tensor([2, 2, 3, 3, 3])
     """
-    require_function(fn)
+    fn = user_function(fn)
     plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
-    fn = in_default_device(fn)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     return append_rows(
         data,

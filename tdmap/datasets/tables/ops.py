@@ -31,7 +31,7 @@ from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.functions import in_default_device, require_function
+from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operations.arguments import handler_of, policy_for
@@ -140,8 +140,7 @@ class OnTable:
     """Calls a function with chunks that are tables, where the engine has only where jagged rows start and end."""
 
     def __init__(self, fn: Callable[[Table], Any], table: Table, share: bool) -> None:
-        require_function(fn)
-        self.fn = in_default_device(fn)
+        self.fn = user_function(fn)
         self.kinds = {name: column.kind for name, column in table.jagged.items()}
         self.shared = SharedTensors([column.values for column in table.jagged.values()], share)
         self.types = table.types
