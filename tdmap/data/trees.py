@@ -140,6 +140,7 @@ def _copied(value: Any) -> Any:
         return type(value)(*map(_copied, value))
     if isinstance(value, dict):
         new = copy.copy(value)
-        new.update((key, _copied(item)) for key, item in value.items())
+        for key, item in value.items():  # not by update(), which counts in a Counter
+            new[key] = _copied(item)
         return new
     return value
