@@ -21,13 +21,15 @@ class Owner:
 
     __slots__ = ("pid",)
 
+    _current = staticmethod(os.getpid)  # of the class: while the interpreter ends, names of modules are None
+
     def __init__(self) -> None:
         self.pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
         """Whether this is that process, and no fork of it."""
-        return os.getpid() == self.pid
+        return self._current() == self.pid
 
     def require(self, what: str) -> None:
         """Raise RuntimeError in a fork; `what` is called by its name there."""

@@ -413,7 +413,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """End every worker. The pool cannot be used afterwards."""
-        if not self._owner.is_here or self._closed:
+        if self._closed or not self._owner.is_here:
             return
         self._closed = True
         for member in list(self.members.values()):
