@@ -97,9 +97,14 @@ def on_host(fn: Decorated) -> Decorated:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _len_torch_function_stack():
-            return fn(*args, **kwargs)
-        with Host():
-            return fn(*args, **kwargs)
+        try:
+            if not _len_torch_function_stack():
+                return fn(*args, **kwargs)
+            with Host():
+                return fn(*args, **kwargs)
+        except BaseException as error:  # `fn` has left the frames of the engine out
+            if error.__traceback__ is not None:
+                error.__traceback__ = error.__traceback__.tb_next
+            raise
 
     return call  # type: ignore[return-value]
