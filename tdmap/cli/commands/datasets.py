@@ -11,7 +11,6 @@ import typer
 from tdmap.cli.answers import FAILED, Commands, answer, asked, say
 from tdmap.cli.app import app
 from tdmap.cli.requests import guard, refuse
-from tdmap.memory.hidden import printable
 
 SHOWN = 10
 """Files left out that are printed."""
@@ -110,6 +109,8 @@ def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from tdmap.memory.hidden import printable
 
     table = Table(title=f"{len(skipped):,} files were left out", title_justify="left")
     table.add_column("file", overflow="fold")

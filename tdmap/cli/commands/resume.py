@@ -22,7 +22,6 @@ from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.commands.map import report_skipped, run_resumable
 from tdmap.cli.places import list_beside, sources_of, url_of
 from tdmap.cli.requests import files_of_module, find_function, import_module, open_dataset, refuse, take_apart
-from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
@@ -55,6 +54,7 @@ def resume(
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
+    from tdmap.memory.hidden import HIDDEN
     from tdmap.resume.run import REDO, TRUST
 
     found = _status_of(path)
@@ -125,7 +125,7 @@ class _Command:
     def of(found: Any, path: Path) -> _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
-        from tdmap.memory.hidden import open_file
+        from tdmap.memory.hidden import HIDDEN, open_file, printable
         from tdmap.stores.targets import RUN
 
         if found.command is None:
