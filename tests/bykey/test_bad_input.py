@@ -133,7 +133,7 @@ def test_options(data):
         tdmap.join(data, data, "k", "full")
     with pytest.raises(TypeError, match="map the function first"):
         tdmap.join(data, data, lambda rows: rows["k"])
-    with pytest.raises(TypeError, match="needs a function"):
+    with pytest.raises(TypeError, match="a function, a module or a transform is needed"):
         tdmap.group_by(data, "k").map_groups(None)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.datasets import Jagged, Table, from_huggingface, from_polars, read, tokenise, write
+from tdmap.datasets import Table, from_huggingface, from_polars, read, write
 from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
@@ -151,27 +151,6 @@ def test_what_cannot_be_cut_into_rows_is_named_by_every_operation(layout, worker
 
 
 # -- no rows -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("into", ["memory", "folder"])
-@pytest.mark.parametrize("workers", WORKERS)
-def test_no_rows_give_the_columns_that_rows_would_give(workers, into, tmp_path):
-    table = Table.of({"k": torch.arange(2), "s": Jagged.from_list(["a", "b"])})
-    places = iter(range(100))
-
-    def out():
-        return tmp_path / str(next(places)) if into == "folder" else None
-
-    for kept in (table[:0], table)[: 1 if into == "folder" else 2]:  # the function itself may give none
-        found = kept.map(lambda t: {"y": t["k"][:0] * 2.0, "s": t["s"][:0]}, out(), **workers)
-        assert (len(found), found["y"].dtype, found["s"].kind) == (0, torch.float32, "str")
-    found = table[:0].map(lambda t: {"s": [s + "!" for s in t["s"]]}, out(), **workers)
-    assert found["s"].kind == "str" and len(found) == 0
-    words = table["s"][:0]
-    assert words.map(lambda rows: [row + "!" for row in rows], out(), **workers).kind == "str"
-    assert tokenise(words, lambda texts: [[1] for _ in texts], out=out(), **workers).dtype is torch.int64
-    with pytest.raises(ValueError, match="no rows.*ZeroDivisionError"):
-        table[:0].map(lambda t: 1 // 0, out(), **workers)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.uint8, torch.bool, torch.float32])

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
-    import json, sys, psutil, torch, tdmap
+    import json, sys, psutil, torch, tdmap, tdmap.operations.scatter
     from tensordict_lite import TensorDict
     torch.set_num_threads(1)
     tdmap.operations.scatter.SMALLEST = tdmap.operations.scatter.LARGEST = 1 << 20
