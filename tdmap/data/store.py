@@ -90,7 +90,7 @@ class OutputFolder:
         Args:
             call: what others are told, such as `map(double)`.
             source: the folder of the data that is read.
-            resume: an unfinished run may be here, and may be gone on with.
+            resume: an unfinished run may be here, and may be resumed.
 
         Raises:
             FolderInUse: somebody else writes it; says who.
@@ -199,14 +199,14 @@ class OutputFolder:
 
     @property
     def has_journal(self) -> bool:
-        """Whether a run that can be gone on with has been begun here."""
+        """Whether a run that can be resumed has been begun here."""
         return os.path.lexists(self._journal)
 
     def _goes_on(self, resume: bool) -> bool:
         return resume and self.has_journal
 
     def require_free(self, source: Path | None, resume: bool) -> None:
-        """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
+        """Raise FileExistsError unless a new dataset can be put here, or an unfinished run resumed."""
         if self.is_at(source):
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
         names = self._names()

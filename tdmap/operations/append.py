@@ -362,7 +362,7 @@ def run_spilled(
         call: the name of the operation.
         known_by: keep what is done in a hidden folder of the output; a later call with the same job goes on. None: a
             call that is interrupted leaves nothing.
-        spill_dir: as `append_rows`; what can be gone on with waits in the output.
+        spill_dir: as `append_rows`; what can be resumed waits in the output.
         keep: makes what a worker calls, of the function and the spill files.
 
     Raises:

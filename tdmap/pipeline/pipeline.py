@@ -219,7 +219,7 @@ class Pipeline(Chain):
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
         """Write the rows to a folder the first time that they are needed, and read them there from then on.
 
-        The writing can be interrupted and is gone on with. Another source, function or stage before it makes another
+        The writing can be interrupted and is resumed. Another source, function or stage before it makes another
         pipeline (see `tdmap.map`, `resume`), whose folder is refused.
 
         Args:

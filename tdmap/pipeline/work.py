@@ -80,7 +80,7 @@ class Work:
         return merge
 
     def identity_parts(self) -> dict[str, str]:
-        """What the work consists of, for runs that can be gone on with."""
+        """What the work consists of, for runs that can be resumed."""
         return {"order of rows": self.order, **stage_parts(self.stages)}
 
     def __call__(self, chunk: Data, start: int = 0) -> Any:

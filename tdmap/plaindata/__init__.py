@@ -1,4 +1,4 @@
-"""Values as data: what the files of a run that can be gone on with hold. A pickle is a program; this is none.
+"""Values as data: what the files of a run that can be resumed hold. A pickle is a program; this is none.
 
     dump(value)  ──► bytes  ──►  load(bytes)
 

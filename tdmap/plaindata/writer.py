@@ -243,6 +243,6 @@ class Writer:
         own = ", ".join(sorted(self.modules)) or "the module of your function"
         return SerializationError(
             f"{what or f'a {kind.__module__}.{kind.__qualname__}'} cannot be kept as data, which a run that can be "
-            "gone on with needs. Keep tensors, arrays, numbers, texts and containers of them; or instances of classes "
+            "resumed needs. Keep tensors, arrays, numbers, texts and containers of them; or instances of classes "
             f"that are defined at the top of {own}, whose __getstate__ gives such data. Or leave out resume=."
         )

@@ -1,4 +1,4 @@
-"""Reductions that can be gone on with: the states that wait in the merge tree, in one small file.
+"""Reductions that can be resumed: the states that wait in the merge tree, in one small file.
 
 The tree holds a handful of merged states at any time, and they say which chunks they stand for. So the file that
 holds them is the whole memory of a reduction: it is replaced, whole, every now and then, and a run goes on from it
@@ -70,7 +70,7 @@ def read_nodes(path: Path, modules: Collection[str]) -> list[Node]:
             raise ValueError("it holds no states")
         return nodes
     except ValueError as error:
-        raise UntrustedFile(path, f"cannot be gone on with ({error})") from None
+        raise UntrustedFile(path, f"cannot be resumed ({error})") from None
 
 
 def _is_node(node: Any) -> bool:

@@ -47,7 +47,7 @@ class Status:
     seconds: float | None
     """Time that all sessions took; None where it is not noted (several folders)."""
     sessions: int
-    """How often the run was begun or gone on with."""
+    """How often the run was begun or resumed."""
     began: float
     """Seconds since 1970."""
     argv: list[str] = field(default_factory=list)

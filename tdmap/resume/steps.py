@@ -161,7 +161,7 @@ class Steps:
         return bool(self._steps)
 
     def forget(self) -> None:
-        """Nothing has been done, and nothing is to be gone on with; not in a fork of the program."""
+        """Nothing has been done, and nothing is to be resumed; not in a fork of the program."""
         assert self.run_of.journal is not None
         if self.run_of.journal.is_mine:
             remove(self.run_of.folder / "journal")
@@ -180,7 +180,7 @@ class Steps:
             kind, *rest = load(frame, MODULES)
             replay[kind](*rest)
         except (ValueError, TypeError, LookupError) as error:
-            raise UntrustedFile(self._path, f"cannot be gone on with ({error})") from None
+            raise UntrustedFile(self._path, f"cannot be resumed ({error})") from None
 
     def _put(self, number: int, known_by: str, base: int, chunks: int) -> Step:
         """Job `number` begins; what was known of it, and of those behind it, does not count any more."""

@@ -89,7 +89,7 @@ Value = TypeVar("Value")
 def settled(name: str, find: Callable[[], Value]) -> Value:
     """What `find` finds, which may be something else another time: free memory, the number of workers, a random number.
 
-    An operation that is gone on with gets what it had before, since what is done depends on it.
+    An operation that is resumed gets what it had before, since what is done depends on it.
 
     Args:
         name: of what is found, for the caller's operation.

@@ -97,7 +97,7 @@ def test_it_is_taken_where_it_is_and_can_be_ruled_out(options: dict[str, Any], m
 
 
 def test_both_say_the_same_of_what_is_there(bucket: str, options: dict[str, Any]) -> None:
-    """A run that was begun through one is gone on with through the other, and names are names."""
+    """A run that was begun through one is resumed through the other, and names are names."""
     ours, theirs = ObstoreFiles("s3", options), FsspecFiles("s3", options)
     names = ["plain", "a%2Fb c", "we~ird #1?*[x]{y}|^", "über", "n/deep", "empty"]
     for place, (writer, reader) in enumerate([(ours, theirs), (theirs, ours)]):

@@ -1,4 +1,4 @@
-"""`out=folder, rows_per_shard=`: whole or not there, the same rows, and gone on with after any interruption."""
+"""`out=folder, rows_per_shard=`: whole or not there, the same rows, and resumed after any interruption."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _decode(
     files: Files, path: Path, look: Look, keep: str, on_error: str, options: dict[str, Any]
 ) -> list[tuple[str, str]]:
     """Rows of one size: all have a place, where pixels are written once; only when files cannot be read, which is
-    seldom, the other rows are copied to new places. A run can be gone on with under another `on_error`, too."""
+    seldom, the other rows are copied to new places. A run can be resumed under another `on_error`, too."""
     channels, height, width = look.shape
     chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
     fn = DecodeFiles(files, look, on_error == "skip")

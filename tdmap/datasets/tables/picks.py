@@ -251,7 +251,7 @@ def _chosen(
     resume: bool,
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
-    """Rows by their numbers, which `choose` gives: a view, or with `out` a copy, which may be gone on with."""
+    """Rows by their numbers, which `choose` gives: a view, or with `out` a copy, which may be resumed."""
     place = destination(out, overwrite)
 
     def work(place: Any) -> Jagged:
