@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from pathlib import Path
 
@@ -31,5 +32,7 @@ def test_pages_that_were_passed_are_let_go_of(tmp_path: Path, to_files: bool, nu
         return resident_bytes()
 
     seen = list(tdmap.map_iter(data, touch, num_workers=num_workers, chunksize=1))
-    assert max(seen) - min(seen) < ROWS * ROW_BYTES // 2
+    # A process that has run other tests may give their memory back meanwhile: only what is gained counts.
+    gained = [now - lowest for now, lowest in zip(seen, itertools.accumulate(seen, min), strict=True)]
+    assert max(gained) < ROWS * ROW_BYTES // 2
     assert not data["x"].any()
