@@ -322,8 +322,8 @@ def test_facts_that_are_forged_are_an_error_of_this_library(tmp_path, name, how)
     out = prepare(name, tmp_path)
     with contextlib.suppress(InterruptedError):
         run(make(), out, num_workers=0, callbacks=[Stop()])
-    hidden = [file.relative_to(out) for file in (out / ".tdmap").rglob("*") if "data" not in file.parts]
-    for file in hidden:
+    hidden = [file for file in (out / ".tdmap").rglob("*") if file.is_file() and "data" not in file.parts]
+    for file in (file.relative_to(out) for file in hidden):
         if file.suffix in (".json", ".jsonl") or file.name.isdecimal():
             copy = shutil.copytree(out, tmp_path / f"forged {file.name}")
             for ask in (read_status, lambda copy: quietly(lambda: run(make(), copy, num_workers=0))):
