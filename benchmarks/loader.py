@@ -6,7 +6,7 @@
 An epoch of shuffled batches: random crop, flip and normalisation of uint8 pictures [3, 64, 64], two processes each.
 All loaders keep their workers between epochs where they can. Beside them, torch's own DataLoader over narrow rows in
 memory, in batches of 256 without workers, with the package tensordict: what a batch costs. A last check is of this
-project alone: an iteration that is saved in mid-epoch and gone on with gives the very same batches, bit for bit.
+project alone: an iteration that is saved in mid-epoch and resumed gives the very same batches, bit for bit.
 
 Prints a table of ratios, and writes ``loader.json`` and ``.png`` into ``benchmarks/results``.
 """

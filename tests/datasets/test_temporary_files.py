@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import torch
 import tdmap
 from tdmap.datasets import Table, images, read, write
 from tdmap.memory import hidden
+from tdmap.memory.spill import Spill
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
 
@@ -177,3 +181,19 @@ def _killed_in_the_middle(pictures: Any, folder: Path) -> None:
 
     os.replace = replace  # type: ignore[assignment]
     pictures.to_images(folder, format="png", num_workers=0)
+
+
+def test_files_of_another_container_with_the_same_host_name_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes run, though their numbers are those of no process here."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make a PID namespace")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = "from tdmap.memory.spill import Spill; Spill()"
+    with Spill() as spill:
+        done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert spill.folder.exists()

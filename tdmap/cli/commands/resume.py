@@ -1,7 +1,7 @@
 """The commands about runs that can be resumed: ``tdmap status PATH`` and ``tdmap resume PATH``.
 
-A journal says which function its run is to be resumed, and it may have come with the dataset, from anybody. So
-it is shown before it is run, somebody has to say yes, and nothing is imported from inside the dataset.
+A journal says which function its run resumes with, and it may have come with the dataset. So the function is shown
+before it runs, the user has to say yes, and nothing is imported from inside the dataset.
 """
 
 from __future__ import annotations

@@ -63,7 +63,11 @@ _AT_FDCWD = -100
 
 @functools.cache
 def _host() -> str:
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    """The machine and, in a container, its processes: a number of a process means nothing to those of another one."""
+    namespace = 0
+    with contextlib.suppress(OSError):  # no /proc
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
 def temporary_name() -> str:
