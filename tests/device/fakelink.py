@@ -256,7 +256,7 @@ class FakeLink:
             self._copies.run_until(self._copies.given)
 
     def memory(self) -> tuple[int, int]:
-        return self._total - sum(self._memory.values()), self._total
+        return self._total - sum(self._memory.copy().values()), self._total
 
     def is_lost(self) -> bool:
         with contextlib.suppress(DeviceFailed):
@@ -277,7 +277,7 @@ class FakeLink:
 
     def lock(self, address: int, nbytes: int) -> bool:
         whole = address % mmap.PAGESIZE == 0 == nbytes % mmap.PAGESIZE
-        twice = any(start < address + nbytes and address < start + size for start, size in list(self.locked.items()))
+        twice = any(start < address + nbytes and address < start + size for start, size in self.locked.copy().items())
         if not whole or twice or (self._lockable is not None and len(self.locked) >= self._lockable):
             self.refused += 1
             return False
@@ -295,8 +295,8 @@ class FakeLink:
 
 
 def _within(blocks: dict[int, int], tensor: Tensor) -> bool:
-    address = tensor.data_ptr()  # other threads add blocks: a list is made at once
-    return any(start <= address < start + nbytes for start, nbytes in list(blocks.items()))
+    address = tensor.data_ptr()  # copied at once: the collector and other threads change it between two items
+    return any(start <= address < start + nbytes for start, nbytes in blocks.copy().items())
 
 
 def _late_copy(destination: Tensor, source: Tensor) -> Callable[[], None]:
