@@ -54,11 +54,13 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)
 
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/site/pages.py
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python docs/site/checks.py
 	@echo "built site/: python3 -m http.server -d site, then http://localhost:8000"
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) demo-output build dist site
+	rm -rf $(VENV) $(GPU_VENV) demo-output build dist site .cache
 
 # One stamp an extra: a second `make test` installs nothing, a changed requirement installs again.
 $(VENV)/bin/python:

@@ -1,15 +1,17 @@
-"""What must hold of the built site: no dead link, nothing from elsewhere, and a search that finds."""
+"""What must hold of the built site: no dead link, nothing loaded from elsewhere, and a search that finds."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-WORDS = ("pandas", "Parquet", "JPEG", "tokenizer", "torchrun", "DataLoader", "resume")
+WORDS = ("on_error", "pandas", "Parquet", "JPEG", "tokenizer", "torchrun", "DataLoader", "resume")
 """What people type into the search."""
 
 
@@ -62,13 +64,15 @@ def problems(site: Path) -> Iterator[str]:
 
 def shown(site: Path, word: str) -> list[str]:
     """The pages, best first, that a search for a word leads to and that show it in code; of those written by hand."""
-    index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    index = json.loads((site / "search.json").read_text())
+    between = re.compile(index["config"]["separator"] + "|<[^>]*>")
     score: dict[str, int] = {}
-    for entry in index:
+    for entry in index["items"]:
         page = entry["location"].partition("#")[0]
         if page.startswith(("reference/", "project/", "examples/")):
             continue
-        hits = entry["title"].lower().count(word.lower()) * 10 + entry["text"].lower().count(word.lower())
+        title, text = (between.split(unescape(entry[name]).lower()) for name in ("title", "text"))
+        hits = title.count(word.lower()) * 10 + text.count(word.lower())
         if hits:
             score[page] = score.get(page, 0) + hits
     found = sorted(score, key=lambda page: -score[page])
@@ -78,3 +82,8 @@ def shown(site: Path, word: str) -> list[str]:
 def _is_in_code(path: Path, word: str) -> bool:
     code = re.findall(r"<code[^>]*>(.*?)</code>", path.read_text(), re.DOTALL)
     return any(word.lower() in re.sub(r"<[^>]+>", "", part).lower() for part in code)
+
+
+if __name__ == "__main__":
+    found = list(problems(Path(__file__).parents[2] / "site"))
+    sys.exit("\n".join(found) or None)
