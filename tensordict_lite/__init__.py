@@ -99,6 +99,7 @@ from_h5 = TensorDict.from_h5
 from_json = TensorDict.from_json
 from_pandas = TensorDict.from_pandas
 from_parquet = TensorDict.from_parquet
+from_zarr = TensorDict.from_zarr
 
 _vmapping.install()
 
@@ -178,6 +179,7 @@ __all__ = [
     "from_safetensors",
     "from_struct_array",
     "from_tuple",
+    "from_zarr",
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",

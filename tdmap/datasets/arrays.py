@@ -6,7 +6,6 @@ Nothing outside of the file is read: links to other files, and arrays whose byte
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import io
 import math
@@ -27,9 +26,8 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tables.about import joined
 from tdmap.errors import UnreadableFile, add_note
-from tdmap.memory.scratch import temporary_path
-from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others
-from tensordict_lite.memmap.disk.staging import exchange_in_turn, staged_path
+from tensordict_lite.memmap.disk.staging import staged_path
+from tensordict_lite.persistent import zarrstore
 from tensordict_lite.persistent.entries import walk
 
 ORDER = "tdmap_columns"
@@ -151,23 +149,18 @@ class _Text:
 
 def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
     """Parts of the arrays in a Zarr store, named as those of `read_hdf5`."""
-    zarr = need("zarr", "zarr", "reading Zarr")
-    group = zarr.open(_local(path), mode="r")
-    if not hasattr(group, "members"):
-        yield from _parts_of(path, [("values", lambda: group)], columns)
-        return
     try:
+        group = zarrstore.open_store(_local(path))
+        if not hasattr(group, "members"):
+            yield from _parts_of(path, [("values", functools.partial(zarrstore.require_plain, group))], columns)
+            return
         order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
         members = [(name, member) for name, member in group.members(max_depth=None) if hasattr(member, "dtype")]
     except TypeError as error:  # of zarr's, for a fill value that a type has not
         raise UnreadableFile(f"{path} cannot be read as zarr: {error}") from error
     members.sort(key=lambda member: (order.get(member[0], len(order)), member[0]))  # not as the folder lists them
-    found = [(name.replace("/", "."), functools.partial(_as_it_is, array)) for name, array in members]
+    found = [(name.replace("/", "."), functools.partial(zarrstore.require_plain, array)) for name, array in members]
     yield from _parts_of(path, found, columns)
-
-
-def _as_it_is(array: Any) -> Any:
-    return array
 
 
 def _parts_of(
@@ -385,13 +378,8 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
     Raises:
         FileExistsError: there are other files in its folder.
     """
-    zarr = need("zarr", "zarr", "writing Zarr")
-    path = os.path.realpath(_local(path))
-    if os.path.lexists(path):
-        refuse_others(path, lambda: sorted({*files_below(path)} - _files_of_zarr(files_below(path))))
-    partial = temporary_path(f".{os.path.basename(path)[:100]}", os.path.dirname(path))
-    try:
-        group = zarr.open_group(partial, mode="w", zarr_format=3)
+    with zarrstore.replaced_store(_local(path)) as partial:
+        group = zarrstore.zarr_package().open_group(partial, mode="w", zarr_format=3)
         made: dict[str, Any] = {}
         for part in parts:
             for name, values, kind in _arrays(part, "\0\\"):
@@ -400,35 +388,11 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
                 with _naming_column(name):
                     _append_zarr(group, made, name, values)
         group.attrs[ORDER] = list(made)
-        try:
-            os.rename(partial, path)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            exchange_in_turn(partial, path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    put_away(partial, path, _files_of_zarr)
-
-
-def _files_of_zarr(names: list[str]) -> set[str]:
-    """Those of the files below a folder that belong to the Zarr 3 store in it."""
-    nodes = {os.path.dirname(name) for name in names if os.path.basename(name) == "zarr.json"}
-
-    def is_chunk(name: str) -> bool:
-        parts = name.split("/")
-        cuts = [at for at, part in enumerate(parts) if part == "c" and "/".join(parts[:at]) in nodes]
-        return any(all(map(str.isdigit, parts[at + 1 :])) for at in cuts)
-
-    if "" not in nodes:
-        return set()
-    return {name for name in names if os.path.basename(name) == "zarr.json" or is_chunk(name)}
 
 
 def _append_zarr(group: Any, made: dict[str, Any], name: str, values: Any) -> None:
-    if "zarr.json" in name.split("/"):
-        raise ValueError("a store has its own file of this name: rename the column before")
+    for part in name.split("/"):
+        zarrstore.require_name(part)
     if name not in made:
         made[name] = group.create_array(
             name,

@@ -334,7 +334,8 @@ class ConstructOps(Kernel):
             schema: ``{key: (element_shape, dtype)}``; entries have the shape ``[*batch_size, *element_shape]``.
             batch_size: batch size of the result.
             storage: ``None`` for ordinary memory, ``"shared"`` for shared memory, ``"memmap"`` for files in the
-                directory ``prefix=``, ``"h5"`` for the HDF5 file ``filename=``.
+                directory ``prefix=``, ``"h5"`` for the HDF5 file, ``"zarr"`` for the Zarr store
+                ``filename=``.
             device: device of the result (not for ``"memmap"``).
             **kwargs: arguments of :meth:`memmap_like` for ``"memmap"``.
 
@@ -347,12 +348,14 @@ class ConstructOps(Kernel):
             >>> TensorDict.from_schema({"obs": ([84, 84], torch.uint8)}, batch_size=[10])["obs"].shape
             torch.Size([10, 84, 84])
         """
-        if storage == "h5":
+        if storage in ("h5", "zarr"):
             from tensordict_lite.persistent import PersistentTensorDict
 
-            return PersistentTensorDict.from_schema(schema, batch_size=batch_size, device=device, **kwargs)
+            return PersistentTensorDict.from_schema(
+                schema, batch_size=batch_size, device=device, backend=storage, **kwargs
+            )
         if storage not in (None, "memmap", "shared"):
-            raise ValueError(f"unknown storage {storage!r}: expected None, 'memmap', 'shared' or 'h5'")
+            raise ValueError(f"unknown storage {storage!r}: expected None, 'memmap', 'shared', 'h5' or 'zarr'")
         size = torch.Size(batch_size if batch_size is not None else ())
         from tensordict_lite.dense.tensordict import TensorDict
 

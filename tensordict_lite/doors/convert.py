@@ -196,6 +196,42 @@ class ConvertOps(StateOps):
 
         return PersistentTensorDict.from_h5(filename, **options)
 
+    def to_zarr(self, filename: Any, *, allow_pickle: bool | None = None, **options: Any) -> PersistentTensorDict:
+        """Writes the entries into a new Zarr store, and gives the collection that lies there, open for writing.
+
+        Args:
+            filename: the folder, or a ``zarr.abc.store.Store``. A store that exists is replaced, a folder when the new
+                one is whole.
+            allow_pickle: pickle the objects that JSON cannot hold.
+            **options: for :meth:`zarr.Group.create_array`; ``chunks`` are those of the first dimensions. By default,
+                an array is one chunk, and not compressed.
+
+        Raises:
+            FileExistsError: the folder has other files than those of a Zarr 3 store.
+            ImportError: zarr is not installed.
+            TypeError: an entry is of a kind that Zarr cannot store, or only a pickle can hold an object.
+            ValueError: a key cannot be the name of a file.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = TensorDict({"x": torch.arange(4), "word": ["a", "b", "c", "d"]}, [4])
+            >>> _ = data.to_zarr(f"{folder.name}/store.zarr", chunks=(2,))
+            >>> TensorDict.from_zarr(f"{folder.name}/store.zarr")[1:3]["word"]
+            ['b', 'c']
+        """
+        from tensordict_lite.persistent import PersistentTensorDict
+
+        return PersistentTensorDict.from_dict(self, filename, backend="zarr", allow_pickle=allow_pickle, **options)
+
+    @classmethod
+    def from_zarr(cls, filename: Any, **options: Any) -> PersistentTensorDict:
+        """Opens a Zarr store; see :meth:`PersistentTensorDict.from_zarr`."""
+        from tensordict_lite.persistent import PersistentTensorDict
+
+        return PersistentTensorDict.from_zarr(filename, **options)
+
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack of the slices along a batch dimension, which are views; ``self`` if it is that already."""
         from tensordict_lite.lazy.functions import LazyStackedTensorDict

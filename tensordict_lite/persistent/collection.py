@@ -1,4 +1,4 @@
-"""A collection in an HDF5 file.
+"""A collection in an HDF5 file, or in a Zarr store.
 
 Reading and writing single entries and rows goes to the file; every other method loads the entries and is that of a
 :class:`TensorDict`. One whose name ends with an underscore writes what it has changed back.
@@ -21,7 +21,7 @@ from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.kernel import as_size, check_names, normalise_device
 from tensordict_lite.keys import missing_key_error, path_of, require_path
-from tensordict_lite.persistent import entries
+from tensordict_lite.persistent import entries, zarrstore
 from tensordict_lite.persistent.loaded import LoadedOps
 from tensordict_lite.persistent.writing import FileWrites
 from tensordict_lite.settings import MISSING, settings
@@ -34,31 +34,38 @@ __all__ = ["PersistentTensorDict"]
 
 
 class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBase):
-    """A collection whose entries lie in an HDF5 file: read at each access, written when they are set.
+    """A collection whose entries lie in an HDF5 file or a Zarr store: read at each access, written when they are set.
 
     ``data["a"]`` reads a new tensor each time: changing that in place does not change the file; ``data["a"] = x``,
     ``set_``, ``data[:10] = rows`` and methods that end with an underscore do. ``data[rows]`` is a TensorDict of
     these rows in memory. What is not about single entries or rows loads all of them first.
 
-    Open a file with :meth:`from_h5`, make one with :meth:`from_dict` or :meth:`TensorDict.to_h5`, and :meth:`close` it.
+    Open a file with :meth:`from_h5` or :meth:`from_zarr`, make one with :meth:`from_dict`, :meth:`TensorDict.to_h5` or
+    :meth:`TensorDict.to_zarr`, and :meth:`close` it.
     Datasets that are only of use to this library are better saved by :meth:`TensorDict.memmap`.
 
     Args:
         batch_size: leading shape of every entry. Defaults to ``[]``.
-        filename: the file.
+        filename: the file; for Zarr, the folder, or a ``zarr.abc.store.Store``.
         group: an open ``h5py.Group`` instead of a file.
         mode: as of :class:`h5py.File`: ``"r"`` (default), ``"r+"``, ``"w"``, ``"a"``.
-        backend: ``"h5"``, the only one.
+        backend: ``"h5"`` or ``"zarr"``.
         device: where entries are put when they are read.
         names: names of the batch dimensions.
-        **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say.
+        non_tensor_as_stack: text of other programs, one a row, is a :class:`NonTensorStack` of its rows. Otherwise
+            it is one object, an array.
+        allow_pickle: objects that JSON cannot hold are written to a Zarr store, and read from it, as pickles.
+            Reading a pickle runs code: pass True only if you trust the author of the store.
+        **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say, or
+            :meth:`zarr.Group.create_array`, ``chunks=(100,)`` say: those of the first dimensions. By default, an array
+            of Zarr is one chunk, and not compressed.
 
     Raises:
-        ImportError: h5py is not installed.
+        ImportError: h5py or zarr is not installed.
         FileNotFoundError: there is no such file.
-        RuntimeError: neither a file nor a group is given, or an entry does not have the batch size in front.
-        ValueError: an entry is a link, lies in another file, or is a group that has two names. Nothing outside of the
-            file is read.
+        RuntimeError: neither a file nor a group is given.
+        ValueError: an entry does not have the batch size in front, is a link, lies in another file, or is a group that
+            has two names. Nothing outside of the file is read, and no link in a store is followed.
 
     Example:
         >>> import tempfile
@@ -71,7 +78,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         >>> data.close()
     """
 
-    __slots__ = ("_group", "_options")
+    __slots__ = ("_as_stack", "_group", "_options")
     _kind_name = "PersistentTensorDict"
     _stack_priority = 0.5
 
@@ -85,25 +92,26 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         backend: str = "h5",
         device: Any = None,
         names: Sequence[str | None] | None = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
         **options: Any,
     ) -> None:
-        if backend != "h5":
-            raise NotImplementedError(
-                f"backend={backend!r}: there is 'h5'. tdmap.datasets.read() reads the arrays of a Zarr store"
-            )
         if (filename is None) == (group is None):
             raise RuntimeError(
                 f"Either group or filename must be provided, and not both. Got group={group} and filename={filename}."
             )
         if group is None:
-            group = entries.open_file(filename, mode)
-        self._group = group
+            group = entries.open_root(filename, mode, backend, allow_pickle)
+        self._group, self._as_stack = group, non_tensor_as_stack
         self._options = options
         self._batch_size = torch.Size(()) if batch_size is None else as_size(batch_size)
         self._device = None if device is None else normalise_device(device)
         self._names = None if names is None else check_names(names, len(self._batch_size))
         self._lock = None
-        self._change_batch_size(self._batch_size)
+        try:
+            self._change_batch_size(self._batch_size)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
 
     # -- opening and closing ----------------------------------------------------------------------------------
 
@@ -116,9 +124,10 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         batch_size: Sequence[int] | torch.Size | None = None,
+        non_tensor_as_stack: bool = False,
         device: Any = None,
     ) -> PersistentTensorDict:
-        """Opens a file.
+        """Opens an HDF5 file.
 
         Args:
             filename: the file.
@@ -126,52 +135,107 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
             auto_batch_size: the largest leading shape that all entries share, which is the default.
             batch_dims: the most dimensions for that.
             batch_size: leading shape of every entry.
+            non_tensor_as_stack: as the class.
             device: where entries are put when they are read.
 
         Raises:
+            FileNotFoundError: the file does not exist.
+            OSError: it is not an HDF5 file.
             TypeError: both ``batch_size`` and ``auto_batch_size``.
         """
-        if auto_batch_size and batch_size is not None:
-            raise TypeError(
-                "Conflicting batch sizes in from_h5: batch_size and auto_batch_size cannot be both specified."
-            )
-        new = PersistentTensorDict(filename=filename, mode=mode, batch_size=batch_size, device=device)
+        _require_one_size("from_h5", auto_batch_size, batch_size)
+        new = PersistentTensorDict(
+            filename=filename, mode=mode, batch_size=batch_size, device=device, non_tensor_as_stack=non_tensor_as_stack
+        )
         if batch_size is None:
             new.batch_size = entries.shared_size(new._group, batch_dims)
         return new
 
     @classmethod
+    def from_zarr(
+        cls,
+        filename: Any,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Sequence[int] | torch.Size | None = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
+        device: Any = None,
+    ) -> PersistentTensorDict:
+        """Opens a Zarr store.
+
+        Args:
+            filename: the folder of the store, or a ``zarr.abc.store.Store``.
+            mode: ``"r"`` to read (default), ``"r+"`` to write too.
+            auto_batch_size: the largest leading shape that all entries share. Default: the batch size that
+                :meth:`TensorDict.to_zarr` noted, and for stores of other programs that shape.
+            batch_dims: with ``auto_batch_size``, the most dimensions of the batch size.
+            batch_size: leading shape of every entry.
+            non_tensor_as_stack, allow_pickle: as the class.
+            device: where entries are put when they are read.
+
+        Raises:
+            FileNotFoundError: the folder does not exist.
+            ValueError: it is not a Zarr store, or has a link in it.
+            TypeError: both ``batch_size`` and ``auto_batch_size``.
+        """
+        _require_one_size("from_zarr", auto_batch_size, batch_size)
+        group = entries.open_root(filename, mode, "zarr", allow_pickle)
+        noted = group.described()
+        if batch_size is None and (auto_batch_size or noted is None):
+            batch_size = entries.shared_size(group, batch_dims if auto_batch_size else None)
+        size, names = noted if noted is not None and batch_size in (None, noted[0]) else (batch_size, None)
+        return PersistentTensorDict(
+            group=group, batch_size=size, device=device, names=names, non_tensor_as_stack=non_tensor_as_stack
+        )
+
+    @classmethod
     def from_dict(
         cls,
         input_dict: Any,
-        filename: str | os.PathLike[str],
+        filename: Any,
         *,
         auto_batch_size: bool = False,
         batch_size: Sequence[int] | torch.Size | None = None,
         device: Any = None,
         backend: str = "h5",
         batch_dims: int | None = None,
+        allow_pickle: bool | None = None,
         **options: Any,
     ) -> PersistentTensorDict:
         """Writes a mapping or collection into a new file, which is open for reading and writing then.
 
         Args:
             input_dict: the entries.
-            filename: the file; one that exists is replaced.
+            filename: the file; one that exists is replaced. For Zarr, the folder, which is replaced when the new one is
+                whole, or a ``zarr.abc.store.Store``.
             auto_batch_size: accepted for compatibility.
             batch_size: default: that of a collection; of a mapping, the largest leading shape that its entries share.
             device: where entries are put when they are read.
-            backend: ``"h5"``.
+            backend: ``"h5"`` or ``"zarr"``.
             batch_dims: for a mapping, the most dimensions of the batch size.
-            **options: for :meth:`h5py.Group.create_dataset`.
+            allow_pickle, **options: as the class.
         """
+        if backend == "zarr" and isinstance(filename, (str, os.PathLike)):
+            with zarrstore.replaced_store(filename) as partial:
+                store = zarrstore.zarr_package().storage.LocalStore(partial)
+                made = cls.from_dict(
+                    input_dict, store, batch_size=batch_size, backend=backend, batch_dims=batch_dims,
+                    allow_pickle=allow_pickle, **options,
+                )  # fmt: skip
+            group = entries.open_root(filename, "r+", backend, allow_pickle)
+            return PersistentTensorDict(
+                group=group, batch_size=made._batch_size, device=device, names=made._names, **options
+            )
         if batch_size is not None and batch_dims is not None:
             raise ValueError("batch_size and batch_dims exclude each other: give one of them")
         data = input_dict if isinstance(input_dict, TensorCollection) else TensorDict(input_dict)
         if batch_size is None and data is input_dict:
             batch_size = data.batch_size
         names = data._names if batch_size == data.batch_size else None
-        new = cls(filename=filename, mode="w", device=device, backend=backend, **options)
+        new = cls(filename=filename, mode="w", device=device, backend=backend, allow_pickle=allow_pickle, **options)
         try:
             for key, value in data.items():
                 entries.write(new._group, key, value, options)
@@ -180,6 +244,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
             new.close()
             raise
         new._names = names
+        entries.describe(new._group, new._batch_size, names)
         return new
 
     @classmethod
@@ -187,14 +252,16 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         cls,
         schema: Any,
         *,
-        filename: str | os.PathLike[str],
+        filename: Any,
         batch_size: Any = None,
         device: Any = None,
+        backend: str = "h5",
         **options: Any,
     ) -> Any:
         """A new file with room for entries of these shapes and dtypes; see :meth:`TensorDict.from_schema`."""
         size = as_size(batch_size if batch_size is not None else ())
-        new = cls(filename=filename, mode="w", device=device, **options)
+        new = cls(filename=filename, mode="w", device=device, backend=backend, **options)
+        entries.describe(new._group, size, None)
         for key, (shape, dtype) in schema.items():
             *above, name = require_path(key)
             group = new._group.require_group("/".join(above)) if above else new._group
@@ -207,18 +274,19 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         self._group.file.close()
 
     @property
-    def filename(self) -> str:
-        """The path of the file."""
-        return str(self._group.file.filename)
+    def filename(self) -> str | None:
+        """The path of the file; None for a store that was given open."""
+        path = self._group.file.filename
+        return None if path is None else str(path)
 
     @property
     def file(self) -> Any:
-        """The open ``h5py.File``."""
+        """The open ``h5py.File``, or what stands for it of a store."""
         return self._group.file
 
     @property
     def group(self) -> Any:
-        """The open ``h5py.Group`` of this collection."""
+        """The open ``h5py.Group`` of this collection, or what stands for it of a store."""
         return self._group
 
     @property
@@ -246,7 +314,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def _loaded(self) -> TensorDict:
         """All entries, in memory."""
-        return entries.in_memory(self._group, self._batch_size, self._device, self._names)
+        return entries.in_memory(self._group, self._batch_size, self._device, self._names, self._as_stack)
 
     def _store(self, changed: Any) -> None:
         """Writes back what a method has done to :meth:`_loaded`."""
@@ -261,8 +329,8 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def _child(self, group: Any) -> PersistentTensorDict:
         new = object.__new__(PersistentTensorDict)
-        new._group, new._options, new._batch_size = group, self._options, self._batch_size
-        new._device, new._names = self._device, self._names
+        new._group, new._options, new._device, new._as_stack = group, self._options, self._device, self._as_stack
+        new._batch_size, new._names = entries.described(group, self._batch_size, self._names)
         new._lock = None if self._lock is None else [weakref.ref(self)]
         return new
 
@@ -273,7 +341,9 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         entry = self._group[key] if key in self._key_list() else None
         if entry is None:
             raise KeyError(key)
-        return self._child(entry) if entries.is_group(entry) else entries.read(entry, self._batch_size, self._device)
+        if entries.is_group(entry):
+            return self._child(entry)
+        return entries.read(entry, self._batch_size, self._device, self._as_stack)
 
     def _set_str(self, key: str, value: Any) -> None:
         entries.write(self._group, key, value, self._options)
@@ -283,7 +353,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def _key_list(self) -> list[str]:
         if not self._group:
-            raise KeyError(f"the file of this {type(self).__name__} is closed: open it again with from_h5()")
+            raise KeyError(f"the file of this {type(self).__name__} is closed: open it again")
         return list(self._group)
 
     def _nested(self) -> list[Any]:
@@ -361,9 +431,12 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         out: dict[str, Any] = {}
         for key, entry in self._group.items():
             if entries.is_group(entry):
-                out[key] = self._child(entry)._rows(index, size, names)
+                child = self._child(entry)
+                more = len(self._batch_size)
+                inner = None if child._names is None else [*(names or [None] * len(size)), *child._names[more:]]
+                out[key] = child._rows(index, torch.Size((*size, *child._batch_size[more:])), inner)
             elif entries.is_text(entry):
-                out[key] = entries.read(entry, self._batch_size, self._device)[index]
+                out[key] = entries.read(entry, self._batch_size, self._device, self._as_stack)[index]
             else:
                 out[key] = entries.read_rows(entry, index, self._device)
         return TensorDict._trusted(out, size, self._device, names)
@@ -487,15 +560,21 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return head + ",".join(fields) + "})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        how = (self.filename, self._group.name, self.mode, tuple(self._batch_size), self._device, self._names)
-        return _reopen, (*how, self._options)
+        file = self._group.file
+        root = (file.filename, self.mode, "h5")
+        if isinstance(self._group, zarrstore.Group):
+            root = (file.place, self.mode, "zarr", file.allow_pickle)
+        how = {"batch_size": tuple(self._batch_size), "device": self._device, "names": self._names}
+        return _reopen, (root, self._group.name, {**how, "non_tensor_as_stack": self._as_stack, **self._options})
 
 
-def _reopen(
-    filename: str, group: str, mode: str, size: Any, device: Any, names: Any, options: dict[str, Any]
-) -> PersistentTensorDict:
-    file = entries.h5py_package().File(filename, mode)
-    return PersistentTensorDict(group=file[group], batch_size=size, device=device, names=names, **options)
+def _reopen(root: tuple[Any, ...], group: str, how: dict[str, Any]) -> PersistentTensorDict:
+    return PersistentTensorDict(group=entries.open_root(*root)[group], **how)
+
+
+def _require_one_size(name: str, auto_batch_size: bool, batch_size: Any) -> None:
+    if auto_batch_size and batch_size is not None:
+        raise TypeError(f"Conflicting batch sizes in {name}: batch_size and auto_batch_size cannot be both specified.")
 
 
 def _parses(args: Any, kwargs: Any) -> bool:

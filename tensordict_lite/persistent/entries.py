@@ -1,5 +1,7 @@
 """Entries of a collection as datasets and groups of an HDF5 file, in the form of the reference package.
 
+`zarrstore` has the same of Zarr stores, by the methods of h5py that are called here.
+
 ==================  ====================================================================================
 tensor              a dataset of its shape
 collection          a group
@@ -12,6 +14,7 @@ Other programs have text without these marks: it is read as ``bytes``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.persistent import zarrstore
 
 if TYPE_CHECKING:
     import h5py
@@ -33,6 +37,8 @@ __all__ = [
     "allocate",
     "datasets",
     "delete_entry",
+    "describe",
+    "described",
     "h5py_package",
     "in_memory",
     "is_group",
@@ -63,20 +69,25 @@ def h5py_package() -> Any:
     return h5py
 
 
-def open_file(filename: str | os.PathLike[str], mode: str) -> Any:
-    """The file, open; an error of HDF5 that is none of the system's names it.
+def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = None) -> Any:
+    """The group that a file or store is, open; an error of HDF5 that is none of the system's names the file.
 
     Raises:
+        NotImplementedError: the backend is unknown.
         OSError: it cannot be opened, or is a pipe or a device, which HDF5 would wait for.
     """
-    path = absolute_path(filename)
+    if backend == "zarr":
+        return zarrstore.open_group(place, mode, allow_pickle)
+    if backend != "h5":
+        raise NotImplementedError(f"Unknown backend {backend!r}. Supported backends are ['h5', 'zarr'].")
+    path = absolute_path(place)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} is not a regular file, and an HDF5 file is needed.")
     try:
         return h5py_package().File(path, mode)
     except OSError as error:
         if error.errno is None:
-            raise OSError(f"{os.fspath(filename)}: from_h5() expects an HDF5 file there: {error}") from error
+            raise OSError(f"{os.fspath(place)}: from_h5() expects an HDF5 file there: {error}") from error
         raise
 
 
@@ -98,10 +109,10 @@ def shape_of(entry: h5py.Dataset) -> torch.Size:
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def read(entry: h5py.Dataset, size: torch.Size, device: torch.device | None) -> Any:
-    """A dataset as an entry of a collection of this batch size."""
+def read(entry: h5py.Dataset, size: torch.Size, device: torch.device | None, as_stack: bool = False) -> Any:
+    """A dataset as an entry of a collection of this batch size; see :func:`_read_text` for ``as_stack``."""
     if is_text(entry):
-        return _read_text(entry, size, device)
+        return _read_text(entry, size, device, as_stack)
     return _as_tensor(entry[()], entry, device)
 
 
@@ -144,13 +155,22 @@ def _as_tensor(value: Any, entry: h5py.Dataset, device: torch.device | None) -> 
     return tensor if device is None else tensor.to(device)
 
 
-def _read_text(entry: h5py.Dataset, size: torch.Size, device: torch.device | None) -> Any:
-    if _STACK in entry.attrs:
-        return NonTensorStack.from_list(_decoded(entry[()].tolist()), device=device)
+def _read_text(entry: h5py.Dataset, size: torch.Size, device: torch.device | None, as_stack: bool) -> Any:
+    """Text or objects. With ``as_stack``, text of other programs is one a row where its shape begins with the size."""
     value = entry[()]
+    if _STACK in entry.attrs:
+        rows = value if isinstance(value, list) else value.tolist()
+        return _stacked(_decoded(rows), len(entry.attrs[_STACK]), device)
+    if as_stack and size and shape_of(entry)[: len(size)] == size:
+        return _stacked(value.tolist(), len(size), device)
     if _STRING in entry.attrs:
         value = _decoded(value)
     return NonTensorData(value, batch_size=size, device=device)
+
+
+def _stacked(rows: Any, dims: int, device: torch.device | None) -> Any:
+    members = [NonTensorData(row) if dims == 1 else _stacked(row, dims - 1, device) for row in rows]
+    return NonTensorStack(*members, device=device)
 
 
 def _decoded(value: Any) -> Any:
@@ -172,39 +192,49 @@ def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> N
         if key in group:
             delete_entry(group, key)
         below = group.create_group(key)
+        describe(below, value.batch_size, value._names)
         for name, entry in value.items():
             write(below, name, entry, options)
         return
-    data, dtype, mark = _stored(value, f"{group.name}/{key}")
+    data, dtype, marks = _stored(group, value, f"{group.name.rstrip('/')}/{key}")
     old = group.get(key)
     if old is not None:
         if dtype is None and hasattr(old, "dtype") and old.dtype == data.dtype and old.shape == data.shape:
             old[...] = data
             return
         delete_entry(group, key)
-    usable = options if np.ndim(data) and np.size(data) else {}  # of a scalar, there are no chunks to compress
+    # Of a scalar, there are no chunks to compress.
+    usable = options if np.ndim(data) and np.size(data) and zarrstore.OBJECT not in marks else {}
     made = group.create_dataset(key, data=data, dtype=dtype, **usable)
-    if mark is not None:
-        made.attrs[mark[0]] = mark[1]
+    made.attrs.update(marks)
 
 
-def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
-    """What h5py stores: the data, its type where numpy does not say it, and the mark."""
+def _array_of(value: Tensor, where: str) -> Any:
+    if not value.is_nested and value.layout is torch.strided:
+        with contextlib.suppress(TypeError):  # bfloat16 and the like
+            return value.numpy(force=True)
+    kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
+    raise TypeError(
+        f"the tensor {where} is {kind}, which HDF5 and Zarr cannot store: convert it first, or use memmap()"
+    )
+
+
+def _stored(group: Any, value: Any, where: str) -> tuple[Any, Any, dict[str, Any]]:
+    """What is stored: the data, its type where numpy does not say it, and marks."""
     if isinstance(value, Tensor):
-        if value.is_nested or value.layout is not torch.strided or value.dtype is torch.bfloat16:
-            kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
-            raise TypeError(f"the tensor {where} is {kind}, which HDF5 cannot store: convert it first, or use memmap()")
-        return value.numpy(force=True), None, None
+        return _array_of(value, where), None, {}
+    if isinstance(group, zarrstore.Group):
+        return group.stored(value, where)
     text = h5py_package().string_dtype()
     if isinstance(value, NonTensorStack):
         rows = value.tolist()
         array = np.array(rows, dtype=object)
         if array.shape != tuple(value.batch_size) or not all(isinstance(each, str) for each in array.flat):
             raise TypeError(f"of objects, HDF5 stores strings: {where} holds others. Store numbers as tensors")
-        return array, text, (_STACK, np.array(value.batch_size, dtype=np.int64))
+        return array, text, {_STACK: np.array(value.batch_size, dtype=np.int64)}
     payload = value.data
     if isinstance(payload, (str, bytes)):
-        return payload, text, (_STRING, True) if isinstance(payload, str) else None
+        return payload, text, {_STRING: True} if isinstance(payload, str) else {}
     raise TypeError(
         f"the entry {where} is a {type(payload).__name__}; of objects, HDF5 stores strings. Store numbers as tensors, "
         "or save the collection with memmap(folder, allow_pickle=True)"
@@ -214,7 +244,7 @@ def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
 def write_rows(entry: h5py.Dataset, index: Any, value: Any) -> None:
     """``entry[index] = value`` for a tensor in a file."""
     if _is_plain(index):
-        entry[index] = _stored(value, entry.name)[0] if isinstance(value, Tensor) else value
+        entry[index] = _array_of(value, entry.name) if isinstance(value, Tensor) else value
         return
     whole = torch.tensor(entry[()], device="cpu")
     whole[index] = value
@@ -232,12 +262,30 @@ def delete_entry(group: h5py.Group, key: str) -> None:
     del group[key]
 
 
-def in_memory(group: h5py.Group, size: torch.Size, device: torch.device | None, names: Any) -> TensorDict:
+def in_memory(
+    group: h5py.Group, size: torch.Size, device: torch.device | None, names: Any, as_stack: bool = False
+) -> TensorDict:
     """A whole group, loaded."""
     source: dict[str, Any] = {}
     for key, entry in group.items():
-        source[key] = in_memory(entry, size, device, names) if is_group(entry) else read(entry, size, device)
+        if is_group(entry):
+            inner_size, inner_names = described(entry, size, names)
+            source[key] = in_memory(entry, inner_size, device, inner_names, as_stack)
+        else:
+            source[key] = read(entry, size, device, as_stack)
     return TensorDict._trusted(source, size, device, names)
+
+
+def describe(group: Any, size: torch.Size, names: Any) -> None:
+    """Note batch size and names in a store of Zarr; HDF5 files of the reference package do not have them."""
+    if isinstance(group, zarrstore.Group):
+        group.describe(size, names)
+
+
+def described(group: Any, size: torch.Size, names: Any) -> tuple[torch.Size, Any]:
+    """Batch size and names of a collection within another one of this size."""
+    noted = group.described() if isinstance(group, zarrstore.Group) else None
+    return noted if noted is not None and noted[0][: len(size)] == size else (size, names)
 
 
 # -- looking without reading --------------------------------------------------------------------------------------
@@ -279,6 +327,9 @@ def datasets(group: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     Raises:
         ValueError: one must not be read; names it.
     """
+    if isinstance(group, zarrstore.Group):
+        yield from group.arrays()
+        return
     for key, entry, reason in walk(group):
         if reason:
             raise ValueError(f"{group.file.filename}: {'.'.join(key)} {reason}.")
@@ -297,7 +348,7 @@ def list_keys(group: Any, path: tuple[str, ...], nested: bool, leaves_only: bool
 
 def shared_size(group: Any, dims: int | None) -> torch.Size:
     """The largest leading shape that all entries of a file share."""
-    shapes = [shape_of(entry) for _, entry in datasets(group)]
+    shapes = [shape_of(entry) for _, entry in datasets(group) if entry.shape or not is_text(entry)]
     if not shapes:
         return torch.Size(())
     shared = os.path.commonprefix([list(shape) for shape in shapes])  # type: ignore[type-var]

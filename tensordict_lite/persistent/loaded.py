@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedOps"]
 
-_KERNEL = frozenset(vars(Kernel)) | {"memmap_", "share_memory_", "is_memmap", "is_shared", "to_h5"}
+_KERNEL = frozenset(vars(Kernel)) | {"memmap_", "share_memory_", "is_memmap", "is_shared", "to_h5", "to_zarr"}
 _IN_PLACE = re.compile(
     r"[a-z]\w*[a-z0-9]_|clear|pop|popitem|setdefault|set_non_tensor|__i(?:add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)__"
 )

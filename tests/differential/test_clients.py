@@ -1,4 +1,4 @@
-"""Programs of the kind that the reference's tutorials teach, with either library: loaders over pictures."""
+"""Programs of the kind that the reference's tutorials teach, with either library: loaders over pictures, stores."""
 
 from __future__ import annotations
 
@@ -142,7 +142,38 @@ def evaluated(library: ModuleType, folder: Path) -> list[Any]:
     return [*found, right]
 
 
-@pytest.mark.parametrize("program", [trained_by_key, trained_by_attribute, evaluated])
+def stored_in_zarr(library: ModuleType, folder: Path) -> list[Any]:
+    """A store that is written, read by rows, compressed by chunks, packed into one file, and filled bit by bit."""
+    zarr = pytest.importorskip("zarr")
+    images, targets = pictures().tensors
+    data = library.TensorDict(
+        {"images": images, "n": {"targets": targets}, "word": [str(n) for n in range(ROWS)]}, [ROWS]
+    )
+    stored = data.to_zarr(folder / "all.zarr", chunks=(BATCH,), compressors=zarr.codecs.ZstdCodec(level=3))
+    opened = library.TensorDict.from_zarr(folder / "all.zarr")
+    found: list[Any] = [type(each).__name__ for each in (stored, opened, opened["n"], opened[:3].to_tensordict())]
+    found += [opened.batch_size, opened["n"].batch_size, sorted(map(str, opened.keys(True)))]
+    found += [opened[5:8]["n", "targets"].tolist(), opened[5:8].get("word").tolist(), opened["images"].sum().item()]
+    found += [opened.to_tensordict()["images"].equal(images), list(opened["word"][:2])]
+    array = zarr.open_group(str(folder / "all.zarr"), mode="r")["images"]
+    found += [array.chunks, [type(codec).__name__ for codec in array.compressors]]
+    stored["n", "targets"] = stored["n", "targets"] + 1
+    found.append(opened["n", "targets"].tolist())
+    with zarr.storage.ZipStore(folder / "one.zip", mode="w") as store:
+        data.select("images", "n").to_zarr(store)
+    with zarr.storage.ZipStore(folder / "one.zip", mode="r") as store:
+        found += [library.from_zarr(store)["n", "targets"].tolist(), library.from_zarr(store).batch_size]
+    schema = {"images": ([1, 8, 8], torch.float32), "targets": ([], torch.int64)}
+    buffer = library.TensorDict.from_schema(schema, batch_size=[ROWS], storage="zarr", filename=folder / "buffer.zarr")
+    found.append(buffer["targets"].tolist())
+    for first in range(0, ROWS, BATCH):
+        rows = slice(first, first + BATCH)
+        buffer[rows] = library.TensorDict({"images": images[rows], "targets": targets[rows]}, [len(images[rows])])
+    again = library.from_zarr(folder / "buffer.zarr", mode="r")
+    return [*found, type(buffer).__name__, again.batch_size, again["images"].equal(images), again["targets"].tolist()]
+
+
+@pytest.mark.parametrize("program", [trained_by_key, trained_by_attribute, evaluated, stored_in_zarr])
 def test_the_program_computes_the_same_with_both_libraries(program: Any, tmp_path: Path) -> None:
     found, expected = (program(library, tmp_path / library.__name__) for library in (tensordict_lite, tensordict))
     assert found == expected

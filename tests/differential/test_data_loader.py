@@ -51,6 +51,7 @@ KINDS = {
     "consolidated": "TD({'a': A, 'n': {'b': R}}, [6]).consolidate()",
     "mapped": "TD({'a': A, 'n': {'b': R}}, [6]).memmap(folder / 'mapped')",
     "hdf5": "PersistentTensorDict.from_dict(TD({'a': A, 'n': {'b': R}}, [6]), folder / 'file.h5')",
+    "zarr": "TD({'a': A, 'n': {'b': R}}, [6]).to_zarr(folder / 'store.zarr')",
     "lazy": "lazy_stack([TD({'a': A[i]}) for i in range(6)])",
     "lazy along 1": "lazy_stack([TD({'a': A}, [6]) for i in range(3)], 1)",
     "ragged": "lazy_stack([TD({'a': torch.ones(i + 1)}) for i in range(6)])",
@@ -74,6 +75,8 @@ ROWS: list[Any] = [
 def made(kind: str, library: ModuleType, folder: Path) -> Any:
     folder = folder / library.__name__
     folder.mkdir()
+    if kind in ("hdf5", "zarr"):
+        pytest.importorskip({"hdf5": "h5py", "zarr": "zarr"}[kind])
     scope = build(library.__name__, set())
     if library is tensordict:
         scope.update(Point=ReferencePoint, Picture=ReferencePicture)

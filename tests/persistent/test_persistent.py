@@ -1,9 +1,11 @@
-"""Collections in HDF5 files: what the reference package does with them, this one does."""
+"""Collections in HDF5 files and Zarr stores: what the reference package does with them, this one does."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 import tensordict as reference
 import torch
 
+import tdmap
 import tensordict_lite as ours
 from tensordict_lite import PersistentTensorDict, TensorDict, lazy_stack, tensorclass
 
 h5py = pytest.importorskip("h5py")
+BACKENDS = ["h5", "zarr"]
 
 LIBRARIES = (ours, reference)
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -29,9 +33,21 @@ def tree(library: Any, size: tuple[int, ...] = (5,)) -> Any:
     return library.TensorDict({**entries, "n": nested}, list(size))
 
 
-@pytest.fixture(params=[(), (5,), (4, 3), (0,)], ids=str)
+def written(data: Any, path: Path, **options: Any) -> Any:
+    """The collection in a file of the format that its ending says."""
+    backend = path.suffix[1:]
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}[backend])
+    return getattr(data, f"to_{backend}")(path, **options)
+
+
+def opened(library: Any, path: Path, **options: Any) -> Any:
+    return getattr(library, f"from_{path.suffix[1:]}")(path, **options)
+
+
+@pytest.fixture(params=[(backend, size) for backend in BACKENDS for size in [(), (5,), (4, 3), (0,)]], ids=str)
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
-    files = [tree(lib, request.param).to_h5(tmp_path / f"{lib.__name__}.h5") for lib in LIBRARIES]
+    backend, size = request.param
+    files = [written(tree(lib, size), tmp_path / f"{lib.__name__}.{backend}") for lib in LIBRARIES]
     yield tuple(files)
     for file in files:
         file.close()
@@ -151,41 +167,187 @@ def test_reading_is_that_of_the_reference(both: tuple[Any, Any], name: str) -> N
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_writing_is_that_of_the_reference_and_reaches_the_file(both: tuple[Any, Any], name: str) -> None:
+def test_writing_is_that_of_the_reference_and_reaches_the_file(
+    both: tuple[Any, Any], name: str, tmp_path: Path
+) -> None:
     mine, theirs = (outcome(WRITES[name], data) for data in both)
     if theirs[0] == "raises" != mine[0]:  # rows in no order
-        assert name == "some rows"
+        assert name in ("some rows", "rename to itself")
         return
-    assert mine == theirs
-    assert contents(both[0].file) == contents(both[1].file)
+    assert mine == theirs or (name == "rename below a tensor" and mine[0] == theirs[0] == "raises")
+    assert contents(both[0], ours, tmp_path) == contents(both[1], reference, tmp_path)
     assert both[0].batch_size == both[1].batch_size
 
 
-def contents(group: Any) -> dict[str, Any]:
-    return {key: contents(entry) if hasattr(entry, "items") else entry[()].tolist() for key, entry in group.items()}
+def contents(data: Any, library: Any, folder: Path) -> dict[str, Any]:
+    """Values and batch sizes that other programs find in the file."""
+    store = folder / f"{library.__name__}.zarr"
+    if store.exists():
+        zarr = pytest.importorskip("zarr")
+        nodes = zarr.open_group(str(store), mode="r", use_consolidated=False).members(max_depth=None)
+        return {name: node[...].tolist() if hasattr(node, "dtype") else "group" for name, node in nodes}
+    found: dict[str, Any] = {}
+    data.file.visititems(
+        lambda key, entry: found.__setitem__(key, entry[()].tolist() if hasattr(entry, "dtype") else "group")
+    )
+    return found
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)], ids=str)
-def test_each_library_reads_what_the_other_wrote(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_each_library_reads_what_the_other_wrote(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], backend: str
+) -> None:
     value = (torch.arange(int(np.prod(shape))) % 3).view(shape).to(dtype)
     for writer, reader in (LIBRARIES, LIBRARIES[::-1]):
-        path = tmp_path / f"{writer.__name__}.h5"
-        writer.TensorDict({"x": value, "n": {"y": value}}).to_h5(path).close()
-        opened = reader.TensorDict.from_h5(path)
-        for found in (opened["x"], opened["n", "y"]):
+        path = tmp_path / f"{writer.__name__}.{backend}"
+        written(writer.TensorDict({"x": value, "n": {"y": value}}), path).close()
+        data = opened(reader, path)
+        for found in (data["x"], data["n", "y"]):
             assert found.dtype == dtype and torch.equal(found, value)
-        opened.close()
+        data.close()
 
 
-def test_strings_come_back_as_strings_from_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strings_come_back_as_strings_from_either(tmp_path: Path, backend: str) -> None:
     for writer in LIBRARIES:
-        path = tmp_path / f"{writer.__name__}.h5"
-        writer.TensorDict({"s": "hello", "l": ["x", "y"]}, [2]).to_h5(path).close()
-        opened = PersistentTensorDict.from_h5(path, batch_size=[2])
-        assert opened["s"] == "hello" and opened["l"] == ["x", "y"]
-        assert opened[1]["l"] == "y" and opened[torch.tensor([1, 0])]["l"] == ["y", "x"]
-        opened.close()
+        path = tmp_path / f"{writer.__name__}.{backend}"
+        written(writer.TensorDict({"s": "hello", "l": ["x", "y"], "t": torch.ones(2, 3)}, [2]), path).close()
+        data = opened(ours, path)
+        assert data.batch_size == (2,) and data["s"] == "hello" and data["l"] == ["x", "y"]
+        assert data[1]["l"] == "y" and data[torch.tensor([1, 0])]["l"] == ["y", "x"]
+        data.close()
+
+
+OBJECTS: dict[str, Any] = {
+    "numbers": {"num": 3, "float": 1.5, "none": None, "truth": True},
+    "containers": {"list": [1, [2]], "dict": {"k": [1, None], "n": {}}, "surrogate": "\ud800", "empty": ""},
+    "rows": {"st": [1, {"a": 2}], "lists": [[1], [2]], "mixed": ["x", None]},
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_in_a_store_come_back_from_either(tmp_path: Path, kind: str) -> None:
+    for writer, reader in (LIBRARIES, LIBRARIES[::-1]):
+        path = tmp_path / f"{writer.__name__}.zarr"
+        is_rows = kind == "rows"
+        wrapped = {
+            key: writer.NonTensorStack(*map(writer.NonTensorData, value)) if is_rows
+            else writer.NonTensorData(value, batch_size=[2])
+            for key, value in OBJECTS[kind].items()
+        }  # fmt: skip
+        inner = writer.TensorDict(wrapped, [2], names=["row"])
+        data = writer.TensorDict({"x": torch.ones(2, 3), "n": inner}, [2], names=["row"])
+        written(data, path, chunks=(1,))
+        for library in (writer, reader):
+            found = opened(library, path)
+            assert found.batch_size == found["n"].batch_size == (2,) and found.names == found["n"].names == ["row"]
+            for key, value in OBJECTS[kind].items():
+                entry = found["n"].get(key)
+                assert type(entry).__name__ == ("NonTensorStack" if is_rows else "NonTensorData")
+                assert (entry.tolist() if is_rows else entry.data) == value
+
+
+def test_a_store_keeps_sizes_chunks_and_what_was_there(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    data = TensorDict({"x": torch.arange(10), "n": TensorDict({"y": torch.ones(10, 3, 2)}, [10, 3])}, [10])
+    stored = data.to_zarr(tmp_path / "s.zarr", chunks=(4,))
+    found = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
+    assert found["x"].chunks == (4,) and found["n/y"].chunks == (4, 3, 2)
+    assert stored["n"].batch_size == (10, 3) and stored[:2]["n"].batch_size == (2, 3)
+    assert stored.to_tensordict()["n"].batch_size == (10, 3)
+    again = stored.apply(lambda leaf: leaf + 1).to_zarr(tmp_path / "s.zarr")  # over itself
+    assert again["x"].tolist() == list(range(1, 11))
+    for entry, error in ((torch.ones(10).bfloat16(), TypeError), ({1, 2}, TypeError), (torch.ones(10), ValueError)):
+        key = "/" if error is ValueError else "bad"
+        with pytest.raises(error, match="bfloat16|allow_pickle=True|'/'"):
+            TensorDict({"x": torch.zeros(10), key: entry}, [10]).to_zarr(tmp_path / "s.zarr")
+    assert ours.from_zarr(tmp_path / "s.zarr")["x"].tolist() == list(range(1, 11))
+    (tmp_path / "s.zarr" / "mine.txt").touch()
+    for write in (data.to_zarr, lambda path: PersistentTensorDict(filename=path, mode="w", backend="zarr")):
+        with pytest.raises(FileExistsError, match=r"mine\.txt"):
+            write(tmp_path / "s.zarr")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.zarr"]
+    schema = {"obs": ((2,), torch.float32), ("n", "done"): ((), torch.bool)}
+    made = TensorDict.from_schema(schema, batch_size=[3], storage="zarr", filename=tmp_path / "c.zarr", chunks=(1,))
+    made[1] = TensorDict({"obs": torch.ones(2), "n": {"done": torch.tensor(True)}})
+    assert ours.from_zarr(tmp_path / "c.zarr")["obs"].tolist() == [[0, 0], [1, 1], [0, 0]]
+    assert reference.from_zarr(tmp_path / "c.zarr").batch_size == (3,)
+    lone = ["\ud800", "x"]  # no UTF-8
+    assert TensorDict({"s": lone}, [2]).to_zarr(tmp_path / "t.zarr")["s"] == lone
+
+
+def test_stores_of_other_programs_open(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "other.zarr"), mode="w")
+    for name, values in {
+        "a": np.ones((3, 2)),
+        "n/b": np.arange(15).reshape(3, 5),
+        "s": np.array(["x", "y", "zz"]),
+    }.items():
+        group.create_array(name, data=values)
+    for options in ({}, {"non_tensor_as_stack": True}, {"batch_size": []}, {"auto_batch_size": True, "batch_dims": 0}):
+        mine, theirs = (lib.from_zarr(tmp_path / "other.zarr", **options) for lib in LIBRARIES)
+        assert mine.batch_size == theirs.batch_size and type(mine.get("s")).__name__ == type(theirs.get("s")).__name__
+        assert list(mine["s"]) == list(theirs["s"]) and torch.equal(mine["n", "b"], theirs["n", "b"])
+
+
+# -- nothing outside of a store ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["chunk", "array", "group", "metadata", "fifo"])
+def test_a_store_that_leads_out_of_itself_is_not_opened(tmp_path: Path, what: str) -> None:
+    for name in ("other.zarr", "data.zarr"):
+        pytest.importorskip("zarr")
+        TensorDict({"x": torch.arange(3), "g": {"y": torch.arange(3)}}, [3]).to_zarr(tmp_path / name)
+    inner = {"chunk": "x/c/0", "array": "x", "group": "g", "metadata": "zarr.json", "fifo": "x/c/0"}[what]
+    place = tmp_path / "data.zarr" / inner
+    place.rename(tmp_path / "moved")
+    os.mkfifo(place) if what == "fifo" else place.symlink_to(tmp_path / "other.zarr" / inner)
+    for read in (ours.from_zarr, tdmap.datasets.read, lambda path: ours.from_zarr(path, mode="r+")):
+        with pytest.raises(ValueError, match=rf"data\.zarr: {inner} is a symbolic link, a pipe or a device"):
+            read(tmp_path / "data.zarr")
+    os.symlink(tmp_path / "other.zarr", tmp_path / "reached.zarr")
+    assert ours.from_zarr(tmp_path / "reached.zarr")["x"].tolist() == [0, 1, 2]
+
+
+def test_pickles_in_a_store_are_not_read_without_leave(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    path = tmp_path / "s.zarr"
+    reference.TensorDict({"x": torch.ones(2), "o": reference.NonTensorData({1, 2})}, [2]).to_zarr(path)
+    for allow_pickle in (None, False):
+        data = ours.from_zarr(path, allow_pickle=allow_pickle)
+        assert data["x"].tolist() == [1, 1]
+        with pytest.raises(RuntimeError, match="/o of .* is pickled.*allow_pickle=True"):
+            data["o"]
+    assert ours.from_zarr(path, allow_pickle=True)["o"] == {1, 2}
+    shutil.rmtree(path)
+    pickled = {"id": "pickle", "protocol": 5}
+    array = {
+        "zarr_format": 2,
+        "shape": [3],
+        "chunks": [3],
+        "dtype": "|O",
+        "compressor": None,
+        "fill_value": "",
+        "order": "C",
+    }
+    (path / "x").mkdir(parents=True)
+    (path / ".zgroup").write_text('{"zarr_format": 2}')
+    (path / "x" / ".zarray").write_text(json.dumps({**array, "filters": [{"id": "vlen-utf8"}, pickled]}))
+    (path / "x" / "0").write_bytes(pickle.dumps(Planted()))
+    for read in (lambda: ours.from_zarr(path)["x"], lambda: tdmap.datasets.read(path)):
+        with pytest.raises((TypeError, ValueError), match="pickle"):
+            read()
+    assert not Planted.ran
+
+
+class Planted:
+    ran: list[int] = []
+
+    def __reduce__(self) -> Any:
+        return Planted.ran.append, (1,)
 
 
 def test_files_of_other_programs_open(tmp_path: Path) -> None:
@@ -298,10 +460,17 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         TensorDict.from_h5(tmp_path / "a.h5", batch_size=[5], auto_batch_size=True)
     with pytest.raises(RuntimeError, match="Either group or filename"):
         PersistentTensorDict(batch_size=[3])
-    with pytest.raises(RuntimeError, match="batch size"):
-        TensorDict.from_h5(tmp_path / "a.h5", batch_size=[4])
-    with pytest.raises(NotImplementedError, match="h5"):
-        PersistentTensorDict(filename=tmp_path / "a.zarr", backend="zarr")
+    with pytest.raises(NotImplementedError, match="Unknown backend 'npz'"):
+        PersistentTensorDict(filename=tmp_path / "a.zarr", backend="npz")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_size_that_does_not_fit_is_refused_as_by_the_reference(tmp_path: Path, backend: str) -> None:
+    for library in LIBRARIES:
+        written(tree(library), tmp_path / f"x.{backend}").close()
+        with pytest.raises(ValueError, match="batch size and array size mismatch"):
+            opened(library, tmp_path / f"x.{backend}", batch_size=[4])
+        (shutil.rmtree if backend == "zarr" else os.unlink)(tmp_path / f"x.{backend}")
 
 
 IN_PLACE: dict[str, Callable[[Any], Any]] = {
@@ -316,11 +485,12 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_what_works_in_place_changes_the_file_as_it_changes_a_tree(tmp_path: Path, name: str) -> None:
+def test_what_works_in_place_changes_the_file_as_it_changes_a_tree(tmp_path: Path, name: str, backend: str) -> None:
     dense = tree(ours, (3, 2)).auto_batch_size_(1 if "_tensors" in name else 2)
     dense.names = ["p", "q"][: dense.ndim]
-    data = dense.to_h5(tmp_path / "data.h5")
+    data = written(dense, tmp_path / f"data.{backend}")
     for each in (dense, data):
         IN_PLACE[name](each)
     assert data.batch_size == dense.batch_size and data.names == dense.names

@@ -17,7 +17,7 @@ ELSEWHERE = {
     "tests/memmap": "checksum sync",
     "tests/core": "fields from_dlpack from_pandas from_parquet from_tensordict to_pandas",
     "tests/differential": "register_get_post_hook",
-    "tests/persistent": "from_h5 to_h5",
+    "tests/persistent": "from_h5 from_zarr to_h5 to_zarr",
 }
 """Folder of tests that draw them, and the names: what needs several processes, or belongs to one kind."""
 
@@ -25,7 +25,7 @@ FORMATS = ("parquet", "csv", "json")
 """Readers and writers that ``tests/core/test_frames.py`` draws by the names of the formats."""
 
 ABSENT = {
-    "formats that no function here reads or writes": "from_zarr to_mds to_store to_zarr",
+    "formats that no function here reads or writes": "to_mds to_store",
     "internals of the reference": "hook_in hook_out pack",
 }
 """Why this project has no method of the name, and the names."""
