@@ -16,6 +16,7 @@ if importlib.util.find_spec("fcntl") is None:
 from torch.serialization import add_safe_globals as _add_safe_globals
 
 from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
+from tensordict_lite.building.arrow import from_arrow, to_arrow
 from tensordict_lite.building.batches import collate, merge_tensordicts
 from tensordict_lite.building.builders import (
     from_any,
@@ -26,6 +27,7 @@ from tensordict_lite.building.builders import (
     fromkeys,
     make_tensordict,
 )
+from tensordict_lite.building.packing import PackLayout
 from tensordict_lite.consolidated import from_consolidated
 from tensordict_lite.consolidated import layout as _layout
 from tensordict_lite.consolidated import record as _record
@@ -142,6 +144,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "PersistentTensorDict",
     "TensorAttrs",
     "TensorClass",
@@ -164,6 +167,7 @@ __all__ = [
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",
+    "from_arrow",
     "from_consolidated",
     "from_csv",
     "from_dataclass",
@@ -215,6 +219,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_arrow",
     "to_safetensors",
     "unpack_memmap",
     "unpad_sequence",

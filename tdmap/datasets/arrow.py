@@ -31,6 +31,7 @@ from tdmap.datasets.table import Table
 from tdmap.datasets.tables.about import joined
 from tdmap.process.defaultdevice import on_host
 from tensordict_lite import TensorDict
+from tensordict_lite.building.arrow import numbers_of
 
 NULLS = ("raise", "mask")
 VALID = ".valid"
@@ -238,7 +239,7 @@ def value_of(pa: Any, array: Any) -> Tensor | Jagged:
         filled = array.fill_null(False) if array.null_count else array
         return torch.from_numpy(np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_))
     if types.is_integer(kind) or types.is_floating(kind):
-        return _numbers(array.fill_null(0) if array.null_count else array)
+        return numbers_of(array.fill_null(0) if array.null_count else array)
     if _is_time(pa, kind):
         raise TypeError(f"has times ({kind}) within its lists, which would become plain numbers: cast them before.")
     if types.is_fixed_size_list(kind):
@@ -258,7 +259,7 @@ def _no_place(kind: Any) -> str:
 def _time_numbers(pa: Any, array: Any) -> Tensor:
     """Times as whole numbers in their own unit."""
     whole = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    return _numbers(whole.fill_null(0) if whole.null_count else whole)
+    return numbers_of(whole.fill_null(0) if whole.null_count else whole)
 
 
 def _shaped(pa: Any, array: Any) -> Tensor:
@@ -284,13 +285,6 @@ def _is_binary(types: Any, kind: Any) -> bool:
         types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
         or types.is_fixed_size_binary(kind)
     )  # fmt: skip
-
-
-def _numbers(array: Any) -> Tensor:
-    """The memory of an array of numbers without nulls."""
-    if not len(array):
-        return torch.from_numpy(np.empty(0, array.type.to_pandas_dtype()))
-    return torch.utils.dlpack.from_dlpack(array)
 
 
 def _fixed(pa: Any, array: Any) -> Tensor:
@@ -321,7 +315,7 @@ def _lists(pa: Any, array: Any) -> Jagged:
     value = value_of(pa, inner)
     if not isinstance(value, Tensor):
         raise TypeError(f"is of the type {array.type}: lists of lists, or of text, have no place here.")
-    offsets = _numbers(array.offsets).to(torch.int64)
+    offsets = numbers_of(array.offsets).to(torch.int64)
     return Jagged(value, offsets, check=False)
 
 

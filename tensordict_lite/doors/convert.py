@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import os
     from typing import Self
 
+    from tensordict_lite.building.packing import PackLayout
     from tensordict_lite.persistent import PersistentTensorDict
 
 __all__ = ["ConvertOps"]
@@ -173,6 +174,34 @@ class ConvertOps(StateOps):
                 out[key] = value.to_tensordict(retain_none=retain_none)
         names = None if self._names is None else list(self._names)
         return self._plain_class()._trusted(out, self._batch_size, self._device, names)
+
+    def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
+        """All leaves as the columns of one contiguous tensor, and the layout that :meth:`PackLayout.unpack` takes.
+
+        Args:
+            dim: of the columns in the result, as of :func:`torch.stack`.
+            layout: the order of the columns. Default: that of the sorted keys.
+
+        Returns:
+            A tensor ``[*batch_size, columns]``, for ``dim=-1``, and its layout.
+
+        Raises:
+            IndexError: there is no such dim.
+            KeyError: the keys are not those of ``layout``.
+            RuntimeError: leaves are on several devices, or rows have different shapes or keys.
+            TypeError: leaves have different dtypes, or an entry is not a tensor.
+            ValueError: the shapes or the dim are not those of ``layout``.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> flat, layout = TensorDict({"p": torch.zeros(5), "n": {"v": torch.ones(5, 3)}}, [5]).pack()
+            >>> flat.shape, layout.keys
+            (torch.Size([5, 4]), (('n', 'v'), 'p'))
+        """
+        from tensordict_lite.building import packing
+
+        return packing.pack(self, dim, layout=layout)
 
     def to_h5(self, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
         """Writes the entries into a new HDF5 file, and gives the collection that lies there, open for writing.

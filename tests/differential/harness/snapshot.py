@@ -73,10 +73,16 @@ def _is_collection(value: Any) -> bool:
 
 def _leaf(value: torch.Tensor) -> Leaf:
     kind = "Tensor" if type(value) is torch.Tensor else type(value).__name__
-    plain = value.detach().as_subclass(torch.Tensor)
+    plain = value.detach()
+    if plain.is_nested and plain.layout is torch.jagged:
+        rows = [
+            torch.nn.functional.pad(row.flatten(), (1, 0), value=len(row)) for row in plain.unbind()
+        ]  # with lengths
+        plain, kind = torch.nested.nested_tensor(rows or [torch.empty(0, dtype=plain.dtype)]), "JaggedTensor"
+    plain = plain.as_subclass(torch.Tensor)
     if plain.is_nested:
         plain = torch.nested.to_padded_tensor(plain, 0.0)
-        kind = "NestedTensor"
+        kind = kind if kind == "JaggedTensor" else "NestedTensor"
     return Leaf(kind, plain.clone(), value.requires_grad)
 
 

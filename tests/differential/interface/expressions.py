@@ -257,6 +257,8 @@ x.to_dict(retain_none=False)
 x.to_namedtuple()
 x.to_pytree()
 x.to_struct_array()  #! any error
+x.pack()[0]
+x.pack(0)[1].shapes
 x.to_padded_tensor()
 x.numpy()
 x.tolist()
