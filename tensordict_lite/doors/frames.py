@@ -160,12 +160,16 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _read(form: str, path: Any, **options: Any) -> Any:
     """The data frame in a file."""
     read = getattr(_pandas(), f"read_{form}")
+    named = os.fspath(path) if isinstance(path, (str, os.PathLike)) else repr(path)
+    what = {"csv": "rows of CSV", "json": "JSON records", "parquet": "a Parquet file"}[form]
     try:
-        return read(path, **options)
-    except ValueError as error:  # pandas and pyarrow raise subclasses of it for what they cannot parse
-        named = os.fspath(path) if isinstance(path, (str, os.PathLike)) else repr(path)
-        what = {"csv": "rows of CSV", "json": "JSON records", "parquet": "a Parquet file"}[form]
-        raise ValueError(f"{named}: from_{form}() expects {what} there: {error}") from error
+        frame = read(path, **options)
+    except (ValueError, IsADirectoryError) as error:  # pandas and pyarrow raise ValueErrors for what they cannot parse
+        kind = ValueError if isinstance(error, ValueError) else IsADirectoryError
+        raise kind(f"{named}: from_{form}() expects {what} there: {error}") from error
+    if not len(frame.columns) and os.path.isdir(named):
+        raise ValueError(f"{named}: from_{form}() expects {what} there, and this is a folder without any.")
+    return frame
 
 
 def _pandas() -> Any:

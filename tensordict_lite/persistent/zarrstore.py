@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -351,14 +352,20 @@ class Array:
         require_plain(self.inner)
         if OBJECT in self.attrs:
             return self._object()
-        value = self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
+        value = self._read(index)
         return np.asarray(value, dtype=object) if self.inner.dtype.kind == "T" else value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.inner[index] = value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
+    def _read(self, index: Any) -> Any:
+        try:
+            return self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
+        except (ValueError, RuntimeError, EOFError, zlib.error) as error:  # of codecs, and of chunks that are too short
+            raise ValueError(f"{self.file.place}: the array {self.name} is damaged: {error}") from error
+
     def _object(self) -> Any:
-        mark, content = self.attrs[OBJECT], bytes(self.inner[...])
+        mark, content = self.attrs[OBJECT], bytes(self._read(...))
         encoding = mark.get("encoding") if isinstance(mark, dict) else None
         if encoding == "json":
             return json.loads(content)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import tensordict_lite
 from tensordict_lite import TensorDict
 
 pandas = pytest.importorskip("pandas")
@@ -27,24 +26,6 @@ def frame() -> Any:
             "t": pandas.to_datetime(["2020-01-01", "2021-02-03", "1969-01-01"]),
         }
     )
-
-
-@pytest.mark.parametrize("form", ["csv", "json", "parquet", "h5"])
-def test_files_are_read_by_functions_too_and_errors_name_them(form: str, tmp_path: Path) -> None:
-    pytest.importorskip({"h5": "h5py", "parquet": "pyarrow"}.get(form, "pandas"))
-    data = TensorDict({"a": torch.arange(3), "b": torch.ones(3)}, [3])
-    getattr(data, f"to_{form}")(tmp_path / "good")
-    read = getattr(tensordict_lite, f"from_{form}")
-    found = read(tmp_path / "good")
-    assert found["a"].tolist() == [0, 1, 2] and found.batch_size == (3,)
-    with pytest.raises(FileNotFoundError, match="missing"):
-        read(tmp_path / "missing")
-    for name, content in (("empty", b""), ("other", b"\xff\xfe{\0PAR1"), ("short", b'{"x')):
-        if form == "csv" and name == "short":
-            continue  # a column without rows
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises((ValueError, OSError), match=rf"{name}: from_{form}\(\) expects"):
-            read(tmp_path / name)
 
 
 @pytest.mark.parametrize("separator", [None, "."])
