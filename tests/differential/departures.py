@@ -221,6 +221,16 @@ TREES = [
         "nm.masked_select(torch.tensor([True, False])).names",
         "in place or not, the dimensions that stay keep their names",
     ),
+    (
+        "TD({'a.b': torch.ones(3), 'a': 'text'}, [3]).unflatten_keys('.')",
+        "raise KeyError('override an existing')",
+        "an entry below a text would be lost, as one below a tensor, which is an error in both",
+    ),
+    (
+        "delattr(c, 'y')",
+        "raise AttributeError('not set')",
+        "a field without a value is no entry, and cannot be deleted twice",
+    ),
 ]
 
 CHAIN = (
