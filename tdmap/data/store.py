@@ -28,7 +28,7 @@ from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
-from tensordict_lite.paths import local_path
+from tensordict_lite.paths import is_url, local_path
 
 META = "meta.json"
 
@@ -47,7 +47,7 @@ class OutputFolder:
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         text = local_path(path)
         require_no_tilde(text)
-        self._url = text if isinstance(text, str) and "://" in text else None
+        self._url = text if is_url(text) else None
         self._lie_in(Path(os.path.abspath(text)))
         self._overwrite = overwrite
         self._replaced: Path | None = None

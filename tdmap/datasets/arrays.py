@@ -27,6 +27,7 @@ from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tables.about import joined
 from tdmap.errors import UnreadableFile, add_note
 from tensordict_lite.memmap.disk.staging import staged_path
+from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
 from tensordict_lite.persistent.entries import walk
 
@@ -447,6 +448,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def _local(path: str) -> str:
-    if "://" in path:
+    if is_url(path):
         raise ValueError(f"{path}: HDF5 and Zarr are read and written on local disks: copy it there before.")
     return path

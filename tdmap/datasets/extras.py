@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensordict_lite.memmap.disk.staging import staged_path
+from tensordict_lite.paths import is_url
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
@@ -37,7 +38,7 @@ def need(module: str, extra: str, purpose: str) -> Any:
 
 def require_file(path: str) -> None:
     """Raise ValueError where a path leads to a pipe or a device, whose end readers would wait for."""
-    if "://" not in path and not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+    if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
         raise ValueError(
             f"{path} is a pipe or a device, not a file: `tdmap convert - OUT --from FORMAT` reads standard input."
         )
@@ -46,7 +47,7 @@ def require_file(path: str) -> None:
 @contextlib.contextmanager
 def opened(path: str, mode: str = "rb") -> Iterator[Any]:
     """A file, local or of a URL. A local one that is written takes its place when the block succeeds."""
-    if "://" in path:
+    if is_url(path):
         with need("fsspec", "arrow", "reading and writing URLs").open(path, mode) as file:
             yield file
         return

@@ -31,7 +31,7 @@ from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
 from tdmap.operation import operation
-from tensordict_lite.paths import local_path
+from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -324,7 +324,7 @@ def find_files(source: Any) -> list[str]:
             raise FileNotFoundError("there is no file in an empty list")
     else:
         text = local_path(source)
-        if "://" in text:
+        if is_url(text):
             return [text]
         if os.path.isdir(text) and not text.rstrip("/").endswith(".zarr"):
             suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
@@ -339,7 +339,7 @@ def find_files(source: Any) -> list[str]:
                 raise FileNotFoundError(f"there is no file in the folder {text} whose ending tells a format")
         else:
             files = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
-    missing = [path for path in files if "://" not in path and not os.path.exists(path)]
+    missing = [path for path in files if not is_url(path) and not os.path.exists(path)]
     if missing or not files:
         raise FileNotFoundError(f"there is no file {missing[0] if missing else os.fspath(source)}")
     for path in files:

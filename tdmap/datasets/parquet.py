@@ -17,6 +17,7 @@ from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict
+from tensordict_lite.paths import is_url
 
 
 def read_parquet(
@@ -89,14 +90,14 @@ class ReadGroup:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        local = [os.stat(path) for path in self.files if "://" not in path]
+        local = [os.stat(path) for path in self.files if not is_url(path)]
         stats = [(info.st_size, info.st_mtime_ns) for info in local]
         return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
 
     def _groups(self, number: int) -> _Groups:
         if self._opened is None or self._opened[0] != number:
             path = self.files[number]
-            self._opened = number, _Groups(path, self.columns, maps=self._maps and "://" not in path)
+            self._opened = number, _Groups(path, self.columns, maps=self._maps and not is_url(path))
         return self._opened[1]
 
     def __call__(self, groups: TensorDict) -> Columns:
