@@ -182,6 +182,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
             TypeError: both ``batch_size`` and ``auto_batch_size``.
         """
         _require_one_size("from_zarr", auto_batch_size, batch_size)
+        batch_size = None if batch_size is None else as_size(batch_size)
         group = entries.open_root(filename, mode, "zarr", allow_pickle)
         noted = group.described()
         if batch_size is None and (auto_batch_size or noted is None):

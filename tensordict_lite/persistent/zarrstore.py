@@ -199,7 +199,7 @@ def open_group(place: Any, mode: str, allow_pickle: bool | None) -> Group:
             raise ValueError(f"{place} holds one array, and a collection is a group of arrays.")
     else:
         inner = zarr.open_group(store=place, mode=mode, **_AS_LISTED)
-    if mode != "r":
+    if mode in ("r+", "a") and zarr.open_group(store=place, mode="r").metadata.consolidated_metadata is not None:
         inner.attrs.put(dict(inner.attrs))  # removes consolidated metadata, which would not know what is written
     return Group(inner, OpenStore(place, "r" if mode == "r" else "r+", bool(allow_pickle)))
 

@@ -287,6 +287,10 @@ def test_stores_of_other_programs_open(tmp_path: Path) -> None:
         "s": np.array(["x", "y", "zz"]),
     }.items():
         group.create_array(name, data=values)
+    consolidated = reference.TensorDict({"x": torch.ones(2)}, [2], names=["row"]).to_zarr(tmp_path / "c.zarr")
+    ours.from_zarr(tmp_path / "c.zarr", mode="r+")["z"] = torch.zeros(2)
+    assert sorted(reference.from_zarr(tmp_path / "c.zarr").keys()) == ["x", "z"] and consolidated.names == ["row"]
+    assert ours.from_zarr(tmp_path / "c.zarr", batch_size=[2]).names == ["row"]
     for options in ({}, {"non_tensor_as_stack": True}, {"batch_size": []}, {"auto_batch_size": True, "batch_dims": 0}):
         mine, theirs = (lib.from_zarr(tmp_path / "other.zarr", **options) for lib in LIBRARIES)
         assert mine.batch_size == theirs.batch_size and type(mine.get("s")).__name__ == type(theirs.get("s")).__name__
