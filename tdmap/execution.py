@@ -17,8 +17,7 @@ from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.resources import usable_cores
-from tdmap.process import forks
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 from tdmap.runtime.commits import STEPS, CommitLog
 from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
@@ -264,7 +263,7 @@ def _has_threads(pool: object) -> bool:
 
 def _nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker or forks.is_unborn_worker():
+    if worker_module.in_worker:
         why = "inside a worker process runs serially: the outer map uses the cores already"
     else:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
 from tdmap.job import function_name
-from tdmap.process.defaultdevice import caller_device, within
+from tdmap.process_state import DefaultDevice, caller_device
 
 if TYPE_CHECKING:
     from typing import Self
@@ -126,13 +126,13 @@ class InDefaultDevice(Around):
         self.__qualname__ = function_name(fn)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        with within(self.default):
+        with DefaultDevice(self.default):
             result = self.fn(*arguments, **options)
         return self._steps(result) if isinstance(result, Iterator) else result
 
     def _steps(self, values: Iterator[Any]) -> Iterator[Any]:
         while True:
-            with within(self.default):
+            with DefaultDevice(self.default):
                 try:
                     value = next(values)
                 except StopIteration:

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import WorkerOptions
 from tdmap.frames import without_engine
-from tdmap.process.calls import CURRENT, Running
-from tdmap.process.defaultdevice import Host
+from tdmap.process_state import CURRENT, Host, Running
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.data.reader import narrow
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tensordict_lite import NonTensorData, is_non_tensor
 
 

@@ -21,7 +21,7 @@ from tdmap.data.kinds import Data, is_data, is_dense, leaves_hold_rows, with_ent
 from tdmap.data.objects import entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tensordict_lite import NonTensorData
 
 KeyPath: TypeAlias = "tuple[str, ...]"

@@ -29,7 +29,7 @@ from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.about import joined
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrow import numbers_of
 

@@ -18,7 +18,7 @@ from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.operation import operation
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 

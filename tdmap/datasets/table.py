@@ -22,7 +22,7 @@ from tdmap.datasets.tables.about import Types, in_order, joined, names_of, read_
 from tdmap.datasets.tables.doors import TableDoors
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.plan import ChunkPlan
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.paths import absolute_path

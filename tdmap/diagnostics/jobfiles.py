@@ -21,8 +21,7 @@ from typing import Any
 from tdmap.errors import TdmapError
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
 from tdmap.memory import hidden
-from tdmap.process.calls import running_operation
-from tdmap.process.identity import ProcessId
+from tdmap.process_state import ProcessId, running_operation
 
 EVERY_SECONDS = 1.0
 """How often a file is written."""

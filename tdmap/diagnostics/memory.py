@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from tdmap.diagnostics import watcher
-from tdmap.process.forks import close_end, register_end
+from tdmap.process_state import close_end, register_end
 
 
 @dataclass

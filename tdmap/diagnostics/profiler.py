@@ -36,7 +36,7 @@ from tdmap.events import (
     watch,
 )
 from tdmap.memory.resources import usable_cores
-from tdmap.process.calls import running_operation
+from tdmap.process_state import running_operation
 
 HEARD = 256
 """So many leases and results wait to be added up, at most: it is done when nobody waits for the next lease."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped
-from tdmap.process import hooks
-from tdmap.process.calls import running_operation
+from tdmap.process_state import running_operation
 
 UNSEEN = 1e-9
 """Seconds after which a bar shows itself, of one that is told when."""
@@ -159,4 +159,4 @@ def _hide_in_child() -> None:
     _shown.clear()
 
 
-hooks.in_child(hooks.BARS, _hide_in_child)
+os.register_at_fork(after_in_child=_hide_in_child)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from tdmap.identity.references import Attributes, Import
-from tdmap.process.owners import is_installed_file, is_users_own, package_of
+from tdmap.user_code import OWN_PACKAGES, is_installed_file, is_users_own
 
 
 class Sources:
@@ -196,3 +197,24 @@ def _digest_file(path: str | None) -> str:
             return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
     except OSError:
         return "cannot be read"
+
+
+def package_of(module: str | None) -> tuple[str, str] | None:
+    """Name and version of the installed package that a module belongs to; None for the standard library and our own."""
+    top = (module or "").partition(".")[0]
+    if not top or top in OWN_PACKAGES or top in sys.stdlib_module_names:
+        return None
+    return top, _version(top)
+
+
+@functools.lru_cache(maxsize=256)
+def _version(top: str) -> str:
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:  # it goes by another name
+        pass
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(version, str):
+        return version
+    names = importlib.metadata.packages_distributions().get(top, ())
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names))) or "unknown"

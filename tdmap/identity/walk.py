@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from tdmap.identity.references import Attributes, global_names, imports_anything, references
-from tdmap.identity.sources import Sources
+from tdmap.identity.sources import Sources, package_of
 from tdmap.memory.regions import bytes_of
-from tdmap.process.owners import is_own_module, is_users_own, package_of
+from tdmap.user_code import is_users_own
 
 WHOLE_BYTES = 64 << 20
 """The content of a tensor or an array counts whole up to so many bytes; of a larger one so many bytes count, in"""
@@ -249,7 +249,7 @@ class Walk:
 
     def add_module(self, module: types.ModuleType, chains: frozenset[Attributes]) -> None:
         """Add what is used of a module; all of it where it is used as it is."""
-        if not is_own_module(module):
+        if not _is_own_module(module):
             self.tag("module", module.__name__)
             self.reached.note(module.__name__)
             return
@@ -257,10 +257,10 @@ class Walk:
             self.tag("module", module.__name__, *chain)
             value: Any = module
             for attribute in chain:
-                if not is_own_module(value):
+                if not _is_own_module(value):
                     break
                 value = getattr(value, attribute, None)
-            if is_own_module(value):
+            if _is_own_module(value):
                 self.tag(self.reached.module_name(value))
             elif isinstance(value, types.ModuleType):
                 self.add_module(value, frozenset({()}))
@@ -433,7 +433,7 @@ def function_pieces(fn: types.FunctionType) -> Iterator[tuple[str, Callable[[Wal
     def of_variable(name: str, value: Any) -> Callable[[Walk], None]:
         if not isinstance(value, types.ModuleType):
             return of(value)
-        used = references(fn.__code__).chains.get(name, frozenset()) if is_own_module(value) else frozenset()
+        used = references(fn.__code__).chains.get(name, frozenset()) if _is_own_module(value) else frozenset()
         return lambda walk: walk.add_module(value, used)
 
     yield "code", of(fn.__code__)
@@ -495,3 +495,7 @@ _handlers: dict[type, Any] = {
     np.ndarray: Walk.add_array,
     **dict.fromkeys(_NAMED, Walk.add_named),
 }
+
+
+def _is_own_module(value: object) -> bool:
+    return isinstance(value, types.ModuleType) and is_users_own(value.__name__)

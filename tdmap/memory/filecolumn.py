@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from tdmap.memory.regions import bytes_of, region_of
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings
 
 SMALLEST = 16 << 10

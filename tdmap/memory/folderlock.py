@@ -29,8 +29,7 @@ from typing import NamedTuple
 from tdmap.errors import FolderInUse, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
-from tdmap.process import hooks
-from tdmap.process.identity import ProcessId
+from tdmap.process_state import ProcessId, is_forking_worker
 
 LOCK, HELD = "lock", "lock.held"
 """Names in the hidden folder."""
@@ -145,18 +144,7 @@ class FolderLock:
 
 
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-_inherited: list[int] = []  # in a worker: descriptors of the locks of its driver
-_forking = threading.local()
-
-
-@contextlib.contextmanager
-def shared_with_worker() -> Iterator[None]:
-    """In this block, a child that the thread forks is a worker of the call: it keeps the lock until it ends."""
-    _forking.worker = True
-    try:
-        yield
-    finally:
-        _forking.worker = False
+_inherited: list[int] = []  # in a worker: descriptors of the locks of its driver, which it keeps until it ends
 
 
 def _leave_to_parent() -> None:
@@ -164,15 +152,14 @@ def _leave_to_parent() -> None:
         _inherited.append(lock._fd)
         lock._fd = -1
     _locks.clear()
-    if not getattr(_forking, "worker", False):
+    if not is_forking_worker():
         for fd in _inherited:
             with contextlib.suppress(OSError):
                 os.close(fd)
         _inherited.clear()
-    _forking.worker = False
 
 
-hooks.in_child(hooks.LOCKS, _leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.scratch import temporary_path
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""

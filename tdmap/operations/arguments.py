@@ -11,7 +11,7 @@ from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_ope
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.process.calls import running_operation
+from tdmap.process_state import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed

@@ -19,7 +19,7 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.torchloader import divided
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 
 VERSION = 3
 

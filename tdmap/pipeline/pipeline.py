@@ -43,7 +43,7 @@ from tdmap.pipeline.stages import (
     Zip,
 )
 from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards

@@ -24,8 +24,7 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.process.captured import Captured, seeded
-from tdmap.seeding import derive
+from tdmap.seeding import Captured, derive, seeded
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection
 

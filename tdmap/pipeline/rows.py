@@ -23,9 +23,8 @@ from tdmap.data.reader import narrow
 from tdmap.data.schema import join_pieces
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
-from tdmap.process.captured import Captured, seeded
 from tdmap.resume.run import folder_of
-from tdmap.seeding import derive, permutation
+from tdmap.seeding import Captured, derive, permutation, seeded
 from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"

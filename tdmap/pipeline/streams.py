@@ -25,8 +25,7 @@ from tdmap.pipeline.rounds import Context, Rounds, apart, chunk_rows, default_ah
 from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
-from tdmap.process.captured import Captured, seeded
-from tdmap.seeding import derive
+from tdmap.seeding import Captured, derive, seeded
 
 VAIN_ROWS = 1000
 """Of so many rows, and of a whole epoch, nothing is left by chance only: `.repeat()` without a number ends there."""

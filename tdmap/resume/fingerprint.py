@@ -26,7 +26,7 @@ from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.identity.walk import Reached, function_pieces
 from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
-from tdmap.process.owners import is_users_own
+from tdmap.user_code import is_users_own
 from tensordict_lite.views import is_leaf_nontensor
 
 PACKAGE = "package "

@@ -17,6 +17,7 @@ helper spends at most a fraction of its time on it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import errno
@@ -34,9 +35,8 @@ from typing import Any, NamedTuple
 from tdmap.errors import UntrustedFile
 from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.plan import merge_ranges
-from tdmap.process import forks, hooks
-from tdmap.process.identity import boot_number as boot_number
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner, close_end, register_end
+from tdmap.process_state import boot_number as boot_number
 from tdmap.resume import syncer
 
 MAGIC = b"TDMAPJ01"
@@ -392,7 +392,7 @@ class Helper:
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)
             _helpers.append(self._process)
-            forks.register_end(self._process.stdin)  # a forked worker must not hold it open
+            register_end(self._process.stdin)  # a forked worker must not hold it open
             self._told.clear()
             return self._send_names()
         return True
@@ -439,7 +439,7 @@ class Helper:
         if self._process is not None:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None and self._process.stdout is not None
-                forks.close_end(self._process.stdin)
+                close_end(self._process.stdin)
                 self._process.stdout.close()
 
     def join(self) -> None:
@@ -476,5 +476,5 @@ def _forget_in_child() -> None:
     _helpers.clear()
 
 
-hooks.at_exit(hooks.DISK, _leave_helpers)
-hooks.in_child(hooks.DISK, _forget_in_child)
+atexit.register(_leave_helpers)
+os.register_at_fork(after_in_child=_forget_in_child)

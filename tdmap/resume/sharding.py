@@ -38,7 +38,7 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
-from tdmap.process.identity import ProcessId
+from tdmap.process_state import ProcessId
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import COMMAND, MAP, check_identity, differences, identify
 from tdmap.runtime import shardfailures as failures

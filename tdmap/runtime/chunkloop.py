@@ -32,9 +32,7 @@ from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
-from tdmap.process import hooks
-from tdmap.process.captured import Captured
-from tdmap.process.interrupts import installed_handlers, interrupting
+from tdmap.process_state import comes_from_handler, installed_handlers
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
@@ -43,7 +41,7 @@ from tdmap.runtime.wire.messages import Done, GaveBack, Segment
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.control import Control
 from tdmap.runtime.writeahead import WriteAhead
-from tdmap.seeding import ChunkStreams
+from tdmap.seeding import Captured, ChunkStreams
 from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import returned_none
 from tensordict_lite.errors import DatasetError
@@ -76,7 +74,7 @@ def _next_generation() -> None:
     _generation += 1
 
 
-hooks.in_child(hooks.CHUNKS, _next_generation)
+os.register_at_fork(after_in_child=_next_generation)
 
 
 def _leave(error: BaseException | None) -> None:
@@ -284,7 +282,7 @@ class ChunkLoop:
         """Whether an exception says nothing about its rows alone: a fork's, the caller's own alarm, a device's last."""
         if self.is_stray or self._cut_behind(error) is not None or self._has_lost_device(error):
             return True
-        return bool(self._handlers) and interrupting(error, self._handlers) is not None
+        return bool(self._handlers) and comes_from_handler(error, self._handlers)
 
     def _cut_behind(self, error: BaseException) -> DatasetError | None:
         """The error of a file that was truncated, where a system call was given its missing pages."""

@@ -29,7 +29,7 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import default_chunk_size, merge_ranges
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.crews.base import Crew, Joined

@@ -11,7 +11,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
 from tdmap.stores.remote import members_at

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.memory.scratch import temporary_folder
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.stores.members import Member, Rows
 from tdmap.stores.widened import WidenedMember
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tdmap.stores.through_fsspec import FsspecFiles
 from tdmap.stores.through_obstore import ObstoreFiles
 from tdmap.stores.transport import CannotServe, Range, Transport, leads_out

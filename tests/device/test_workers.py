@@ -11,7 +11,7 @@ import tdmap
 from tdmap.devices import FN_WORKERS, Placement
 from tdmap.execution import Execution
 from tdmap.memory import links as device_module
-from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
+from tdmap.process_state import ProcessSettings, ThreadSettings
 from tdmap.runtime import ondevice
 from tests.device.fakelink import FakeLink
 

@@ -19,7 +19,7 @@ import tdmap
 from tdmap.cli import app
 from tdmap.diagnostics import StatusFile, jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
-from tdmap.process.identity import ProcessId
+from tdmap.process_state import ProcessId
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tdmap
-from tdmap.process.calls import CURRENT
+from tdmap.process_state import CURRENT
 
 ENGINE = os.path.dirname(tdmap.__file__) + os.sep
 

@@ -197,12 +197,12 @@ def test_at_any_step_of_another_job(method, most):
             return tdmap.map(X, double, pool=pool, chunksize=20)
 
     leave(method)
-    with Steps(files=("launch.py", "forks.py", "pool.py", "processes.py", "driver.py")) as steps:
+    with Steps(files=("launch.py", "process_state.py", "pool.py", "processes.py", "driver.py")) as steps:
         run()
     gc.collect()
     for at in spread(steps.count, most):
         leave(method)
-        with Steps(at, gc.collect, files=("launch.py", "forks.py", "pool.py", "processes.py", "driver.py")):
+        with Steps(at, gc.collect, files=("launch.py", "process_state.py", "pool.py", "processes.py", "driver.py")):
             assert torch.equal(run(), 2 * X)
         gc.collect()
 

@@ -299,40 +299,6 @@ def test_a_child_that_leaves_the_function_by_an_exception_puts_no_rows_back(tmp_
     assert program(tmp_path, code) == ["ok"] * 8
 
 
-def test_at_fork_hooks_may_map(tmp_path):
-    code = """
-    seen = []
-    def hook():
-        if os.getpid() == me:
-            seen.append(torch.equal(tdmap.map(x, torch.neg, num_workers=2), -x))
-    def hook_in_child():
-        warnings.simplefilter("ignore")
-        inner = torch.equal(tdmap.map(x, torch.neg, num_workers=2), -x)
-        os.write(1, b"child-True " if inner else b"child-False ")
-    me = os.getpid()
-    os.register_at_fork(before=hook, after_in_parent=hook, after_in_child=hook_in_child)
-    print(torch.equal(tdmap.map(x, lambda c: c + 1, num_workers=2, chunksize=200), x + 1), flush=True)
-    print(fork(lambda: None), all(seen), len(seen) >= 4)
-    """
-    out = program(tmp_path, code)
-    assert [word for word in out if "child" not in word] == ["True", "0", "True", "True"]
-    assert {word for word in out if "child" in word} == {"child-True"}
-
-
-def test_a_second_fork_within_a_fork_is_refused_where_it_would_wait_for_ever(tmp_path):
-    code = """
-    errors = []
-    def hook():
-        try:
-            tdmap.map(x, torch.neg, num_workers=1, mp_start_method="fork")
-        except tdmap.errors.WorkerStartError as error:
-            errors.append("forks already" in str(error))
-    os.register_at_fork(before=hook)
-    print(torch.equal(tdmap.map(x, lambda c: c + 1, num_workers=1, mp_start_method="fork"), x + 1), errors)
-    """
-    assert program(tmp_path, code) == ["True", "[True]"]
-
-
 def test_a_watch_of_memory_is_its_makers(tmp_path):
     code = """
     from tdmap.diagnostics.memory import MemoryWatch

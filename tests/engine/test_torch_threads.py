@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import process_state
 from tdmap.memory.resources import one_thread
-from tdmap.process import torchsettings
 
 X = torch.arange(8)
 
@@ -97,8 +97,8 @@ def test_where_no_thread_can_start_the_workers_set_their_own(monkeypatch):
             raise RuntimeError("can't start new thread")
 
     def use():
-        monkeypatch.setattr(torchsettings.threading, "Thread", Refused)
-        torchsettings.use_threads(2)
+        monkeypatch.setattr(process_state.threading, "Thread", Refused)
+        process_state.use_threads(2)
         return torch.get_num_threads()
 
     try:

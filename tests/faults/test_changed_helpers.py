@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.identity import walk
-from tdmap.process import owners
+from tdmap.identity import sources, walk
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
@@ -488,12 +487,12 @@ def test_installed_packages_count_by_their_version(monkeypatch):
     def newer(name, old=importlib.metadata.version):
         return "99" if name == "numpy" else old(name)
 
-    owners._version.cache_clear()
+    sources._version.cache_clear()
     monkeypatch.setattr(importlib.metadata, "version", newer)
     try:
         assert differing(before, function_parts(uses_through_helper)) == ["package numpy"]
     finally:
-        owners._version.cache_clear()
+        sources._version.cache_clear()
 
 
 def test_a_package_whose_distribution_has_another_name():
@@ -509,13 +508,13 @@ def test_an_in_place_run_is_not_done_again_because_a_package_is_newer(tmp_path, 
 
     data = TensorDict({"x": torch.arange(10)}, [10]).memmap(tmp_path / "in")
     data.map(add, out=data, resume=True, num_workers=0)
-    owners._version.cache_clear()
+    sources._version.cache_clear()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "99")
     try:
         with pytest.warns(tdmap.errors.AlreadyComplete):
             data.map(add, out=data, resume=True, num_workers=0)
     finally:
-        owners._version.cache_clear()
+        sources._version.cache_clear()
     assert torch.equal(data["x"], torch.arange(10) + 3)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tdmap.process.collector import collector_paused
+from tdmap import _collector_paused
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,10 @@ def collector_as_before() -> Iterator[None]:
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_collector_is_as_it_was(is_on: bool) -> None:
     (gc.enable if is_on else gc.disable)()
-    with collector_paused():
+    with _collector_paused():
         assert not gc.isenabled()
     assert gc.isenabled() is is_on
-    with pytest.raises(ImportError), collector_paused():
+    with pytest.raises(ImportError), _collector_paused():
         raise ImportError
     assert gc.isenabled() is is_on
 

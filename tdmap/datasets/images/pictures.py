@@ -17,7 +17,7 @@ from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.resume.fingerprint import source_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdmap.data.store import destination
 from tdmap.execution import Execution
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

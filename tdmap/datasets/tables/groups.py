@@ -34,7 +34,7 @@ from tdmap.execution import Execution
 from tdmap.job import function_name
 from tdmap.operation import worker_options
 from tdmap.operations.output import travels
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
 from tdmap.resume.stepwise import options_of, parts_of
 from tensordict_lite import TensorDict

@@ -16,7 +16,7 @@ from tdmap.job import function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.pipeline import Pipeline
 from tdmap.pipeline.stages import Batch
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 

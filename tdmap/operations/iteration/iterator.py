@@ -7,7 +7,7 @@ from typing import Any
 
 from tdmap.operation import hide_engine
 from tdmap.plan import ChunkPlan
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 
 VERSION = 1
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from tdmap.process.defaultdevice import on_host
+from tdmap.process_state import on_host
 from tdmap.seeding import derive
 
 

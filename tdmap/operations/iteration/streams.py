@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.links import DeviceLink
-from tdmap.process import hooks
 from tdmap.runtime.commits import KnownChunks
 from tdmap.sinks import Stream
 
@@ -23,8 +24,8 @@ def _close_streams() -> None:
             stream.close()
 
 
-hooks.at_exit(hooks.STREAMS, _close_streams)
-hooks.in_child(hooks.STREAMS, _open_streams.clear)  # those of the parent are not ours to close
+atexit.register(_close_streams)  # before the workers of `pool` are ended: it was imported first
+os.register_at_fork(after_in_child=_open_streams.clear)
 
 
 def stream_values(

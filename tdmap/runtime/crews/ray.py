@@ -25,7 +25,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tdmap.runtime.crews.base import Joined
 from tdmap.runtime.crews.processes import START_SECONDS, ProcessCrew
 from tdmap.runtime.crews.raypool import RayMember, RayPool

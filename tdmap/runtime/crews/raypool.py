@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tdmap.errors import WorkerStartError
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.probes import Probes
 from tdmap.runtime.crews.slot import Place, Slot

@@ -15,7 +15,7 @@ import socket
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from tdmap.process.heap import keep_freed_memory
+from tdmap.process_state import keep_freed_memory
 from tdmap.runtime.crews import probes
 from tdmap.runtime.crews.windows import Answer, Target, Task, Window, WindowLoop
 from tdmap.runtime.wire.messages import Grant

@@ -9,7 +9,7 @@ import time
 import torch
 
 from tdmap.job import Job
-from tdmap.process.torchsettings import ThreadSettings, use_threads
+from tdmap.process_state import ThreadSettings, use_threads
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease

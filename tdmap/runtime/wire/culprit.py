@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdmap.job import function_name
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tdmap.runtime.wire.packing import Packer
 
 MAX_DEPTH = 4

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
 from tdmap.memory.shm import Arena, shared_region, unexpanded
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class, reduce_main_member

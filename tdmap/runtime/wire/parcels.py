@@ -29,7 +29,7 @@ from torch import Tensor
 from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path
-from tdmap.process import forks, hooks
+from tdmap.process_state import is_forking_worker
 from tdmap.runtime.wire.packing import _is_plain
 from tensordict_lite.memmap.disk.mapping import release
 
@@ -285,12 +285,12 @@ _readers: weakref.WeakSet[ParcelReader] = weakref.WeakSet()
 
 
 def _share_with_fork() -> None:
-    if not forks.is_starting_worker():  # nobody uses them there
+    if not is_forking_worker():  # which does not use them
         for reader in list(_readers):
             reader.share()
 
 
-hooks.before_fork(hooks.SLOTS, _share_with_fork)
+os.register_at_fork(before=_share_with_fork)
 
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
-from tdmap.process.interrupts import let_through
+from tdmap.process_state import let_through
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.undo import Room, Undo, undo_room

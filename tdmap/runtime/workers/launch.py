@@ -1,7 +1,7 @@
 """Three ways to start a worker process, none of which imports the user's script.
 
 - **fork**: the child is a copy of this process, there in a millisecond. Safe only while this process has no other
-  Python thread, no thread of a library that does not expect forks (`process/nativethreads.py`) and no CUDA context, and
+  Python thread, no thread of a library that does not expect forks (`process_state.py`) and no CUDA context, and
   the worker runs torch with one thread (a forked OpenMP pool hangs).
 - **forkserver**: a *template* process, started once, imports torch and this package and never runs an operation;
   workers are forks of it.
@@ -14,9 +14,8 @@
 The template is single-threaded: it answers `fork` and `wait` requests and ends when the driver's end of its socket
 closes. Forked workers ask the kernel to kill them with their parent; spawned ones watch a pipe.
 
-A worker may be wanted at any instruction of this process: a signal handler calls `map` while another call waits for
-the template, the collector ends a worker in the middle of that, a hook of `os.register_at_fork` maps something. So
-nothing here waits for a lock that its own thread may hold.
+The collector may end a worker at any instruction of this process, and a handler of a signal may raise there. So nothing
+here waits for a lock that its own thread may hold.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
-from tdmap.memory.folderlock import shared_with_worker
-from tdmap.process import hooks
-from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
-from tdmap.process.nativethreads import threads_that_break_in_forks
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner, close_end, forking_worker, register_end, threads_that_break_in_forks
 from tdmap.runtime.workers.boot import MESSAGE_BYTES
 from tdmap.runtime.workers.surroundings import import_path
 from tdmap.runtime.workers.worker import die_with_parent, run_worker
@@ -119,7 +114,7 @@ def safe_to_fork(worker_threads: int) -> bool:
     """Whether a fork of this process can run torch, and can be made."""
     if sys.platform == "darwin" or "fork" not in start_methods():  # Apple's libraries do not survive a fork
         return False
-    if is_forking() or threading.active_count() > 1 or worker_threads != 1:
+    if threading.active_count() > 1 or worker_threads != 1:
         return False
     torch = sys.modules.get("torch")
     return (torch is None or not torch.cuda.is_initialized()) and not threads_that_break_in_forks()
@@ -192,13 +187,7 @@ class ForkedProcess:
 
 
 def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> ForkedProcess:
-    parent, me = os.getpid(), threading.get_ident()
-    if is_forking():
-        # Hooks of `os.register_at_fork` take locks before a fork, and would wait for themselves in a second one.
-        raise WorkerStartError(
-            "a worker cannot be forked here: this is a signal handler, or a hook of os.register_at_fork, that runs "
-            'while the process forks already. Leave mp_start_method out, or pass "forkserver".'
-        )
+    parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # what is buffered here must not be printed by the child as well
         with contextlib.suppress(Exception):
             stream.flush()
@@ -207,17 +196,13 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
     # file alone may stay: putting the filters back would undo what other threads do to them meanwhile.
     if sys.version_info >= (3, 12):
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__) + "$")
-    with _no_interrupts(), shared_with_worker():
+    with _no_interrupts(), forking_worker():
         try:
-            starting[me] = parent
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except OSError as error:
             raise _refused(error, "a worker cannot be forked") from error
-        finally:
-            if os.getpid() == parent:
-                del starting[me]
     if pid:
         return ForkedProcess(pid)
     try:
@@ -273,14 +258,12 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
     try:
         with _no_interrupts():
-            popen = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, *options, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
-        popens.add(popen)
-        return popen
     except OSError as error:
         raise _refused(error, f"{sys.executable} cannot be started as a worker") from error
 
@@ -455,7 +438,7 @@ def _forget_template() -> None:
     _template_lock = threading.RLock()
 
 
-hooks.in_child(hooks.TEMPLATE, _forget_template)
+os.register_at_fork(after_in_child=_forget_template)
 
 
 def template() -> Template:

@@ -12,6 +12,7 @@ process, because a thread would make forking unsafe.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -27,8 +28,7 @@ from typing import Any, NoReturn
 from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
-from tdmap.process import forks, hooks
-from tdmap.process.owner import Owner
+from tdmap.process_state import Owner, close_end
 from tdmap.runtime.wire.messages import Hello
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
@@ -138,7 +138,7 @@ class Member:
             return self.process.poll()
         self.closed = True
         self.reader.close()
-        forks.close_end(self.connection)
+        close_end(self.connection)
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.block.close()
@@ -495,5 +495,5 @@ def _forget_in_child() -> None:
     _warm_lock = threading.RLock()
 
 
-hooks.at_exit(hooks.POOLS, close_pools)
-hooks.in_child(hooks.POOLS, _forget_in_child)
+atexit.register(close_pools)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
+from tdmap.process_state import ProcessSettings, ThreadSettings
 
 _own_variables = {"OMP_NUM_THREADS"}
 """Variables that workers are started with, and keep."""

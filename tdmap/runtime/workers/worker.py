@@ -29,7 +29,7 @@ from tdmap.data.kinds import tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.frames import without_engine
 from tdmap.memory.residency import Residency
-from tdmap.process.heap import give_back_freed_memory, keep_freed_memory
+from tdmap.process_state import give_back_freed_memory, keep_freed_memory
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.undo import Undo, lock_shared
 from tdmap.runtime.wire.messages import (
