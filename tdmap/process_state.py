@@ -637,16 +637,6 @@ def comes_from_handler(error: BaseException, handlers: frozenset[CodeType]) -> b
     return False
 
 
-def let_through(error: BaseException) -> None:
-    """Raise the exception of a signal handler that `error` is, or comes from, if it is one."""
-    handlers = installed_handlers()
-    while comes_from_handler(error, handlers):
-        cause = error.__cause__ or error.__context__
-        if cause is None or not comes_from_handler(cause, handlers):
-            raise error
-        error = cause
-
-
 # -- the running operation -----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.data.reader import narrow
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tdmap.process_state import let_through
+from tdmap.process_state import comes_from_handler, installed_handlers
 from tensordict_lite import NonTensorData, is_non_tensor
 
 
@@ -103,7 +103,8 @@ def called_with_none(fn: Callable[[Any], Any], chunk: Any) -> Any:
     try:
         return fn(chunk)
     except Exception as error:
-        let_through(error)
+        if comes_from_handler(error, installed_handlers()):
+            raise
         raise ValueError(
             f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
             f"looks like ({type(error).__name__}: {error}). {_ADVICE}"

@@ -21,7 +21,6 @@ from tdmap.data.kinds import Data, is_data, is_dense, leaves_hold_rows, with_ent
 from tdmap.data.objects import entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tdmap.process_state import let_through
 from tensordict_lite import NonTensorData
 
 KeyPath: TypeAlias = "tuple[str, ...]"
@@ -190,8 +189,7 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
     if not is_dense(node):
         try:
             node = node.contiguous()
-        except Exception as error:
-            let_through(error)
+        except (RuntimeError, TypeError, ValueError) as error:
             raise OutputMismatch(
                 f"{key_name(path)}: a {type(node).__name__} whose members differ has no place in one dataset ({error})."
             ) from error

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tdmap.process_state import let_through
+from tdmap.process_state import comes_from_handler, installed_handlers
 from tdmap.stores.through_fsspec import FsspecFiles
 from tdmap.stores.through_obstore import ObstoreFiles
 from tdmap.stores.transport import CannotServe, Range, Transport, leads_out
@@ -90,8 +90,9 @@ class Store:
                 raise
             except (FileNotFoundError, PermissionError) as error:
                 raise _explained(what, error) from error
-            except Exception as error:
-                let_through(error)
+            except Exception as error:  # each library has its own
+                if comes_from_handler(error, installed_handlers()):
+                    raise
                 if type(error).__name__ in _HOPELESS:
                     raise PermissionError(f"{what}: {type(error).__name__}: {error}") from error
                 if attempt == ATTEMPTS:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import signal
 import threading
 
+import fsspec
 import psutil
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import tdmap
+from tensordict_lite import NonTensorStack, TensorDict, lazy_stack
 from tests.engine._steps import at_steps
 from tests.processes import comes_true
 
@@ -121,49 +125,93 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
     assert ended > 10
 
 
-def test_while_the_function_is_being_packed_too():
-    def handler(number, frame):
-        raise TimeUp("while packing")
+class Interrupting:
+    """Takes its time to be packed; the alarm comes at the n-th attempt. `error` is raised by each one."""
 
-    class Slow:
-        """Takes its time to be packed; the alarm comes meanwhile."""
+    def __init__(self, at=1, error=None):
+        self.at, self.error, self.attempts = at, error, 0
 
-        def __init__(self, nested):
-            self.nested = nested
-
-        def __reduce__(self):
+    def __reduce__(self):
+        self.attempts += 1
+        if self.attempts == self.at:
             interrupt()
-            return Slow, (self.nested,)
+        if self.error is not None:
+            raise self.error
+        return Interrupting, ()
 
-        def __call__(self, part):
-            return part
-
-    slow = Slow(1)
-
-    with handling(handler):
-        for fn in (slow, lambda part: slow(part), {"f": slow}["f"].__call__):
-            with pytest.raises(TimeUp, match="while packing"):
-                tdmap.map(X, fn, num_workers=2)
-    with handling(lambda *_: None):
-        assert torch.equal(tdmap.map(X, slow, num_workers=2), X)
+    def __call__(self, part, **options):
+        return part
 
 
-def test_while_the_culprit_is_looked_for_too():
+class Stacking(TorchFunctionMode):
+    """The alarm comes while torch stacks the members of a lazy stack."""
+
+    def __torch_function__(self, fn, types, args=(), kwargs=None):
+        if fn is torch.stack:
+            interrupt()
+        return fn(*args, **(kwargs or {}))
+
+
+class AlarmFileSystem(fsspec.AbstractFileSystem):
+    """A store whose answer takes so long that the alarm comes."""
+
+    protocol = "alarm"
+
+    def info(self, path, **options):
+        interrupt()
+
+    ls = cat_file = cat = cat_ranges = info
+
+
+def pack_lambda():
+    fn = Interrupting()
+    tdmap.map(X, lambda part: fn(part), num_workers=2)
+
+
+def open_store():
+    fsspec.register_implementation("alarm", f"{__name__}.AlarmFileSystem", clobber=True)
+    tdmap.open("alarm://bucket/data")
+
+
+def run_on_no_rows():
+    tdmap.map(X[:0], lambda part: interrupt(), num_workers=0)
+
+
+def write_members():
+    rows = lazy_stack([TensorDict({"x": x}, []) for x in X])
+    with Stacking():
+        tdmap.shuffle(rows, 0)
+
+
+PLACES = {
+    "packing a function": lambda: tdmap.map(X, Interrupting(), num_workers=2),
+    "packing a function with dill": pack_lambda,
+    "packing a method": lambda: tdmap.map(X, Interrupting().__call__, num_workers=2),
+    "packing options of a function": lambda: tdmap.map(X, double, fn_kwargs={"option": Interrupting()}, num_workers=2),
+    "looking for what cannot be packed": lambda: tdmap.map(
+        X, functools.partial(double, option=Interrupting(2, TypeError("not me"))), num_workers=2
+    ),
+    "packing the data": lambda: tdmap.map(
+        TensorDict({"x": X[:2], "o": NonTensorStack(Interrupting(), Interrupting())}, [2]), double, num_workers=2
+    ),
+    "a function on no rows": run_on_no_rows,
+    "opening a store": open_store,
+    "stacking members": write_members,
+}
+
+
+@pytest.mark.parametrize("error", [TimeUp, TimeoutError], ids=lambda error: error.__name__)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_alarm_comes_as_itself_wherever_the_engine_expects_an_error(place, error):
+    came = []
+
     def handler(number, frame):
-        raise TimeUp
+        came.append(place)
+        raise error("time is up")
 
-    class Stubborn:
-        tries = 0
-
-        def __reduce__(self):
-            Stubborn.tries += 1
-            if Stubborn.tries > 1:
-                interrupt()
-            raise TypeError("not me")
-
-    held = Stubborn()
-    with handling(handler), pytest.raises(TimeUp):
-        tdmap.map(X, lambda part: part + len(str(held)), num_workers=2)
+    with handling(handler), pytest.raises(error, match="time is up"):
+        PLACES[place]()
+    assert len(came) == 1
 
 
 def test_an_exception_of_packing_itself_is_still_a_serialization_error():

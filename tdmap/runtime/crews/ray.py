@@ -25,7 +25,6 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
-from tdmap.process_state import let_through
 from tdmap.runtime.crews.base import Joined
 from tdmap.runtime.crews.processes import START_SECONDS, ProcessCrew
 from tdmap.runtime.crews.raypool import RayMember, RayPool
@@ -45,7 +44,7 @@ from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.messages import Done, Grant, Lost, Segment, Skipped
-from tdmap.runtime.wire.packing import unpack
+from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member
@@ -236,8 +235,9 @@ class _Travel:
         packer = TravelPacker()
         try:
             self.fn = packer.dumps(job.fn, by_value=True)
-        except Exception as error:
-            let_through(error)
+        except TimeoutError:
+            raise
+        except UNPICKLABLE as error:
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         self.fn_files = packer.files
         self.source_files = files_of(data) if self.order is None else None

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdmap.job import function_name
-from tdmap.process_state import let_through
-from tdmap.runtime.wire.packing import Packer
+from tdmap.runtime.wire.packing import UNPICKLABLE, Packer
 
 MAX_DEPTH = 4
 
@@ -40,8 +39,9 @@ def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, A
 def _packs(value: Any) -> bool:
     try:
         Packer(private=True).dumps(value, by_value=True)
-    except Exception as error:
-        let_through(error)
+    except TimeoutError:
+        raise
+    except UNPICKLABLE:
         return False
     return True
 

@@ -23,13 +23,29 @@ from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
 from tdmap.memory.shm import Arena, shared_region, unexpanded
-from tdmap.process_state import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class, reduce_main_member
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
+
+UNPICKLABLE = (
+    pickle.PicklingError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    ReferenceError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What pickling raises for an object that cannot be pickled. A timeout's alarm may come meanwhile: catch TimeoutError,
+which is an OSError, before."""
+
+_DILL_MAY_KNOW = (pickle.PicklingError, AttributeError, RecursionError, TypeError)
+"""Of these, what pickle alone raises. Another error is the object's own, or that of a signal handler."""
 
 _PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
 
@@ -121,8 +137,8 @@ class Packer:
         if not by_value:
             try:
                 return self._dump(_FastPickler, value)
-            except Exception as error:  # whatever an object's own reduction raises: dill may know better, or explain it
-                let_through(error)
+            except _DILL_MAY_KNOW:
+                pass
         try:
             return self._dump(_DillPickler, value)
         except RecursionError:  # functions that refer to each other in a circle
@@ -137,8 +153,7 @@ class Packer:
             return None
         try:
             return self._dump(_StepPickler, step)
-        except Exception as error:
-            let_through(error)
+        except _DILL_MAY_KNOW:
             return None
 
     def _dump(self, pickler: Any, value: Any) -> bytes:

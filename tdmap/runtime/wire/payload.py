@@ -15,13 +15,12 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
-from tdmap.process_state import let_through
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.undo import Room, Undo, undo_room
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
-from tdmap.runtime.wire.packing import Packer, unpack
+from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
 from tdmap.runtime.workers.surroundings import Surroundings
 from tdmap.sinks import Sink
 from tensordict_lite.errors import DatasetError
@@ -62,10 +61,9 @@ class JobPacker:
         self._name = job.name
         try:
             fn = self._fn_packer.dumps_step(job.fn) or self._fn_packer.dumps(job.fn, by_value=True)
-        except DatasetError:  # of rows that it refers to
+        except (TimeoutError, DatasetError):  # the latter of rows that it refers to
             raise
-        except Exception as error:
-            let_through(error)
+        except UNPICKLABLE as error:
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
@@ -73,10 +71,9 @@ class JobPacker:
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
             there = sink.writer is not None and is_on_device(sink.writer.out)
             writer = self._packer.dumps(None if there else sink.writer)
-        except (OSError, MemoryError, DatasetError):
+        except (OSError, DatasetError):
             raise
-        except Exception as error:
-            let_through(error)
+        except UNPICKLABLE as error:
             raise SerializationError(
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error
