@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tdmap.bykey.aggregates import grouped_form
-from tdmap.bykey.forms.named import Ordered, parse
-from tdmap.bykey.forms.ordered import OrderedGroups
-from tdmap.bykey.groups.passes import Reduction, map_each_group, payload_of
+from tdmap.bykey.group_jobs import Reduction, map_each_group, payload_of
 from tdmap.bykey.keys import KeyLike, KeySpec
+from tdmap.bykey.named_aggregates import Ordered, OrderedGroups, parse
 from tdmap.bykey.prepare import KeyedData, light, prepare
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data

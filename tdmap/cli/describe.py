@@ -85,7 +85,7 @@ def type_name(value: Any) -> str:
 def time_types(data: Any, folder: Any) -> dict[str, Any]:
     """The columns of a dataset in a folder that are times, by their names with dots, each with its `TimeType`."""
     from tdmap.datasets.tables.about import read_types
-    from tdmap.expressions.times import time_type
+    from tdmap.times import time_type
 
     found = {name: time_type(kind) for name, kind in (data.types if is_table(data) else read_types(folder)).items()}
     return {name: kind for name, kind in found.items() if kind is not None}

@@ -27,10 +27,10 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.flat.copying import CopyTable, Target
-from tdmap.datasets.flat.placing import ColumnFiles, SpillColumns
+from tdmap.datasets.copying import CopyTable, Target
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
+from tdmap.datasets.placing import ColumnFiles, SpillColumns
 from tdmap.datasets.tables.about import Types, require_same, write_types
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.flat.gathering import gather_rows
+from tdmap.datasets.gathering import gather_rows
 from tdmap.datasets.jagged import BLOCK_ROWS, KINDS, Jagged
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder, destination
-from tdmap.datasets.flat.gathering import offsets_of
+from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.expressions.times import TimeType, about_text, length_text, time_type
 from tdmap.reducers import Quantile, Reducer
 from tdmap.reducers.base import Several
+from tdmap.times import TimeType, about_text, length_text, time_type
 
 QUANTILES = (0.05, 0.5, 0.95)
 """Those that are shown; within one percent of the true value."""

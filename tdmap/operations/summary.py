@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tdmap.diagnostics.columns import Column, Columns, is_number
 from tdmap.execution import Execution
-from tdmap.expressions.times import time_type
 from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
 from tdmap.seeding import permutation, seed_or_drawn
+from tdmap.times import time_type
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import local_path
 from tensordict_lite.views import is_leaf_nontensor

@@ -10,7 +10,8 @@ rounds.py     chunks of all epochs, and the jobs that compute them
 pieces.py     streams of rows and batches, with a position that can be saved
 streams.py    a plan as it runs
 loader.py     iteration
-endings/      writing, caching, folding, collecting, counting
+terminals.py  writing, folding, collecting, counting
+caching.py    `.cache(path)`
 explain.py    the plan for people
 """
 

@@ -13,7 +13,7 @@ from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow
-from tdmap.pipeline.endings.caching import dataset_of
+from tdmap.pipeline.caching import dataset_of
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.rows import Pending, View

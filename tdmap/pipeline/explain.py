@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tdmap.data.kinds import data_length, data_row_bytes, is_data
 from tdmap.memory.resources import usable_cores
-from tdmap.pipeline.endings import running
-from tdmap.pipeline.endings.caching import is_written
+from tdmap.pipeline import terminals
+from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
@@ -199,7 +199,7 @@ def _probe(plan: Plan) -> Any:
     """One row of the result; None when it cannot be known."""
     try:
         with own_streams():
-            row = running.dry_run(plan, 1)
+            row = terminals.dry_run(plan, 1)
     except Exception:  # a function that does not like the row, or a cache that is not there yet
         return None
     return row if is_data(row) and row.shape and row.shape[0] == 1 else None

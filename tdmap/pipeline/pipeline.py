@@ -13,13 +13,13 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
-from tdmap.expressions.column import Expression
+from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
 from tdmap.operation import operation
+from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
-from tdmap.pipeline.endings import running, writing
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import heads_of
@@ -383,7 +383,7 @@ class Pipeline(Chain):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         out = destination(out, overwrite)
         if not isinstance(out, (str, os.PathLike, OutputFolder)):
-            return writing.write(self._opened(context), context, out, resume)
+            return terminals.write(self._opened(context), context, out, resume)
         store = OutputFolder.of(out)
         heads = heads_of(self._plan(Chain._pending))
         for folder in (folder for head in heads for folder in head.view.folders):
@@ -391,7 +391,7 @@ class Pipeline(Chain):
                 raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
             store.refuse_to_remove(folder)
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
-            return writing.write(self._opened(context), context, store, resume)
+            return terminals.write(self._opened(context), context, store, resume)
 
     @operation
     def reduce(
@@ -405,7 +405,7 @@ class Pipeline(Chain):
     ) -> Any:
         """Fold all rows in one pass; see `tdmap.reduce`, whose answers these are, bit for bit, for the same chunks."""
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return running.reduce(self._opened(context), context, as_reducer(reducer))
+        return terminals.reduce(self._opened(context), context, as_reducer(reducer))
 
     @operation
     def collect(
@@ -422,22 +422,22 @@ class Pipeline(Chain):
             ValueError: no row is left, and a function does not work on zero rows, so their schema is not known.
         """
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return running.collect(self._opened(context), context)
+        return terminals.collect(self._opened(context), context)
 
     @operation
     def count(self, **options: Unpack[WorkerOptions]) -> int:
         """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
         known = self._plan(Chain._pending).elements
         if known is not None:
-            return running.finite(known)
+            return terminals.finite(known)
         context = self._context(dict(options), 0, None, None, 2, None)
-        return running.count(self._opened(context), context)
+        return terminals.count(self._opened(context), context)
 
     def __len__(self) -> int:
         known = self._plan(Chain._pending).elements
         if known is None:
             raise TypeError(f"{self!r} has a length that only count() can tell, by running it.")
-        return running.finite(known)
+        return terminals.finite(known)
 
     # -- showing ---------------------------------------------------------------------------------------
 
@@ -492,7 +492,7 @@ class Pipeline(Chain):
         retries: int,
         timeout: float | None,
     ) -> Context:
-        return running.make_context(options, self._used_seed, epoch, prefetch, chunksize, retries, timeout)
+        return terminals.make_context(options, self._used_seed, epoch, prefetch, chunksize, retries, timeout)
 
 
 def _pipeline(other: Any, name: str) -> Pipeline:

@@ -29,9 +29,9 @@ from tensordict_lite.nn.distributions import (
     rand_one_hot,
 )
 from tensordict_lite.nn.ensemble import EnsembleModule
+from tensordict_lite.nn.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict_lite.nn.params import TensorDictParams
 from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
-from tensordict_lite.nn.sampling.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict_lite.nn.sequence import TensorDictSequential
 from tensordict_lite.nn.tensorclass_module import TensorClassModuleBase, TensorClassModuleWrapper
 from tensordict_lite.nn.utils import (

@@ -15,8 +15,8 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import NestedKey
 from tensordict_lite.nn.base import TensorDictModuleBase, key_list
 from tensordict_lite.nn.dispatching import make_input, outputs_of
+from tensordict_lite.nn.interaction import interaction_type
 from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule
-from tensordict_lite.nn.sampling.interaction import interaction_type
 from tensordict_lite.nn.tracing import named_inputs
 
 __all__ = ["CudaGraphModule"]

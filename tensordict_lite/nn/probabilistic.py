@@ -16,14 +16,14 @@ from tensordict_lite.nn.base import TensorDictModuleBase, _render, key_list
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.distributions.composite import CompositeDistribution, suffixed
 from tensordict_lite.nn.distributions.continuous import Delta
-from tensordict_lite.nn.probabilistic_sequence import ProbabilisticTensorDictSequential
-from tensordict_lite.nn.sampling.interaction import (
+from tensordict_lite.nn.interaction import (
     InteractionType,
     deterministic_value,
     interaction_type,
     set_interaction_type,
 )
-from tensordict_lite.nn.sampling.randomness import Randomness
+from tensordict_lite.nn.probabilistic_sequence import ProbabilisticTensorDictSequential
+from tensordict_lite.nn.randomness import Randomness
 from tensordict_lite.nn.utils import _SKIP, composite_lp_aggregate, is_skipped
 
 __all__ = [

@@ -12,7 +12,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import NestedKey
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.distributions.composite import CompositeDistribution
-from tensordict_lite.nn.sampling.interaction import interaction_type, set_interaction_type
+from tensordict_lite.nn.interaction import interaction_type, set_interaction_type
 from tensordict_lite.nn.sequence import TensorDictSequential
 from tensordict_lite.nn.utils import _SKIP, is_skipped
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tensordict_lite.keys import NestedKey, unravel_key_list
-from tensordict_lite.nn.sampling.modes import Mode, Setting
+from tensordict_lite.nn.modes import Mode, Setting
 
 __all__ = [
     "add_custom_mapping",

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import aggregates, prepare, reducing
-from tdmap.bykey.groups import passes
+from tdmap.bykey import aggregates, group_jobs, prepare, reducing
 from tdmap.bykey.order import order_of_numbers
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, Reducer, Sum, Var
 from tensordict_lite import TensorDict
@@ -35,8 +34,8 @@ KEYS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for many keys: chunks leave their rows, in several partitions."""
-    monkeypatch.setattr(passes, "FEW", 0)
-    monkeypatch.setattr(passes, "COMBINE_SHARE", -1.0)
+    monkeypatch.setattr(group_jobs, "FEW", 0)
+    monkeypatch.setattr(group_jobs, "COMBINE_SHARE", -1.0)
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 8000)
 
 

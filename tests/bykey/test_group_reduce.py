@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import Grouped, prepare, reducing
-from tdmap.bykey.groups import passes
+from tdmap.bykey import Grouped, group_jobs, prepare, reducing
 from tdmap.reducers import (
     Checksum,
     Count,
@@ -310,7 +309,7 @@ def test_into_a_dataset_that_there_is():
 
 def test_one_huge_key_is_reduced_in_batches(small_pieces, monkeypatch):
     """Rows that are mostly distinct are not reduced chunk by chunk, and one key may have half of them all the same."""
-    monkeypatch.setattr(passes, "COMBINE_SHARE", 0.0)
+    monkeypatch.setattr(group_jobs, "COMBINE_SHARE", 0.0)
     keys = torch.where(torch.rand(3000) < 0.7, 5, torch.randint(0, 10_000, (3000,)))
     data = TensorDict({**dict(dataset(3000, 5).items()), "k": keys}, [3000])
     reducers = {**ready_made(), "q": Quantile("v")}

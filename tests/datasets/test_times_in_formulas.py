@@ -14,7 +14,7 @@ import torch
 import tdmap
 from tdmap import col
 from tdmap.datasets import Table, from_pandas, to_pandas
-from tdmap.expressions.times import text_of, time_type
+from tdmap.times import text_of, time_type
 from tensordict_lite import TensorDict
 
 pandas = pytest.importorskip("pandas")

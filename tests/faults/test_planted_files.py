@@ -23,7 +23,7 @@ from tdmap.cli import app
 from tdmap.data.store import OutputFolder
 from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
-from tdmap.pipeline.endings.caching import NAME as NOTE
+from tdmap.pipeline.caching import NAME as NOTE
 from tdmap.plaindata import dump
 from tdmap.resume import checkpoint, journal, rowlog
 from tdmap.resume.status import describe, read_status

@@ -27,7 +27,7 @@ from tensordict_lite.nn import (
     set_skip_existing,
     skip_existing,
 )
-from tensordict_lite.nn.sampling.interaction import interaction_type
+from tensordict_lite.nn.interaction import interaction_type
 
 
 def rows(*size: int) -> TensorDict:

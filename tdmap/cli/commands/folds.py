@@ -189,7 +189,7 @@ OF_TIMES = {"min", "max", "first", "last", "mean", "quantile", "unique"}
 
 def _writer(text: str, times: dict[str, Any]) -> Callable[[Any], str] | None:
     """How the numbers are written that a reducer makes of a column of times; None for the others."""
-    from tdmap.expressions.times import SPAN, length_text
+    from tdmap.times import SPAN, length_text
 
     name, *rest = text.split(":")
     kind = next((times[part.replace("/", ".")] for part in rest if part.replace("/", ".") in times), None)
@@ -200,7 +200,7 @@ def _writer(text: str, times: dict[str, Any]) -> Callable[[Any], str] | None:
 
 def _of_kind(kind: Any) -> Callable[[Any], str] | None:
     """How numbers are written that are such times."""
-    from tdmap.expressions.times import text_of
+    from tdmap.times import text_of
 
     return None if kind is None else lambda number: text_of(round(number), kind) if number == number else "nan"
 

@@ -65,8 +65,8 @@ def head(
 def _short(value: Any, kind: str, times: Any = None) -> str:
     import torch
 
-    from tdmap.expressions.times import text_of
     from tdmap.memory.hidden import printable
+    from tdmap.times import text_of
 
     if not isinstance(value, torch.Tensor):
         found = getattr(value, "data", value)

@@ -265,7 +265,7 @@ def _of_times(sign: str, value: Any, kind: Any, said: str) -> tuple[str, Any]:
     Raises:
         TypeError: a value is no such time, or no row can be equal to it.
     """
-    from tdmap.expressions.times import beside
+    from tdmap.times import beside
 
     several = isinstance(value, (list, tuple, set))
     found = [

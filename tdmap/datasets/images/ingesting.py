@@ -25,7 +25,7 @@ import torch
 
 from tdmap.data.store import META, require_no_tilde, require_replaceable
 from tdmap.datasets.columns import Columns, map_columns
-from tdmap.datasets.flat.gathering import offsets_of
+from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdmap.bykey import group_by
-from tdmap.bykey.forms.named import parse
+from tdmap.bykey.named_aggregates import parse
 from tdmap.data.kinds import is_opened_by_row
 from tdmap.data.store import destination
 from tdmap.datasets.extras import no_column

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.bykey.picks import sample, top_k
+from tdmap.bykey.sampling import sample
+from tdmap.bykey.top import top_k
 from tdmap.data.store import destination
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import save_jagged

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.flat.gathering import gather_rows
+from tdmap.datasets.gathering import gather_rows
 
 if TYPE_CHECKING:
     from tdmap.datasets.jagged import Jagged

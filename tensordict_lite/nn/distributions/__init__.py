@@ -7,7 +7,7 @@ from tensordict_lite.nn.distributions.composite import CompositeDistribution
 from tensordict_lite.nn.distributions.continuous import AddStateIndependentNormalScale, Delta, NormalParamExtractor
 from tensordict_lite.nn.distributions.discrete import OneHotCategorical, rand_one_hot
 from tensordict_lite.nn.distributions.truncated_normal import TruncatedNormal
-from tensordict_lite.nn.sampling.interaction import InteractionType, set_interaction_type
+from tensordict_lite.nn.interaction import InteractionType, set_interaction_type
 from tensordict_lite.nn.utils import add_custom_mapping, mappings
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key
-from tensordict_lite.nn.sampling.interaction import deterministic_value
+from tensordict_lite.nn.interaction import deterministic_value
 from tensordict_lite.nn.utils import composite_lp_aggregate, set_composite_lp_aggregate
 
 __all__ = ["CompositeDistribution", "composite_lp_aggregate", "set_composite_lp_aggregate"]

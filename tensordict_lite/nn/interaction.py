@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributions as D
 
-from tensordict_lite.nn.sampling.modes import Mode, Setting
+from tensordict_lite.nn.modes import Mode, Setting
 
 __all__ = ["InteractionType", "deterministic_value", "interaction_type", "set_interaction_type"]
 

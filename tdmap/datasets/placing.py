@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tdmap.data.schema import KeyPath
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.flat.copying import CopyTable
-from tdmap.datasets.flat.gathering import offsets_of
+from tdmap.datasets.copying import CopyTable
+from tdmap.datasets.gathering import offsets_of
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import replace_file
 from tdmap.memory.spill import Spill

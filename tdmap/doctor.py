@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from tdmap.cli.app import main
 from tdmap.memory.resources import cgroup_quota, system_memory, usable_cores
 from tdmap.memory.scratch import temporary_folder
 from tdmap.operations.map import map
@@ -317,3 +318,12 @@ def to_dict(report: Report) -> dict[str, Any]:
     """The report as plain values."""
     checks = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in report.checks]
     return {"facts": report.facts, "checks": checks, "verdict": report.verdict}
+
+
+def _command() -> None:
+    sys.argv = ["tdmap", "doctor", *sys.argv[1:]]
+    main()
+
+
+if __name__ == "__main__":
+    _command()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import is_data
-from tdmap.expressions.times import TimeType, beside, is_time, time_type
+from tdmap.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
 
 Key: TypeAlias = "str | tuple[str, ...]"

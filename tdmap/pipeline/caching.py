@@ -16,7 +16,7 @@ from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
-from tdmap.pipeline.endings import writing
+from tdmap.pipeline import terminals
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
@@ -69,12 +69,12 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Dat
                     store.begin_anew()
                 replace_file(note, text)  # first: what is whole is known from its first moment on
                 try:
-                    data = writing.write(plan, context, store, resume)
+                    data = terminals.write(plan, context, store, resume)
                 except ResumeMismatch:
                     if not cache.overwrite:
                         raise
                     store.begin_anew()  # it was cut into other chunks
-                    data = writing.write(plan, context, store, resume)
+                    data = terminals.write(plan, context, store, resume)
                 if not exists(note):  # it has gone with the remains of another run
                     replace_file(note, text)
                 return data
@@ -86,7 +86,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Dat
         with (store := OutputFolder(cache.path, overwrite=True)).claimed("Pipeline.cache"):
             if _changes(note, now, cache):  # else another process has written it before us
                 replace_file(store.hidden / NAME, text)
-                return writing.write(plan, context, store, False)
+                return terminals.write(plan, context, store, False)
     elif changes:
         raise _mismatch(cache, changes)
     known = OutputFolder(cache.path).load()

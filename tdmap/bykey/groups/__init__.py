@@ -1,1 +1,0 @@
-"""What `tdmap.group_by` is made of: the jobs behind its methods."""

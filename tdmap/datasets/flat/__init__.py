@@ -1,1 +1,0 @@
-"""Bytes and rows of flat values on their way to a place: gathered from anywhere, or copied out of files."""

@@ -1,1 +1,0 @@
-"""How modules with random outputs draw: the type of interaction, modes, generators."""
