@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap.data.alike import VALID
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_dense, tensors_of
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.memory import links as links
@@ -21,7 +21,6 @@ from tdmap.rowerrors import OnError
 from tdmap.runtime.ondevice import OnDevice, is_on_device
 from tdmap.runtime.wire.lending import can_lend
 from tdmap.runtime.workers.pool import WorkerPool
-from tdmap.sinks.device import check_device_out
 
 Devices: TypeAlias = "Device | Sequence[Device] | None"
 
@@ -167,3 +166,38 @@ def check_start_method(execution: Execution, device: torch.device) -> None:
             f'mp_start_method="fork" with {device}: a fork of a process that uses CUDA does not work. '
             'Use "spawn" or "forkserver", or leave it out.'
         )
+
+
+def check_device_out(out: Data) -> torch.device | None:
+    """The device that holds all of `out`; None for ordinary memory.
+
+    Raises:
+        ValueError: its tensors are on several devices; names a key of each.
+        TypeError: it is a collection that is made of others, such as a lazy stack, on a device.
+    """
+    if isinstance(out, torch.Tensor):
+        return None if out.device.type == "cpu" else out.device
+    found: dict[torch.device, str] = {}
+    for leaf in tensors_of(out):
+        found.setdefault(leaf.device, "")
+    if not found or set(found) == {torch.device("cpu")}:
+        return None
+    if len(found) > 1:
+        for key, leaf in out.items(include_nested=True, leaves_only=True):
+            found[leaf.device] = found.get(leaf.device) or repr(key)
+        places = ", ".join(f"{key} on {device}" for device, key in found.items())
+        raise ValueError(f"out must lie on one device: it has {places}. Move it with out.to(device), or write to two.")
+    if not _all_dense(out):
+        raise TypeError(
+            f"out on {next(iter(found))} must be a tensor, a TensorDict or a tensorclass: got a {type(out).__name__}, "
+            "or one inside it. Allocate it with TensorDict(...).to(device)."
+        )
+    return next(iter(found))
+
+
+def _all_dense(data: Data) -> bool:
+    if isinstance(data, torch.Tensor):
+        return True
+    if not is_dense(data):
+        return not tensors_of(data)
+    return all(_all_dense(value) for value in entries_of(data).values())

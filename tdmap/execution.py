@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap.data.sizes import row_bytes_of
-from tdmap.diagnostics.profiler import OperationProfile, check_profile
+from tdmap.diagnostics.profiler import OperationProfile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
@@ -86,7 +86,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         callbacks = tuple(self.callbacks)  # each job of an operation reads them
-        check_profile(self.profile)
+        _check_profile(self.profile)
         if self.profile is not False and not any(isinstance(one, OperationProfile) for one in callbacks):
             callbacks += (OperationProfile(self.profile),)
         if self.pbar is True and not any(isinstance(one, _Bar) for one in callbacks):
@@ -273,3 +273,12 @@ def _nested() -> bool:
         why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
     warn_user(f'map {why}. Pass executor="serial" to say so, or executor="thread".')
     return True
+
+
+def _check_profile(profile: object) -> None:
+    if isinstance(profile, bool) or (isinstance(profile, (str, os.PathLike)) and os.fspath(profile)):
+        return
+    raise TypeError(
+        f"profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: got "
+        f"{profile!r}."
+    )

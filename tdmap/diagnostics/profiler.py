@@ -306,13 +306,3 @@ class OperationProfile(Profiler):
             self.save_trace(path / "trace.json")
             with contextlib.suppress(ModuleNotFoundError):
                 self.plot(path / "profile.png")
-
-
-def check_profile(profile: object) -> None:
-    """Raise unless this is something that `profile=` may be."""
-    if isinstance(profile, bool) or (isinstance(profile, (str, os.PathLike)) and os.fspath(profile)):
-        return
-    raise TypeError(
-        f"profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: got "
-        f"{profile!r}."
-    )

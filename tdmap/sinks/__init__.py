@@ -7,8 +7,7 @@ from tdmap.sinks.collect import Collect
 from tdmap.sinks.fold import Fold
 from tdmap.sinks.folder import Folder
 from tdmap.sinks.gather import Gather
-from tdmap.sinks.inplace import InPlace
-from tdmap.sinks.preallocated import Preallocated
+from tdmap.sinks.preallocated import InPlace, Preallocated
 from tdmap.sinks.stream import Stream
 
 __all__ = ["Allocate", "Collect", "Fold", "Folder", "Gather", "InPlace", "PlainSink", "Preallocated", "Sink", "Stream"]

@@ -174,7 +174,7 @@ def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[
         yield rows, result.detach() if result.requires_grad else result
         return
     if not is_dense(rows):
-        return  # no tensors in it, or `check_device_out` would have refused it
+        return  # no tensors in it, or `devices.check_device_out` would have refused it
     if isinstance(result, Tensor) or not is_data(result):
         raise not_a_collection(rows, result)
     theirs = entries_of(result) if is_dense(result) else None
@@ -182,38 +182,3 @@ def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[
         entry = theirs.get(key) if theirs is not None else result.get(key, None)
         if entry is not None:
             yield from pairs_of(row, entry, (*path, key))
-
-
-def check_device_out(out: Data) -> torch.device | None:
-    """The device that holds all of `out`; None for ordinary memory.
-
-    Raises:
-        ValueError: its tensors are on several devices; names a key of each.
-        TypeError: it is a collection that is made of others, such as a lazy stack, on a device.
-    """
-    if isinstance(out, Tensor):
-        return None if out.device.type == "cpu" else out.device
-    found: dict[torch.device, str] = {}
-    for leaf in tensors_of(out):
-        found.setdefault(leaf.device, "")
-    if not found or set(found) == {torch.device("cpu")}:
-        return None
-    if len(found) > 1:
-        for key, leaf in out.items(include_nested=True, leaves_only=True):
-            found[leaf.device] = found.get(leaf.device) or repr(key)
-        places = ", ".join(f"{key} on {device}" for device, key in found.items())
-        raise ValueError(f"out must lie on one device: it has {places}. Move it with out.to(device), or write to two.")
-    if not _all_dense(out):
-        raise TypeError(
-            f"out on {next(iter(found))} must be a tensor, a TensorDict or a tensorclass: got a {type(out).__name__}, "
-            "or one inside it. Allocate it with TensorDict(...).to(device)."
-        )
-    return next(iter(found))
-
-
-def _all_dense(data: Data) -> bool:
-    if isinstance(data, Tensor):
-        return True
-    if not is_dense(data):
-        return not tensors_of(data)
-    return all(_all_dense(value) for value in entries_of(data).values())

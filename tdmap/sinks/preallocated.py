@@ -1,4 +1,4 @@
-"""Results go into an output that exists already."""
+"""Results go into an output that exists already; or back into the rows that they came from (`out=data`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tdmap.data.objects import ObjectColumns, assign_objects
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Kind, PlainSink
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 
 class Preallocated(PlainSink):
@@ -65,3 +65,12 @@ class Preallocated(PlainSink):
                 self._objects.add(chunk, pieces)
         if not self._objects.is_empty:
             assign_objects(self.out, self._objects.columns(self._writer.plan, self.out, before=self.out))
+
+
+class InPlace(Preallocated):
+    """A `Preallocated` sink whose output is the source: what the function changed in place is not copied again."""
+
+    aliased = True
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(in_place=True)
