@@ -7,11 +7,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -150,25 +148,19 @@ _PLACES = {
 spawned workers need few of them."""
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the collector for imports: it would look at all that they define, in an eighth of their time."""
+def __getattr__(name: str) -> Any:
+    # The garbage collector would look at all that torch and this package define: an eighth of the time of an import.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def __getattr__(name: str) -> Any:
-    with _collector_paused():
         for module, names in _PLACES.items():
             if name in names.split():
                 return globals().setdefault(name, getattr(importlib.import_module(module), name))
         if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
             return importlib.import_module(f"{__name__}.{name}")
+    finally:
+        if was_on:
+            gc.enable()
     raise AttributeError(f"module 'tdmap' has no attribute {name!r}")
 
 
