@@ -12,13 +12,12 @@ from torch import Tensor
 from tdmap.bykey.grouping import group_by
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.data.kinds import Data
-from tdmap.data.store import destination
+from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.output import Output
 from tdmap.operations.permute import deliver
 from tdmap.reducers import Count
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, run_call
+from tdmap.resume.call import options_of, run_call
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 
 @operation
-@or_in_shards
 def unique(
     data: Data,
     key: KeyLike,
@@ -48,7 +46,7 @@ def unique(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the keys.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
@@ -66,7 +64,15 @@ def unique(
         >>> unique(data, "shop", num_workers=0)["shop"]
         tensor([3, 7])
     """
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        Execution.of(**options),
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     spec = KeySpec.of(key, "unique")
 
     def work() -> Data:
@@ -80,7 +86,6 @@ def unique(
 
 
 @operation
-@or_in_shards
 def value_counts(
     data: Data,
     key: KeyLike,
@@ -116,7 +121,15 @@ def value_counts(
         >>> counts["shop"], counts["count"]
         (tensor([7, 3]), tensor([2, 1]))
     """
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        Execution.of(**options),
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     spec = KeySpec.of(key, "value_counts")
 
     def work() -> Data:

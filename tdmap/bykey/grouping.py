@@ -26,7 +26,6 @@ from tdmap.bykey.prepare import KeyedData, light, prepare
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
-from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.job import Policy, function_name
@@ -38,8 +37,7 @@ from tdmap.operations.output import Output, open_spill
 from tdmap.operations.permute import deliver, permute
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, parts_of, run_call
+from tdmap.resume.call import options_of, parts_of, run_call
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -109,7 +107,6 @@ class GroupBy:
         return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
 
     @operation
-    @or_in_shards
     def reduce(
         self,
         reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
@@ -136,7 +133,7 @@ class GroupBy:
                 many rows as there are keys.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-                in one folder first, in `out/.tdmap` or among the temporary files.
+                in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
             resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
                 interruption, `kill -9` of every process included, and the result has the same bits. Intermediate files
                 lie within `out` then, whatever `spill_dir` says.
@@ -161,7 +158,15 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        target = Output(destination(out, overwrite), self._data)
+        target = Output(
+            out,
+            self._data,
+            execution,
+            overwrite=overwrite,
+            rows_per_shard=rows_per_shard,
+            storage_options=storage_options,
+            resume=resume,
+        )
 
         def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
@@ -175,7 +180,6 @@ class GroupBy:
         return run_call("group_by.reduce", self._data, call, target, resume, work)
 
     @operation
-    @or_in_shards
     def map_groups(
         self,
         fn: Callable[[Any], Any],
@@ -221,7 +225,15 @@ class GroupBy:
         fn = user_function(fn)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(destination(out, overwrite), self._data)
+        target = Output(
+            out,
+            self._data,
+            execution,
+            overwrite=overwrite,
+            rows_per_shard=rows_per_shard,
+            storage_options=storage_options,
+            resume=resume,
+        )
 
         def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
@@ -237,7 +249,6 @@ class GroupBy:
         return run_call(f"map_groups({function_name(fn)})", self._data, call, target, resume, work)
 
     @operation
-    @or_in_shards
     def agg(
         self,
         spec: Mapping[Any, Any],
@@ -290,10 +301,26 @@ class GroupBy:
         for path, key in asked.counted.items():
             require_entry(self._data, key, f"the entry of {path!r}")
         if not asked.ordered:
-            return self.reduce(asked.reducers, out=out, overwrite=overwrite, resume=resume, **how)
+            return self.reduce(
+                asked.reducers,
+                out=out,
+                overwrite=overwrite,
+                rows_per_shard=rows_per_shard,
+                storage_options=storage_options,
+                resume=resume,
+                **how,
+            )
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(destination(out, overwrite), self._data)
+        target = Output(
+            out,
+            self._data,
+            execution,
+            overwrite=overwrite,
+            rows_per_shard=rows_per_shard,
+            storage_options=storage_options,
+            resume=resume,
+        )
 
         def work() -> Data:
             result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
@@ -318,7 +345,6 @@ class GroupBy:
                     result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
 
     @operation
-    @or_in_shards
     def top_k(
         self,
         key: Key,
@@ -361,7 +387,15 @@ class GroupBy:
             raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(destination(out, overwrite), self._data)
+        target = Output(
+            out,
+            self._data,
+            execution,
+            overwrite=overwrite,
+            rows_per_shard=rows_per_shard,
+            storage_options=storage_options,
+            resume=resume,
+        )
 
         def work() -> Data:
             with open_spill(Output(None, self._data), self._spill_dir) as spill:

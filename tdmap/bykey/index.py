@@ -21,7 +21,7 @@ from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk
-from tdmap.bykey.spilling import Partitions, Run, by_partition
+from tdmap.bykey.spilling import RUNS, Partitions, Run, by_partition
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape
 from tdmap.data.entries import select
@@ -124,6 +124,7 @@ class CutPacked:
         bits: of a row number, which has the lower ones.
     """
 
+    value_codec = RUNS
     takes_start = True
 
     def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, low: int, bits: int) -> None:

@@ -43,7 +43,6 @@ from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
-from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
@@ -56,8 +55,7 @@ from tdmap.operations.output import Output, SourceRows, open_spill, travels
 from tdmap.operations.permute import block_rows, deliver
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, parts_of, run_call
+from tdmap.resume.call import options_of, parts_of, run_call
 from tdmap.sinks import Collect
 from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass
@@ -74,7 +72,6 @@ METHODS = ("inner", "left", "right", "outer", "semi", "anti")
 
 
 @operation
-@or_in_shards
 def join(
     a: Data,
     b: Data,
@@ -117,7 +114,7 @@ def join(
         left_on, right_on: instead of `on`, the keys of `a` and of `b`. The result has the names of the former.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         suffix: added to the names of entries of `b` that `a` has too.
@@ -158,7 +155,15 @@ def join(
     b = as_tensordict(b) if is_tensorclass(b) else b
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
-    output = Output(destination(out, overwrite), a)
+    output = Output(
+        out,
+        a,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     output.refuse_hidden_key(a)
 
     def work() -> Data:

@@ -15,7 +15,7 @@ from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
 from tdmap.bykey.slots import KeyTable, Slots, Slotted
-from tdmap.bykey.spilling import Kept, Partitions, Run, keep, write_run
+from tdmap.bykey.spilling import RUNS, Kept, Partitions, Run, keep, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
 from tdmap.data.entries import select
@@ -47,6 +47,7 @@ class CutChunk:
         most: states of so few keys go to the driver, without a file.
     """
 
+    value_codec = RUNS
     takes_start = True
 
     def __init__(

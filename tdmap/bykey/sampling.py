@@ -14,14 +14,12 @@ from torch import Tensor
 from tdmap.bykey.prepare import require_rows
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
-from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.output import Output
 from tdmap.operations.permute import permute
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, parts_of, run_call
-from tdmap.runtime.commits import settled
+from tdmap.resume.call import options_of, parts_of, run_call
+from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, seed_or_drawn
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 
 @operation
-@or_in_shards
 def sample(
     data: Data,
     n: int | None = None,
@@ -62,7 +59,7 @@ def sample(
         seed: the same seed draws the same rows. None draws one from torch's global random stream.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         options: as `tdmap.map`.
@@ -92,10 +89,18 @@ def sample(
         raise ValueError(
             f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
         )
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
 
     def work() -> Data:
-        known = settled("seed", lambda: seed_or_drawn(seed))
+        known = decide("seed", lambda: seed_or_drawn(seed))
         random = np.random.Generator(np.random.Philox(known % (1 << 64)))
         rows = _drawn(random, length, count, odds, replace)
         if shuffle:

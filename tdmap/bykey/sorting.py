@@ -21,13 +21,12 @@ from tdmap.bykey.index import PartitionWork, sorted_rows
 from tdmap.bykey.keys import KeyLike, KeyReader, KeySpec
 from tdmap.bykey.order import Words, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, plan_rows, prepare, require_rows
-from tdmap.bykey.spilling import Partitions, Run, write_run
+from tdmap.bykey.spilling import RUNS, Partitions, Run, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, reordered
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.data.schema import take_apart
-from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places
@@ -38,9 +37,8 @@ from tdmap.operations.output import Output, SourceRows, Step, open_spill
 from tdmap.operations.permute import choose_method, permute_known
 from tdmap.operations.scatter import block_bytes
 from tdmap.plan import ChunkPlan
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, run_call
-from tdmap.runtime.commits import settled
+from tdmap.resume.call import options_of, run_call
+from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 
 if TYPE_CHECKING:
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 
 
 @operation
-@or_in_shards
 def sort(
     data: Data,
     key: KeyLike,
@@ -80,7 +77,7 @@ def sort(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
@@ -113,14 +110,25 @@ def sort(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     require_rows(data, "sort")
-    output, directions = Output(destination(out, overwrite), data), _directions(descending, spec)
+    output, directions = (
+        Output(
+            out,
+            data,
+            execution,
+            overwrite=overwrite,
+            rows_per_shard=rows_per_shard,
+            storage_options=storage_options,
+            resume=resume,
+        ),
+        _directions(descending, spec),
+    )
     output.refuse_hidden_key(data)
 
     def work() -> Data:
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
         rows = SourceRows(data)
         rows.check(output)
-        if settled("rows travel", lambda: _sorts_rows(keyed, data, rows)):
+        if decide("rows travel", lambda: _sorts_rows(keyed, data, rows)):
             with open_spill(output, spill_dir) as spill:
                 sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
             return output.result()
@@ -155,6 +163,8 @@ class CutRows(Step):
         splits: the ranges of keys.
         keys: as `SortRows`.
     """
+
+    value_codec = RUNS
 
     def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, keys: Mapping[int, int]) -> None:
         super().__init__("sort")
@@ -269,7 +279,7 @@ def sort_rows(
     keys = _told_by_words(keyed, source)
     shapes = [Shape.of(tensor) for number, tensor in enumerate(source.tensors or ()) if number not in keys]
     nbytes = length * (sum(shape.nbytes for shape in shapes) + 8 * words)
-    size = settled("block", lambda: block_bytes(nbytes, execution.workers))
+    size = decide("block", lambda: block_bytes(nbytes, execution.workers))
     places = output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits, keys)

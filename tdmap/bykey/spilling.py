@@ -23,6 +23,7 @@ from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Order, Shape, reordered
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
+from tdmap.resume.values import Codec
 
 
 class Run(NamedTuple):
@@ -32,6 +33,37 @@ class Run(NamedTuple):
     """Rows of each partition."""
     extents: tuple[Extent, ...]
     """One a column."""
+
+
+def pack_runs(values: Sequence[Run | Kept | None]) -> dict[str, Any]:
+    """What consecutive chunks left, as data for a log: numbers of all runs in two tensors."""
+    runs = [value for value in values if isinstance(value, Run)]
+    files = {extent.file: 0 for run in runs for extent in run.extents}
+    files = {file: number for number, file in enumerate(files)}
+    extents = [[(files[file], offset, nbytes) for file, offset, nbytes in run.extents] for run in runs]
+    return {
+        "values": ["run" if isinstance(value, Run) else value and tuple(value) for value in values],
+        "counts": torch.from_numpy(np.stack([run.counts for run in runs])) if runs else None,
+        "extents": torch.tensor(extents, dtype=torch.int64) if runs else None,
+        "files": list(files),
+    }
+
+
+def unpack_runs(packed: Any) -> list[Run | Kept | None]:
+    """What `pack_runs` was given. Raises ValueError, TypeError or LookupError for other data."""
+    files = packed["files"]
+    runs: Iterator[Run] = iter(())
+    if packed["counts"] is not None:
+        extents = [tuple(Extent(files[f], o, n) for f, o, n in run) for run in packed["extents"].tolist()]
+        runs = iter([Run(counts, found) for counts, found in zip(packed["counts"].numpy(), extents, strict=True)])
+    values = [next(runs) if value == "run" else value and Kept(*value) for value in packed["values"]]
+    if next(runs, None) is not None:
+        raise ValueError("more runs than chunks")
+    return values
+
+
+RUNS = Codec(pack_runs, unpack_runs)
+"""How a log keeps what chunks left."""
 
 
 class Kept(NamedTuple):

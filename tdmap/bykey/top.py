@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
-from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.output import Output
@@ -16,9 +15,7 @@ from tdmap.operations.permute import permute
 from tdmap.operations.reduce import reduce
 from tdmap.reducers import TopK
 from tdmap.reducers.base import Key
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, run_call
-from tdmap.runtime.commits import settled
+from tdmap.resume.call import options_of, run_call
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 
 @operation
-@or_in_shards
 def top_k(
     data: Data,
     key: Key,
@@ -51,7 +47,7 @@ def top_k(
         largest: False: the smallest values, smallest first.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         options: as `tdmap.map`.
@@ -69,10 +65,18 @@ def top_k(
     """
     require_entry(data, key, "the entry of top_k")
     execution = Execution.of(**options)
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
 
     def work() -> Data:
-        best = settled("rows", lambda: reduce(data.select(key), TopK(key, k, largest), **options)["row"])
+        best = reduce(data.select(key), TopK(key, k, largest), **options)["row"]
         return permute(data, best, output, execution)
 
     return run_call("top_k", data, lambda: options_of(key=key, k=k, largest=largest), output, resume, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,22 +77,7 @@ def list_beside(out: Path) -> Path:
     return (Path.cwd() / out.name if url_of(out) else out).with_name(f"{out.name}.skipped.jsonl")
 
 
-def run_in_shards(
-    run: Callable[[Any, bool], Any], out: Path, overwrite: bool, rows: int | None, options: dict[str, Any]
-) -> Any:
-    """An operation that writes one folder, into several, or into a store: made on this machine first, and then copied.
-
-    Args:
-        run: the operation, called with `out` and `overwrite`.
-        out: where the result goes.
-        overwrite: replace what is there.
-        rows: in each folder.
-        options: about the workers that copy.
-    """
-    if rows is None and url_of(out) is None:
-        return run(out, overwrite)
-    from tdmap.execution import Execution
-    from tdmap.resume.inshards import in_shards
-
-    who = Execution.of(**options)
-    return in_shards(lambda folder: run(Path(folder), False), place_of(out), rows, who, overwrite)
+def output_options(out: Path, overwrite: bool, resume: bool, rows_per_shard: int | None) -> dict[str, Any]:
+    """The options of an operation for where its result goes. Tables take no `rows_per_shard`, not even None."""
+    options: dict[str, Any] = {"out": place_of(out), "overwrite": overwrite, "resume": resume}
+    return options if rows_per_shard is None else {**options, "rows_per_shard": rows_per_shard}

@@ -19,15 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
+from tdmap.memory.regions import region_of
 from tensordict_lite import TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
+from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.paths import is_url, local_path
 
 META = "meta.json"
@@ -340,6 +342,20 @@ class OutputFolder:
             for name in os.listdir(self.hidden):
                 if name not in (LOCK, HELD):
                     hidden.remove_tree(self.hidden / name)
+
+
+def folder_of(data: Data) -> Path | None:
+    """The folder that a whole dataset is mapped from; None for a part of one, or data in memory."""
+    if not hasattr(data, "batch_size") or is_opened_by_row(data):
+        return None
+    root = mapped_root(data)
+    return None if root is None else Path(root)
+
+
+def files_of(data: Data) -> list[str]:
+    """The files that a dataset lies in."""
+    regions = [region_of(leaf) for leaf in tensors_of(data)]
+    return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]
 
 
 def require_replaceable(folder: Path) -> None:

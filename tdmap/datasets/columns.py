@@ -36,13 +36,12 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.operations.append import Piece, SpillRows, run_spilled, spill_of
 from tdmap.operations.append import Pieces as AppendPieces
-from tdmap.operations.append import SpillRows, run_spilled, spill_of
 from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts
-from tdmap.resume.rowlog import Piece
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tensordict_lite import TensorDict
@@ -160,6 +159,10 @@ class Pieces(AppendPieces):
                 difference = self.schemas[first].difference(self.schemas[piece.digest])
                 raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}{where}.")
 
+    def can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
+        columns = self.placed and is_there(f"{piece.file}0", 0)  # of tensors, each of which has a file
+        return columns or super().can_read(piece, is_there)
+
     @staticmethod
     def _check_kinds(one: Schema, other: Schema) -> None:
         kinds, others = (_kinds_and_names(schema) for schema in (one, other))
@@ -216,7 +219,7 @@ def run_columns(
         pieces,
         lambda spill: _place(pieces, spill, output, execution),
         call="map",
-        known_by=job if resume else None,
+        resume=resume,
         keep=SpillRows if counts is None else functools.partial(SpillColumns, counts=counts),
     )
 

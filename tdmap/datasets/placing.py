@@ -22,8 +22,8 @@ from tdmap.datasets.gathering import offsets_of
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import replace_file
 from tdmap.memory.spill import Spill
-from tdmap.operations.append import SpillRows
-from tdmap.resume.rowlog import Piece
+from tdmap.operations.append import Piece, SpillRows
+from tdmap.operations.output import create_anew
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.plan import Plan, plan_for
 
@@ -88,12 +88,14 @@ class ColumnFiles:
             small: the same where the columns have no rows.
         """
         if self._numbers and len({piece.file for piece in self._pieces}) == 1:
-            made: TensorDict = store.create(small)  # without files for columns: they would be reserved, and removed
+            made: TensorDict = create_anew(
+                store, small
+            )  # without files for columns: they would be reserved, and removed
             with contextlib.suppress(OSError):
                 self._link(str(made._memmap_path), plan_for(example), plan_for(small))
                 self._linked = True
                 return made
-        made = store.create(example)
+        made = create_anew(store, example)
         return made
 
     def _link(self, folder: str, plan: Plan, made: Plan) -> None:

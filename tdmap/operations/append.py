@@ -11,13 +11,13 @@ many rows there will be; the second time they do not pass through any process. W
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,24 +25,70 @@ from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.schema import Schema, join_objects, take_apart
+from tdmap.data.schema import KeyPath, Schema, join_objects, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source, Wrapped, function_name
+from tdmap.job import Job, Policy, Source, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.habits import ANY, plain_rows
 from tdmap.operations.output import Output, Step, open_spill
 from tdmap.plan import ChunkPlan
-from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.commits import STEPS
+from tdmap.resume.call import parts_of_job, run_call
+from tdmap.resume.log import SPILL
+from tdmap.resume.values import Codec
+from tdmap.runtime.commits import LOG
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 
 TASK_BYTES = 32 << 20
 """Bytes that a worker copies between two looks at its messages."""
+
+
+class Piece(NamedTuple):
+    """Rows that wait in a spill file, tensor after tensor."""
+
+    rows: int
+    digest: int
+    """Of their schema."""
+    file: str
+    offset: int
+    objects: dict[KeyPath, Any]
+    """Entries that are no tensors; they travel."""
+    schema: Schema | None
+    """The first time that a worker sends this one."""
+
+
+def pack_pieces(values: Sequence[tuple[Piece, ...] | None]) -> dict[str, Any]:
+    """The pieces of consecutive chunks as data for a log: their numbers in one tensor."""
+    pieces = [piece for found in values for piece in found or ()]
+    files = {file: number for number, file in enumerate(dict.fromkeys(piece.file for piece in pieces))}
+    numbers = [(piece.rows, piece.digest, files[piece.file], piece.offset) for piece in pieces]
+    return {
+        "pieces": torch.tensor([-1 if found is None else len(found) for found in values]),
+        "numbers": torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4),
+        "files": list(files),
+        "objects": {number: piece.objects for number, piece in enumerate(pieces) if piece.objects},
+        "skeletons": {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None},
+    }
+
+
+def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
+    """What `pack_pieces` was given. Raises ValueError, TypeError or LookupError for other data."""
+    schemas = {number: Schema(skeleton) for number, skeleton in packed["skeletons"].items()}
+    pieces = [
+        Piece(rows, digest, packed["files"][file], offset, packed["objects"].get(number, {}), schemas.get(number))
+        for number, (rows, digest, file, offset) in enumerate(packed["numbers"].tolist())
+    ]
+    if any(piece.schema is not None and piece.schema.digest != piece.digest for piece in pieces):
+        raise ValueError("rows are not as they were described")
+    rest = iter(pieces)
+    values = [None if count < 0 else tuple(itertools.islice(rest, count)) for count in packed["pieces"].tolist()]
+    if next(rest, None) is not None:
+        raise ValueError("more pieces than chunks")
+    return values
 
 
 class SpillRows(Wrapped):
@@ -52,6 +98,8 @@ class SpillRows(Wrapped):
         fn: the user's function: rows, None, or an iterable of them.
         spill: where rows wait.
     """
+
+    value_codec = Codec(pack_pieces, unpack_pieces)
 
     def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
         super().__init__(fn)
@@ -133,6 +181,18 @@ class Pieces(Collect):
     def replan(self, plan: ChunkPlan) -> None:
         super().replan(plan)
         self._plan = plan
+
+    def restore(self, values: dict[int, Any], is_there: Callable[[str, int], bool]) -> None:
+        pieces = [piece for found in values.values() for piece in found or ()]
+        self.schemas.update({piece.digest: piece.schema for piece in pieces if piece.schema is not None})
+        for chunk, found in values.items():
+            known = all(piece.digest in self.schemas for piece in found or ())
+            if known and all(self.can_read(piece, is_there) for piece in found or () if piece.file):
+                self.restored[chunk] = found
+
+    def can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
+        """Whether the rows of a piece are still in their file."""
+        return is_there(piece.file, piece.offset)
 
     def value_bytes(self, value: Any) -> int:
         total = 0
@@ -326,17 +386,11 @@ def append_rows(
     output = Output.of(out, data)
     job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
     pieces = Pieces(output)
-    known = job if order is None else replace(job, fn=_Ordered(fn, order))
-    return run_spilled(
-        job,
-        output,
-        execution,
-        pieces,
-        lambda spill: _place_all(job, pieces, empty, spill, output, execution),
-        call="flat_map",
-        known_by=known if resume else None,
-        spill_dir=spill_dir,
-    )
+
+    def place(spill: Spill) -> None:
+        _place_all(job, pieces, empty, spill, output, execution)
+
+    return run_spilled(job, output, execution, pieces, place, call="flat_map", resume=resume, spill_dir=spill_dir)
 
 
 def run_spilled(
@@ -347,7 +401,7 @@ def run_spilled(
     place: Callable[[Spill], None],
     *,
     call: str,
-    known_by: Job | None = None,
+    resume: bool = False,
     spill_dir: str | os.PathLike[str] | None = None,
     keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
 ) -> Data:
@@ -360,37 +414,27 @@ def run_spilled(
         pieces: the sink of the first job.
         place: the second job.
         call: the name of the operation.
-        known_by: keep what is done in a hidden folder of the output; a later call with the same job goes on. None: a
-            call that is interrupted leaves nothing.
+        resume: keep a log in the output.
         spill_dir: as `append_rows`; what can be resumed waits in the output.
         keep: makes what a worker calls, of the function and the spill files.
 
     Raises:
-        ValueError: `known_by`, and the output is no folder.
+        ValueError: `resume`, and the output is no folder.
     """
-    if known_by is None:
-        with output.claimed(f"{call}({job.name})"):
-            with spill_of(output, spill_dir) as spill:
-                if job.plan.length:
-                    execution.run(replace(job, fn=keep(job.fn, spill)), pieces)
-                place(spill)
-            return output.result()
-    with open_output_run(output, known_by, APPEND, PIECES, Path.touch) as run:
-        assert output.store is not None
-        if run.is_complete:
-            forget(run)
-            return output.store.publish()
-        spill = Spill(run.folder, _unknown_prefix())
-        if job.plan.length:
-            with PieceLog(run, pieces, job.fn) as log:
-                execution.run(replace(run.planned(job), fn=keep(job.fn, spill)), pieces, log)
-        place(spill)
-        return finish_run(run, output.result(), job.plan.length)
+
+    def work() -> Data:
+        with spill_of(output, spill_dir) as spill:
+            if job.plan.length:
+                execution.run(replace(job, fn=keep(job.fn, spill)), pieces)
+            place(spill)
+        return output.result()
+
+    return run_call(f"{call}({job.name})", job.source.data, lambda: parts_of_job(job), output, resume, work, job)
 
 
 def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
     """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
-    if spill_dir is None and output.store is not None and STEPS.get() is None:
+    if spill_dir is None and output.store is not None and LOG.get() is None:
         return Spill(output.store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
     return open_spill(output, spill_dir)
 
@@ -398,18 +442,6 @@ def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
 def _unknown_prefix() -> str:
     """Of names that nobody knows before."""
     return f"{SPILL}{secrets.token_hex(4)}-"
-
-
-class _Ordered:
-    """A function and the order of its rows: what a run with an order is known by."""
-
-    def __init__(self, fn: Callable[..., Any], order: Tensor) -> None:
-        self.fn = fn
-        self.order = order
-        self.__qualname__ = function_name(fn)
-
-    def __call__(self, *args: Any) -> Any:
-        return self.fn(*args)
 
 
 def _place_all(

@@ -27,30 +27,29 @@ from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
-from tdmap.data.store import destination
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
-from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.shm import Arena
-from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows, each_result
 from tdmap.operations.arguments import handler_of, plan_for, policy_for
-from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
+from tdmap.resume.call import parts_of_job, run_call
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Preallocated
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+MASK = "mask"
+"""Name of the file of answers, a byte a row."""
 
 MASK_BYTES, MASK_ROWS = 4 << 20, 1 << 16
 """What a predicate is asked about at a time, at most, by default: of narrow rows."""
@@ -60,7 +59,6 @@ LIGHT = 64 << 20
 
 
 @operation
-@or_in_shards
 def filter(
     data: Data,
     predicate: Callable[[Any], Any],
@@ -91,7 +89,7 @@ def filter(
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
             after any interruption, `kill -9` of every process included.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -120,28 +118,37 @@ def filter(
     plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
-    if resume:
-        return _filter_resumable(job, output, execution)
     source = SourceRows(data)
     source.check(output)
     if isinstance(predicate, Expression) and not plan.unbind:
         job = _of_columns(job, predicate)
     elif chunksize is None and num_chunks is None and seed is None and generator is None:
         job = replace(job, plan=_with_larger_chunks(plan, data_row_bytes(data, plan.length)))
-    with output.claimed(f"filter({job.name})"):
+
+    def work() -> Data:
         if isinstance(predicate, Expression) and _is_light(job):
             mask = Arena().empty(torch.bool, torch.Size([plan.length]))
             _fill(mask, job)
             copy_selected(data, source, mask, output, execution)
             return output.result()
-        with Spill(spill_folder(output, spill_dir)) as spill:
-            mask = mapped_file(spill.folder / MASK, plan.length).view(torch.bool)
+        with open_spill(output, spill_dir) as spill:
+            mask = spill.mapped(MASK, plan.length).view(torch.bool)
             if plan.length:
                 execution.run(job, Preallocated(mask))
             copy_selected(data, source, mask, output, execution)
         return output.result()
+
+    return run_call(f"filter({job.name})", data, lambda: parts_of_job(job), output, resume, work, job)
 
 
 def _of_columns(job: Job, predicate: Expression) -> Job:
@@ -180,22 +187,6 @@ def _fill(mask: Tensor, job: Job) -> None:
         except Exception as error:
             add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
             raise
-
-
-def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
-    length = job.plan.length
-    with open_output_run(output, job, FILTER, MASK, lambda path: mapped_file(path, length)) as run:
-        assert output.store is not None
-        if run.is_complete:
-            forget(run)
-            return output.store.publish()
-        mask = known_file(run.folder / MASK, length).view(torch.bool)
-        if length:
-            execution.run(job, Preallocated(mask), run)
-            flush_journal(run)
-        data = job.source.data
-        copy_selected(data, SourceRows(data), mask, output, execution)
-        return finish_run(run, output.result(), length)
 
 
 class Mask:
@@ -313,7 +304,6 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
 
 
 @operation
-@or_in_shards
 def flat_map(
     data: Data,
     fn: Callable[[Any], Any],
@@ -343,7 +333,7 @@ def flat_map(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -372,11 +362,21 @@ def flat_map(
     fn = user_function(fn)
     plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
+    execution = Execution.of(**options)
+    output = Output(
+        out,
+        data,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     return append_rows(
         data,
         fn,
-        destination(out, overwrite),
-        Execution.of(**options),
+        output,
+        execution,
         plan,
         policy,
         resume=resume,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.data.store import OutputFolder, require_room_for_hidden
+from tdmap.data.store import OutputFolder, destination, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
@@ -35,8 +36,9 @@ from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
-from tdmap.resume.run import folder_of
-from tdmap.runtime.commits import STEPS
+from tdmap.resume.inshards import Shards
+from tdmap.runtime.commits import LOG
+from tensordict_lite.paths import is_url
 
 
 class Step:
@@ -58,14 +60,33 @@ class Output:
     Args:
         out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
+        execution: who copies rows into shards.
+        overwrite, rows_per_shard, storage_options, resume: as the operations take them.
 
     Raises:
         FileExistsError: the folder is in use.
-        ValueError: `out` is, or shares memory with, the source; or it is a dataset of several folders.
+        ValueError: `out` is, or shares memory with, the source; or it is a sharded dataset; or an option does not
+            apply to it.
         TypeError: `out` is none of these.
     """
 
-    def __init__(self, out: Data | str | os.PathLike[str] | OutputFolder | None, source: Data) -> None:
+    def __init__(
+        self,
+        out: Data | str | os.PathLike[str] | OutputFolder | None,
+        source: Data,
+        execution: Execution | None = None,
+        *,
+        overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.shards: Shards | None = None
+        if rows_per_shard is not None or is_url(out):
+            shards = Shards(out, rows_per_shard, execution or Execution(), overwrite, storage_options, resume)
+            self.shards, out = shards, shards.folder
+        else:
+            out = destination(out, overwrite)
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
@@ -93,7 +114,11 @@ class Output:
     @contextlib.contextmanager
     def claimed(self, call: str, resume: bool = False) -> Iterator[None]:
         """Be the only one who writes the folder, if it is one (see `OutputFolder.claimed`)."""
-        with contextlib.nullcontext() if self.store is None else self.store.claimed(call, resume=resume):
+        with contextlib.ExitStack() as stack:
+            if self.shards is not None:
+                stack.enter_context(self.shards.claimed(call, resume))
+            if self.store is not None:
+                stack.enter_context(self.store.claimed(call, resume=resume))
             yield
 
     def refuse_hidden_key(self, data: Data) -> None:
@@ -141,6 +166,12 @@ class Output:
         if self.store is not None:
             plan = ChunkPlan(0, 1)
             check_storable(tuple(piece_of(entry, plan) for entry in objects.values()), list(objects), where)
+
+    def known_by(self, identity: dict[str, Any]) -> None:
+        """What tells a call that can be resumed from others, before the output is claimed."""
+        if self.shards is not None:
+            self.shards.known_by(identity)
+            self.store = OutputFolder(self.shards.folder)
 
     @property
     def is_memory(self) -> bool:
@@ -237,8 +268,13 @@ def create_in(store: OutputFolder, example: Data, what: Any) -> Data:
         example: as `OutputFolder.create`.
         what: plain data that tells one example from another.
     """
-    steps = STEPS.get()
+    steps = LOG.get()
     return store.create(example) if steps is None else steps.create(store, example, what)
+
+
+def create_anew(store: OutputFolder, example: Data) -> Data:
+    """Files for a dataset like `example`, whatever an earlier session has made: jobs that fill them run again."""
+    return create_in(store, example, secrets.token_hex(8))
 
 
 def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, later: bool = False) -> Spill:
@@ -249,7 +285,7 @@ def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, late
         spill_dir: where they are to lie.
         later: as `Spill`.
     """
-    steps = STEPS.get()
+    steps = LOG.get()
     if steps is not None:
         spill: Spill = steps.spill()
         return spill
@@ -258,7 +294,7 @@ def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, late
 
 def shared_columns(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
     """Memory of so many numbers that workers fill, for each name; files, in an operation that can be resumed."""
-    steps = STEPS.get()
+    steps = LOG.get()
     if steps is None:
         arena = Arena()
         return {name: arena.empty(dtype, torch.Size([rows])) for name in names}

@@ -33,7 +33,7 @@ from tdmap.operation import operation
 from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.operations.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.commits import settled
+from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 
 BLOCK_BYTES = 2 << 20
@@ -126,7 +126,7 @@ def permute_known(
 
 
 def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
-    return settled("method", lambda: choose_method(row_bytes, tensors))
+    return decide("method", lambda: choose_method(row_bytes, tensors))
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -22,7 +22,7 @@ from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
-from tdmap.resume.resumable import fold_resumable
+from tdmap.resume.call import fold_call
 from tdmap.rowerrors import OnError
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
@@ -114,7 +114,7 @@ def map_reduce(
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
             has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
             not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
-            the reducer's own module.
+            the reducer's own module, or declared with `torch.serialization.add_safe_globals`.
         ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
             the same bits. So False is refused.
 
@@ -170,7 +170,7 @@ def map_reduce(
     if plan.length == 0:
         return reducer.finish(_state_of_no_rows(reducer, data) if mapper is None else reducer.init())
     if resume is not None:
-        return reducer.finish(fold_resumable(job, resume, reducer, execution))
+        return reducer.finish(fold_call(job, resume, reducer, execution))
     return reducer.finish(execution.run(job, Fold(reducer)))
 
 

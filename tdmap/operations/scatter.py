@@ -34,7 +34,7 @@ from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.commits import settled
+from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 
 SMALLEST, LARGEST = 16 << 20, 512 << 20
@@ -77,8 +77,8 @@ def scatter_rows(
         size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = size or settled("bucket", lambda: block_bytes(len(order) * width, execution.workers))
-    streams = settled("streams", lambda: execution.workers)
+    size = size or decide("bucket", lambda: block_bytes(len(order) * width, execution.workers))
+    streams = decide("streams", lambda: execution.workers)
     block_rows = max(size // width, 1)  # of a chunk, and of a bucket
     chunks = -(-rows // block_rows)
     ordered = SharedTensors([order], share=travels(execution))  # moved once, for three jobs

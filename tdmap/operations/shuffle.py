@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdmap.data.kinds import Data, instead_of_data, is_data
-from tdmap.data.store import destination
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.memory.shm import Arena
 from tdmap.operation import operation
 from tdmap.operations.output import Output, travels
 from tdmap.operations.permute import permute_known
-from tdmap.resume.inshards import or_in_shards
-from tdmap.resume.stepwise import options_of, run_call
-from tdmap.runtime.commits import settled
+from tdmap.resume.call import options_of, run_call
+from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ INLINE_ROWS = 1 << 16
 
 
 @operation
-@or_in_shards
 def shuffle(
     data: Data,
     seed: int | None = None,
@@ -55,7 +52,7 @@ def shuffle(
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files.
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         method, spill_dir: how rows that do not fit into memory are brought to their places; as
@@ -86,11 +83,19 @@ def shuffle(
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
-    output = Output(destination(out, overwrite), data)
+    output = Output(
+        out,
+        data,
+        execution,
+        overwrite=overwrite,
+        rows_per_shard=rows_per_shard,
+        storage_options=storage_options,
+        resume=resume,
+    )
     output.refuse_hidden_key(data)
 
     def work() -> Data:
-        known = settled("seed", lambda: seed_or_drawn(seed))
+        known = decide("seed", lambda: seed_or_drawn(seed))
         return permute_known(data, permutation(rows, known, place), output, execution, method, spill_dir)
 
     return run_call("shuffle", data, lambda: options_of(seed=seed), output, resume, work)

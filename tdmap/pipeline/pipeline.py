@@ -13,6 +13,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
 from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
@@ -46,8 +47,9 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.inshards import in_shards
 from tdmap.seeding import drawn_seed
+from tensordict_lite.paths import is_url
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -348,7 +350,6 @@ class Pipeline(Chain):
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
     @operation
-    @or_in_shards
     def write(
         self,
         out: Data | str | os.PathLike[str],
@@ -380,6 +381,22 @@ class Pipeline(Chain):
         Raises:
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
         """
+        if rows_per_shard is not None or is_url(out):
+            if resume:
+                raise ValueError(
+                    "resume=True needs one folder: write a folder, then copy it into shards with "
+                    "tdmap.map(tdmap.open(folder), lambda chunk: chunk, out=..., rows_per_shard=..., resume=True)."
+                )
+            how: Any = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
+            execution = Execution.of(**options)
+            return in_shards(
+                lambda folder: self.write(folder, **how),
+                out,
+                rows_per_shard,
+                execution,
+                overwrite,
+                dict(storage_options or {}),
+            )
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         out = destination(out, overwrite)
         if not isinstance(out, (str, os.PathLike, OutputFolder)):

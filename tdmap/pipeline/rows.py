@@ -21,9 +21,9 @@ from torch import Tensor
 from tdmap.data.kinds import Data, data_length, is_data, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.data.schema import join_pieces
+from tdmap.data.store import folder_of
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
-from tdmap.resume.run import folder_of
 from tdmap.seeding import Captured, derive, permutation, seeded
 from tensordict_lite import is_tensor_collection
 

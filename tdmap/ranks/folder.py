@@ -32,8 +32,9 @@ from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resume import journal as journals
+from tdmap.resume.identity import IN_PLACE, identify
 from tdmap.resume.journal import Contents, Journal
-from tdmap.resume.run import IN_PLACE, Resume, Run, contents_for, identify
+from tdmap.resume.run import Resume, Run, contents_for
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader

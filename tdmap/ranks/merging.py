@@ -11,6 +11,7 @@ from tdmap.data import skipfile
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
+from tdmap.data.store import files_of
 from tdmap.errors import ShardsMissing, describe_rows
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
@@ -18,8 +19,8 @@ from tdmap.operation import operation
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal as journals
+from tdmap.resume.identity import check_identity, plan_of
 from tdmap.resume.journal import Contents
-from tdmap.resume.run import check_identity, files_of, plan_of
 from tensordict_lite.memmap.disk.format import META
 
 

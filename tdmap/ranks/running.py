@@ -14,7 +14,7 @@ from typing import Any
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.reader import narrow, window
-from tdmap.data.store import OutputFolder, require_room_for_hidden
+from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -26,8 +26,9 @@ from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Rank
 from tdmap.resume import journal as journals
+from tdmap.resume.identity import IN_PLACE, MAP
 from tdmap.resume.resumable import own_folder
-from tdmap.resume.run import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
+from tdmap.resume.run import TRUST, Resume, Run, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none

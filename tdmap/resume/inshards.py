@@ -8,70 +8,159 @@ So the disk holds the result once more meanwhile. `map` needs none of this: it k
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
+import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
-from tdmap.execution import Execution, WorkerOptions
+from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
-from tdmap.memory.scratch import temporary_folder
+from tdmap.memory.scratch import temporary_path
 from tdmap.plan import ChunkPlan
-from tdmap.resume.sharding import check_rows_per_shard, claimed, map_to_target, replaceable, target_of
-from tdmap.stores.targets import LocalTarget, Target
-from tensordict_lite.paths import is_url
+from tdmap.resume.sharding import (
+    check_rows_per_shard,
+    claimed,
+    has_run,
+    is_written,
+    map_to_target,
+    replaceable,
+    target_of,
+)
+from tdmap.stores.opening import open
+from tdmap.stores.targets import PER_SHARD, LocalTarget
 
 CHUNK_BYTES = 4 << 20
 """Rows that are copied at a time."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
+class Shards:
+    """A dataset of shards, as the output of an operation that writes a folder first.
 
-def or_in_shards(fn: Function) -> Function:
-    """Have an operation write shards where `rows_per_shard`, or a URL as `out`, asks for them.
+    Args:
+        out: a folder, or the URL of a place in a store.
+        rows_per_shard: rows of a shard. None: those of about 64 MiB.
+        execution: who copies.
+        overwrite: replace the dataset that is there, once the new one is complete.
+        options: of the store's file system.
+        resume: the call can be resumed.
 
-    The function has parameters `out`, `overwrite`, `rows_per_shard` and `storage_options`. It is called without the
-    last two, and with a folder as `out`.
-
-    Raises (when it is called):
-        ValueError: `out` is no path, or `resume` is asked for; says what to do.
-        FileExistsError: something is in the place of the shards, before anything is done.
+    Raises:
+        ValueError: `out` is no path, or an option is out of range.
     """
-    place = list(inspect.signature(fn).parameters).index("out")
 
-    @functools.wraps(fn)
-    def call(
-        *args: Any, rows_per_shard: int | None = None, storage_options: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> Any:
-        out = args[place] if len(args) > place else kwargs.get("out")
-        if rows_per_shard is None and not is_url(out):
-            return fn(*args, **kwargs)
+    def __init__(
+        self,
+        out: Any,
+        rows_per_shard: int | None,
+        execution: Execution,
+        overwrite: bool = False,
+        options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
         check_rows_per_shard(rows_per_shard)
         if not isinstance(out, (str, os.PathLike)):
             raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
-        if kwargs.get("resume"):
-            raise ValueError(
-                f"resume=True goes on in one folder, and {fn.__name__} would make {os.fspath(out)!r} in shards of "
-                "another: let it write a folder, and copy that with tdmap.map(tdmap.open(folder), lambda chunk: "
-                "chunk, out=..., rows_per_shard=..., resume=True)."
-            )
-        overwrite, options = kwargs.pop("overwrite", False), dict(storage_options or {})
-        workers: Any = {name: kwargs[name] for name in WorkerOptions.__annotations__ if name in kwargs}
+        if resume and overwrite:
+            raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
+        self.target = target_of(out, dict(options or {}))
+        self.rows_per_shard = rows_per_shard
+        self.execution = execution
+        self.overwrite = overwrite
+        self.is_claimed = False
+        """Whether this call is the only writer."""
+        self._above = None if isinstance(self.target, LocalTarget) else temporary_path("tdmap-rows")
 
-        def run(folder: str) -> Data:
-            if len(args) > place:
-                return fn(*args[:place], folder, *args[place + 1 :], **kwargs)
-            return fn(*args, **{**kwargs, "out": folder})
+    @property
+    def folder(self) -> str:
+        """Where the operation writes its rows."""
+        return f"{self._above or f'{self.target.name}/{HIDDEN}'}/rows"
 
-        return in_shards(run, out, rows_per_shard, Execution.of(**workers), overwrite, options)
+    def known_by(self, identity: dict[str, Any]) -> None:
+        """Have the rows of a dataset in a store lie in a folder that another session of the same call finds again."""
+        if self._above is not None:
+            call = json.dumps([self.target.name, identity], sort_keys=True)
+            name = hashlib.blake2b(call.encode(), digest_size=8).hexdigest()
+            self._above = os.path.join(tempfile.gettempdir(), f"tdmap-rows-of-{os.geteuid()}-{name}")
 
-    return call  # type: ignore[return-value]
+    @contextlib.contextmanager
+    def claimed(self, call: str, resume: bool) -> Iterator[None]:
+        """Be the only writer; the rows are removed afterwards, unless the call can be resumed.
+
+        Raises:
+            FolderInUse: another call writes there.
+            FileExistsError: something is in the place of the shards.
+        """
+        if self.is_claimed:  # by the operation that this one is a part of
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(claimed(self.target, call))
+            stack.callback(setattr, self, "is_claimed", False)
+            self.is_claimed = True
+            if not (resume or self.overwrite) and hidden.exists(f"{self.folder}/{HIDDEN}/journal"):
+                raise FileExistsError(
+                    f"{self.target.name} holds an unfinished run: pass resume=True to resume it, or overwrite=True to "
+                    "replace it."
+                )
+            if not (resume and has_run(self.target)):
+                replaceable(self.target, self.overwrite)
+            if self._above is not None:
+                hidden.make_folder(self._above, 0o700)
+                stack.callback(remove_if_empty, self._above)
+            if not resume:
+                hidden.remove_tree(self.folder)  # of a call that was killed
+                stack.callback(self._forget)
+            yield
+
+    def _forget(self) -> None:
+        """Remove the rows."""
+        hidden.remove_tree(self._above or self.folder)
+
+    def complete(self, identity: dict[str, Any], call: str) -> Data | None:
+        """The dataset, where an earlier session has written all of it; None where something is left to do.
+
+        Raises:
+            ResumeMismatch: another call has written there.
+        """
+        if not is_written(self.target, {**identity, "plan": self._plan(identity)}, call):
+            return None
+        return open(self.target.name, storage_options=self.target.options)
+
+    def _plan(self, identity: dict[str, Any]) -> dict[str, Any]:
+        return {**identity["plan"], PER_SHARD: self.rows_per_shard or 0}
+
+    def write(self, made: Data, identity: dict[str, Any] | None = None) -> Data:
+        """Copy the rows of the folder into shards, and open them."""
+        length = int(made.shape[0])
+        plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
+        job = Job(Source(made), plan, as_it_is)
+        if identity is not None:
+            identity = {**identity, "plan": self._plan(identity)}
+        found = map_to_target(
+            job,
+            self.target,
+            self.rows_per_shard,
+            self.execution,
+            resume=identity is not None,
+            overwrite=self.overwrite,
+            identity=identity,
+        )
+        if identity is not None:
+            self._forget()
+        return found
+
+
+def remove_if_empty(folder: str) -> None:
+    """Remove a folder, unless something is in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def in_shards(
@@ -82,42 +171,12 @@ def in_shards(
     overwrite: bool = False,
     options: dict[str, Any] | None = None,
 ) -> Data:
-    """What `run` writes into the folder that it is called with, as shards.
-
-    Args:
-        run: makes the folder.
-        out, rows_per_shard, overwrite, options: as `map_to_shards`.
-        execution: who copies.
-
-    Raises:
-        FileExistsError: something is in the place of the shards, before anything is done.
-    """
-    target = target_of(out, options)
-    with claimed(target, "rows_per_shard="):
-        replaceable(target, overwrite)
-        with _beside(target) as folder:
-            made = run(folder)
-            length = int(made.shape[0])
-            plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
-            job = Job(Source(made), plan, as_it_is)
-            return map_to_target(job, target, rows_per_shard, execution, overwrite=overwrite)
+    """What `run` writes into the folder that it is called with, as shards. Arguments and errors as `Shards`."""
+    shards = Shards(out, rows_per_shard, execution, overwrite, options)
+    with shards.claimed("rows_per_shard=", resume=False):
+        return shards.write(run(shards.folder))
 
 
 def as_it_is(rows: Data) -> Data:
     """The function of the copy."""
     return rows
-
-
-@contextmanager
-def _beside(target: Target) -> Iterator[str]:
-    """A folder in the hidden one of a folder, or among the temporary files; removed afterwards."""
-    if not isinstance(target, LocalTarget):
-        with temporary_folder("tdmap-rows") as scratch:
-            yield f"{scratch}/rows"
-        return
-    folder = f"{target.name}/{HIDDEN}/rows"
-    hidden.remove_tree(folder)  # of a call that was killed
-    try:
-        yield folder
-    finally:
-        hidden.remove_tree(folder)

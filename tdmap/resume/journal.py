@@ -70,8 +70,6 @@ class Type(enum.IntEnum):
     """The run ended with an error, on chunk `a` or -1."""
     PLAN = 6
     """The size of the later chunks is decided by the first result: `a` rows."""
-    STEP = 7
-    """Of an operation of several jobs: the next one begins, whose chunks have the numbers `a..b`."""
 
 
 class Record(NamedTuple):
@@ -125,11 +123,6 @@ class Contents(NamedTuple):
                 the disk. None: every range counts.
         """
         return merge_ranges((r.a, r.b) for r in self._valid(boot) if r.type is Type.RANGE)
-
-    @property
-    def step(self) -> tuple[int, int] | None:
-        """The chunks of the job that was begun last, in an operation of several jobs."""
-        return next(((r.a, r.b) for r in reversed(self.records) if r.type is Type.STEP and r.a <= r.b), None)
 
     @property
     def chunk_size(self) -> int | None:
@@ -284,10 +277,6 @@ class Journal:
         """Note the size of the later chunks. Written at once, before any of them is noted."""
         self._write([Record(Type.PLAN, chunk_size)])
 
-    def step(self, start: int, stop: int) -> None:
-        """Note that the job of the chunks `start..stop` begins. Written at once."""
-        self._write([Record(Type.STEP, start, stop)])
-
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""
         # Neighbours of one lease come in order: extend the run that ends where this one begins.
@@ -354,10 +343,12 @@ class Helper:
         journal: descriptor of the journal, which DURABLE records are appended to. The process inherits it: by its
             name it could be another file by then.
         seconds: time between two syncs, at least.
+        format: of the record that says so: "journal" or "log".
     """
 
-    def __init__(self, folder: Path, journal: int, seconds: float) -> None:
+    def __init__(self, folder: Path, journal: int, seconds: float, format: str = "journal") -> None:
         self.folder = folder
+        self.format = format
         self.journal = journal
         self.seconds = seconds
         self.files: list[str] = []
@@ -376,7 +367,7 @@ class Helper:
     def _start(self) -> bool:
         if self._process is None:
             _reap()
-            command = [sys.executable, "-I", "-S", syncer.__file__, str(self.folder), str(self.journal)]
+            command = [sys.executable, "-I", "-S", syncer.__file__, str(self.folder), str(self.journal), self.format]
             try:
                 self._process = subprocess.Popen(
                     command,

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objects import object_paths
-from tdmap.data.store import OutputFolder, require_room_for_hidden
-from tdmap.errors import SerializationError
+from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.reducers import Reducer
-from tdmap.resume import checkpoint
-from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
-from tdmap.sinks import Fold, Folder, InPlace, Preallocated
+from tdmap.resume.identity import IN_PLACE, MAP
+from tdmap.resume.run import Resume, Run, can_begin_anew, open_run
+from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file
-from tensordict_lite.paths import absolute_path
 
 
 def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
@@ -128,25 +123,6 @@ def _expect_objects(run: Run, out: Data) -> None:
     if paths:
         assert run.journal is not None
         run.journal.files = [*run.journal.files, str(run.objects.path)]
-
-
-def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
-    """Run a reduction that can be resumed, and return its merged state."""
-    path = Path(absolute_path(folder))
-    with locked(path, f"map_reduce({job.name})"), open_run(path / HIDDEN, job, REDUCE, []) as run:
-        if run.is_complete:
-            return checkpoint.answer(run, reducer)
-        sink = Fold(reducer, checkpoint.restore(run, reducer))
-        log = checkpoint.FoldLog(run, sink)
-        try:
-            execution.run(job, sink, log)
-        except BaseException:
-            with contextlib.suppress(OSError, SerializationError):  # what ends the run is told
-                log.save()
-            raise
-        log.save()
-        run.finish(job.plan.length)
-    return sink.result()
 
 
 def own_folder(data: Data, name: str) -> Path:

@@ -39,8 +39,8 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
+from tdmap.resume.identity import COMMAND, MAP, check_identity, differences, identify
 from tdmap.resume.resumable import map_to_folder
-from tdmap.resume.run import COMMAND, MAP, check_identity, differences, identify
 from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skipping import DROP
@@ -364,10 +364,11 @@ def map_to_target(
     resume: bool = False,
     overwrite: bool = False,
     write: Callable[[Job, str], Data] = write_folder,
+    identity: dict[str, Any] | None = None,
 ) -> Data:
-    """The same, into a target that is `claimed`."""
+    """The same, into a target that is `claimed`. With `identity`, the run is known by it, and not by the job."""
     rows = rows_per_shard or default_rows(job.source.data, job.plan.length)
-    return _Sharding(job, target, rows, execution, write).run(resume, overwrite)
+    return _Sharding(job, target, rows, execution, write, identity).run(resume, overwrite)
 
 
 @contextlib.contextmanager
@@ -385,7 +386,16 @@ def claimed(target: Target, call: str) -> Iterator[None]:
 class _Sharding:
     """One call of `map_to_shards`."""
 
-    def __init__(self, job: Job, target: Target, rows: int, execution: Execution, write: Any) -> None:
+    def __init__(
+        self,
+        job: Job,
+        target: Target,
+        rows: int,
+        execution: Execution,
+        write: Any,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        self.identity = identity
         self.job = job
         self.target = target
         self.rows = rows
@@ -412,8 +422,10 @@ class _Sharding:
         return open(self.target.name, storage_options=self.target.options)
 
     def _identity(self) -> dict[str, Any]:
-        found = identify(self.job, MAP)
-        found["plan"][PER_SHARD] = self.rows
+        found = self.identity
+        if found is None:
+            found = identify(self.job, MAP)
+            found["plan"][PER_SHARD] = self.rows
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
     def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, Done] | None]:
@@ -437,35 +449,15 @@ class _Sharding:
         self.target.write(WRITING, json.dumps(record).encode())
 
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
-        where = f"{self.target.name}/{RUN}"
-        try:
-            header = parse_json(known)
-            name, old = header["run"], check_identity(header, Path(where))
-            changes = differences(old, identity)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UntrustedFile(where, "does not say what its run is") from None
-        if not isinstance(name, str) or not name.isalnum():
-            raise UntrustedFile(where, "does not say what its run is")
-        if changes:
-            text = "\n".join(f"  - {change}" for change in changes)
-            what = "the result of another run" if whole else "an unfinished run that is not this one"
-            raise ResumeMismatch(
-                f"{self.target.name} holds {what}:\n{text}\nChoose another place, or remove that one.", tuple(changes)
-            )
+        header = compared(self.target, identity, known, whole)
+        name = header["run"]
         if whole:
-            if self.target.read(WRITING) is not None:  # killed between the manifest and its end
-                self.target.remove(_left_in(self.target, set(self.target.listing()[0]), overwrite=True))
-                self._forget(name)
-            warn_user(
-                f"{self.target.name}: the run of {self.job.name} was complete before, and nothing was done (remove it "
-                "to run it again).",
-                AlreadyComplete,
-            )
+            finished(self.target, name, self.job.name)
             return name, None
         sessions = header["sessions"] if type(header.get("sessions")) is int else 1
         self.target.write(RUN, json.dumps({**header, "sessions": sessions + 1}).encode())
         notes = self.target.notes(name).items()
-        return name, {number: _noted(f"{where}, shard {number}", note) for number, note in notes}
+        return name, {number: _noted(f"{self.target.name}/{RUN}, shard {number}", note) for number, note in notes}
 
     def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:
         """Have all shards written that are not done."""
@@ -556,7 +548,69 @@ class _Sharding:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        self.target.remove_state(f"{HIDDEN}/{name}", NEW, WRITING)
+        forget(self.target, name)
+
+
+def forget(target: Target, run: str) -> None:
+    """Remove what a run needed to be resumed."""
+    target.remove_state(f"{HIDDEN}/{run}", NEW, WRITING)
+
+
+def has_run(target: Target) -> bool:
+    """Whether a run that can be resumed has begun there."""
+    return HIDDEN in target.names() and target.read(RUN) is not None
+
+
+def is_written(target: Target, identity: dict[str, Any], call: str) -> bool:
+    """Whether an earlier session of the same call has written all of it, of which a warning tells.
+
+    Raises:
+        ResumeMismatch: another call has written there.
+    """
+    names = target.names()
+    known = target.read(RUN) if HIDDEN in names else None
+    if known is None:
+        return False
+    header = compared(target, json.loads(json.dumps(identity)), known, MANIFEST in names)
+    if MANIFEST in names:
+        finished(target, header["run"], call)
+    return MANIFEST in names
+
+
+def compared(target: Target, identity: dict[str, Any], known: bytes, whole: bool) -> dict[str, Any]:
+    """What a target says of its run.
+
+    Raises:
+        ResumeMismatch: it is another one.
+        UntrustedFile: it says what this library does not write.
+    """
+    where = f"{target.name}/{RUN}"
+    try:
+        header: dict[str, Any] = parse_json(known)
+        name, old = header["run"], check_identity(header, Path(where))
+        changes = differences(old, identity)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UntrustedFile(where, "does not say what its run is") from None
+    if not isinstance(name, str) or not name.isalnum():
+        raise UntrustedFile(where, "does not say what its run is")
+    if changes:
+        text = "\n".join(f"  - {change}" for change in changes)
+        what = "the result of another run" if whole else "an unfinished run that is not this one"
+        raise ResumeMismatch(
+            f"{target.name} holds {what}:\n{text}\nChoose another place, or remove that one.", tuple(changes)
+        )
+    return header
+
+
+def finished(target: Target, run: str, call: str) -> None:
+    """Warn that a run was complete before; finish what a process was killed at."""
+    if target.read(WRITING) is not None:  # killed between the manifest and its end
+        target.remove(_left_in(target, set(target.listing()[0]), overwrite=True))
+        forget(target, run)
+    warn_user(
+        f"{target.name}: the run of {call} was complete before, and nothing was done (remove it to run it again).",
+        AlreadyComplete,
+    )
 
 
 def _noted(where: str, note: bytes) -> Done:

@@ -18,8 +18,10 @@ from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal
+from tdmap.resume.identity import IN_PLACE, check_identity, plan_of
 from tdmap.resume.journal import Type
-from tdmap.resume.run import AFTER_CRASH, IN_PLACE, STEPWISE, check_identity, plan_of
+from tdmap.resume.log import History
+from tdmap.resume.run import AFTER_CRASH
 from tdmap.rowerrors import RowError
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.targets import PER_SHARD, RUN
@@ -66,7 +68,8 @@ class Status:
     """Of a run that ranks share, until all of them are done: rank, world_size and state of each that has begun."""
     step: tuple[int, int, int] | None = None
     """Of an operation of several jobs that is not complete: the number of the job that was begun last, counted from 1,
-    how many of its chunks are done, and how many it has. `rows_done` are 0 until all jobs are done."""
+    how many of its chunks are done, and how many it has (0: not known yet). `rows_done` are 0 until all jobs are
+    done."""
     torn: bool = False
     """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
@@ -91,12 +94,13 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     folder = Path(path) / HIDDEN
     contents = journal.read(folder / "journal", own=False)
     if contents is None:
-        return _status_of_shards(Path(path))
+        log = History(folder / "journal", own=False)
+        return _status_of_shards(Path(path)) if log.header is None else _status_of_log(Path(path), log.header, log)
     identity = check_identity(contents.header, folder / "journal")
-    plan, stepwise = plan_of(identity["plan"], contents), identity["kind"] == STEPWISE
-    rate, seconds, sessions = _rate(contents, ChunkPlan(0, 1) if stepwise else plan)
+    plan = plan_of(identity["plan"], contents)
+    rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
-    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), [] if stepwise else contents.ranges()
+    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
     ranks, errors = [], _errors(folder / "errors.jsonl")
     if contents.header.get("ranks") and not complete:
         for rank, home in RankFolder(path).homes():
@@ -118,7 +122,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         state="complete" if complete else "interrupted" if writer is None else "running",
         rows=plan.length,
         rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
-        rows_per_second=None if stepwise else rate,
+        rows_per_second=rate,
         seconds=seconds,
         sessions=sessions,
         began=_seconds(contents.header.get("began")),
@@ -129,8 +133,32 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         ranks=ranks,
-        step=_step(contents) if stepwise and not complete else None,
         torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
+    )
+
+
+def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
+    """The same of an operation of several jobs, from its log."""
+    identity, writer = check_identity(header, path / HIDDEN / "journal"), _writer_of(path)
+    rows, job = identity["plan"]["rows"], log.jobs[-1] if log.jobs else None
+    skipped = [bad for one in log.jobs for bad in row_errors(one.skipped)]
+    return Status(
+        name=printable(identity["name"]),
+        kind=printable(identity["kind"]),
+        state="complete" if log.is_complete else "interrupted" if writer is None else "running",
+        rows=rows,
+        rows_done=rows if log.is_complete else 0,
+        rows_per_second=None,
+        seconds=sum(log.sessions) / 1000,
+        sessions=len(log.sessions),
+        began=_seconds(header.get("began")),
+        argv=[printable(word) for word in _list(header.get("argv"))],
+        command=_command(header.get("command")),
+        errors=[error for line in log.failures for error in _error(line)],
+        writer=_describe_writer(writer),
+        skipped_rows=len(skipped),
+        skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
+        step=None if job is None or log.is_complete else (len(log.jobs), job.chunks_done, job.chunks),
     )
 
 
@@ -183,17 +211,6 @@ def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, fl
     return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
 
 
-def _step(contents: journal.Contents) -> tuple[int, int, int] | None:
-    """The job that was begun last, its chunks that are done, and all of them; every session begins with job 1."""
-    if contents.step is None:
-        return None
-    sessions = [number for number, record in enumerate(contents.records) if record.type is Type.SESSION]
-    begun = sum(record.type is Type.STEP for record in contents.records[sessions[-1] if sessions else 0 :])
-    first, last = contents.step
-    done = sum(max(min(stop, last) - max(start, first), 0) for start, stop in contents.ranges())
-    return begun, done, last - first
-
-
 def _writer_of(folder: Path) -> Holder | Somebody | None:
     writer = holder_of(folder)
     if isinstance(writer, Holder) and writer.process.is_alive is False:
@@ -223,13 +240,15 @@ def _command(value: Any) -> dict[str, Any] | None:
 
 
 def _errors(path: Path) -> list[dict[str, Any]]:
-    found = []
-    for line in lines(path, SMALL, own=False):
-        if type(line) is dict:
-            notes = [printable(note) for note in _list(line.get("notes"))]
-            texts = {"type": printable(line.get("type", "")), "error": _text(line.get("error", ""))}
-            found.append({"time": _seconds(line.get("time")), **texts, "notes": notes})
-    return found
+    return [error for line in lines(path, SMALL, own=False) for error in _error(line)]
+
+
+def _error(line: Any) -> list[dict[str, Any]]:
+    if type(line) is not dict:
+        return []
+    notes = [printable(note) for note in _list(line.get("notes"))]
+    texts = {"type": printable(line.get("type", "")), "error": _text(line.get("error", ""))}
+    return [{"time": _seconds(line.get("time")), **texts, "notes": notes}]
 
 
 def _text(value: Any) -> str:
@@ -254,7 +273,8 @@ def describe(status: Status) -> list[str]:
     took = "" if status.seconds is None else f", {status.seconds:.1f} s in all"
     done = f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}"
     if status.step is not None:
-        done = f"job {status.step[0]}: {status.step[1]:,} of {status.step[2]:,} chunks done; {status.rows:,} rows"
+        chunks = f"{status.step[1]:,} of {status.step[2]:,}" if status.step[2] else f"{status.step[1]:,}"
+        done = f"job {status.step[0]}: {chunks} chunks done; {status.rows:,} rows"
     lines = [
         f"{status.name} ({status.kind}): {status.state}",
         done,

@@ -1,5 +1,6 @@
 """The helper process of a journal: waits for the disk, so that the driver need not.
 
+    arguments  the folder, the descriptor of the journal, and "log" or "journal": the format of the record that it adds
     stdin    names of files, separated by NUL, on one line; then one line for every sync that is wanted, with the
              names of files that have come since
     stdout   the seconds that each sync took, as a little-endian double
@@ -22,13 +23,17 @@ import time
 import zlib
 
 DURABLE = 3
-"""The record type that says: every range before this position is on the disk."""
+"""The record type of a journal that says: every range before this position is on the disk."""
+
+LOG_MAGIC = b"TDMAPL01"
+FRAME = struct.Struct("<II")
+"""Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.resume.log`)."""
 
 BESIDES = ("done", "undo", "skipped", "spill-")
 """Files of these names beside the journal are brought to the disk as well."""
 
 
-def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
+def sync(folder: str, log: int, opened: dict[str, int], last: bool, is_log: bool) -> None:
     """Bring everything to the disk, and say so in the journal, which `log` appends to and which lies in `folder`."""
     position = os.fstat(log).st_size
     for name in os.listdir(folder):
@@ -40,8 +45,13 @@ def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
                     raise
     for descriptor in opened.values():
         os.fdatasync(descriptor)
-    body = struct.pack("<BBHIIqq", DURABLE, 0, 0, 0, 0, position, last)
-    os.write(log, body + zlib.crc32(body).to_bytes(4, "little"))
+    if is_log:
+        body = struct.pack("<cqq", b"D", position, last)
+        record = FRAME.pack(len(body), zlib.crc32(body)) + body
+    else:
+        body = struct.pack("<BBHIIqq", DURABLE, 0, 0, 0, 0, position, last)
+        record = body + zlib.crc32(body).to_bytes(4, "little")
+    os.write(log, record)
     os.fdatasync(log)
 
 
@@ -61,7 +71,7 @@ def _open_all(line: bytes, opened: dict[str, int]) -> None:
             _open(name, opened)
 
 
-def main(folder: str, log: int) -> None:
+def main(folder: str, log: int, is_log: bool) -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     with contextlib.suppress(OSError):
@@ -72,7 +82,7 @@ def main(folder: str, log: int) -> None:
         line = sys.stdin.buffer.readline()
         _open_all(line, opened)
         began = time.monotonic()
-        sync(folder, log, opened, not line)
+        sync(folder, log, opened, not line, is_log)
         if not line:
             return
         with contextlib.suppress(OSError):
@@ -80,4 +90,4 @@ def main(folder: str, log: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "log")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
-from tdmap.data.skipfile import SkipFile
+from tdmap.runtime.skiplog import SkippedBefore
 
 Ranges = Sequence[tuple[int, int]]
 """Runs of chunks, ascending: from the first to behind the last."""
@@ -26,7 +26,7 @@ class CommitLog(Protocol):
         ...
 
     @property
-    def skips(self) -> SkipFile | None:
+    def skips(self) -> SkippedBefore | None:
         """Where the rows that were skipped are noted; None when nobody wants to know."""
         ...
 
@@ -47,7 +47,7 @@ class KnownChunks:
         elsewhere: chunks that other programs do.
     """
 
-    skips: SkipFile | None = None
+    skips: SkippedBefore | None = None
 
     def __init__(self, committed: Ranges = (), elsewhere: Ranges = ()) -> None:
         self.committed = committed
@@ -60,15 +60,15 @@ class KnownChunks:
         """Nothing to write."""
 
 
-class StepLog(Protocol):
-    """Notes what the jobs of one operation have done, where the operation can be resumed (see `tdmap.resume.steps`)."""
+class CallLog(Protocol):
+    """Notes what the jobs of one operation have done, where the operation can be resumed (see `tdmap.resume.log`)."""
 
     def run(self, job: Any, sink: Any, run: Callable[[Any, Any, CommitLog | None], Any]) -> Any:
         """Run the next job, as far as it is not done; `run` does the rest of it."""
         ...
 
-    def settle(self, name: str, find: Callable[[], Any]) -> Any:
-        """What an earlier session has found, or `find` finds now."""
+    def decide(self, name: str, find: Callable[[], Any]) -> Any:
+        """What an earlier session has decided, or `find` decides now."""
         ...
 
     def spill(self) -> Any:
@@ -80,13 +80,13 @@ class StepLog(Protocol):
         ...
 
 
-STEPS: ContextVar[StepLog | None] = ContextVar("STEPS", default=None)
+LOG: ContextVar[CallLog | None] = ContextVar("LOG", default=None)
 """Of the operation that this thread is in, between its jobs; None when it cannot be resumed."""
 
 Value = TypeVar("Value")
 
 
-def settled(name: str, find: Callable[[], Value]) -> Value:
+def decide(name: str, find: Callable[[], Value]) -> Value:
     """What `find` finds, which may be something else another time: free memory, the number of workers, a random number.
 
     An operation that is resumed gets what it had before, since what is done depends on it.
@@ -95,8 +95,8 @@ def settled(name: str, find: Callable[[], Value]) -> Value:
         name: of what is found, for the caller's operation.
         find: finds it; a plain value.
     """
-    steps = STEPS.get()
-    if steps is None:
+    log = LOG.get()
+    if log is None:
         return find()
-    value: Value = steps.settle(name, find)
+    value: Value = log.decide(name, find)
     return value

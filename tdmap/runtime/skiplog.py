@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from tdmap.data.skipfile import SkipFile
+from tdmap.data.skipfile import Failure
 from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.frames import warn_user
@@ -13,6 +14,25 @@ from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import unpack_error
+
+
+class SkippedBefore(Protocol):
+    """The rows that the sessions of a run have skipped."""
+
+    @property
+    def earlier(self) -> list[RowError]:
+        """Those of earlier sessions."""
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """A file that lists them for people."""
+        ...
+
+    def add(self, chunk: int, failures: Sequence[Failure]) -> None:
+        """Note the rows that were skipped in a chunk; none: whatever was noted of it does not hold."""
+        ...
+
 
 MISFIT_ROWS = 64
 """After so many rows, more results that do not fit than do end the job: it would go on in vain."""
@@ -30,7 +50,7 @@ class SkipLog:
         file: of a run that can be resumed: where the rows of all its sessions are.
     """
 
-    def __init__(self, job: Job, callbacks: Callback, file: SkipFile | None = None) -> None:
+    def __init__(self, job: Job, callbacks: Callback, file: SkippedBefore | None = None) -> None:
         self.job = job
         self.callbacks = callbacks
         self.errors = RowErrors()
@@ -126,7 +146,8 @@ class SkipLog:
 
     def _warn(self) -> None:
         if self.errors and self._handler is None:
-            where = "in the `errors` of this warning" if self._file is None else f"in {self._file.path}"
+            path = None if self._file is None else self._file.path
+            where = "in the `errors` of this warning" if path is None else f"in {path}"
             text = (
                 f"{self.job.name}: {self.errors.summary()}, the others were processed. All are {where}; "
                 "on_error=tdmap.RowErrors() collects them."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tdmap.data.writer import RowWriter
@@ -33,6 +34,18 @@ class Collect(PlainSink):
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
             self._values[start:stop] = values
+
+    def restore(self, values: dict[int, Any], is_there: Callable[[str, int], bool]) -> None:
+        """Take over the values of chunks that an earlier session has done; those that refer to lost files run again.
+
+        Args:
+            values: by chunk.
+            is_there: whether an intermediate file of that name has so many bytes.
+        """
+        for chunk, value in values.items():
+            extents = getattr(value, "extents", ())
+            if all(is_there(extent.file, extent.offset + extent.nbytes) for extent in extents):
+                self.restored[chunk] = value
 
     def of(self, start: int, stop: int) -> tuple[Any, ...]:
         """What is known of the chunks `start..stop`."""

@@ -20,7 +20,7 @@ from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
 from tdmap.operations import permute, scatter
 from tdmap.reducers import Count, Mean, Sum
-from tdmap.resume import journal, rowlog
+from tdmap.resume import journal, log
 from tdmap.runtime import driver
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tests.processes import in_child, kill_at
@@ -69,7 +69,7 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.fixture
 def small(monkeypatch):
     """Many jobs, chunks and partitions of few rows, all of which are noted at once."""
-    monkeypatch.setattr(rowlog, "SECONDS", 0)
+    monkeypatch.setattr(log, "FLUSH_SECONDS", 0)
     monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 300)

@@ -16,9 +16,11 @@ import torch
 import tdmap
 from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
-from tdmap.resume import journal, rowlog, steps
-from tdmap.resume.rowlog import framed, read_frames
+from tdmap.resume import journal, log
+from tdmap.resume.log import History, framed
 from tdmap.resume.status import describe, read_status
+from tdmap.resume.syncer import LOG_MAGIC
+from tdmap.resume.values import pack, unpack
 from tensordict_lite import TensorDict
 from tests.processes import in_child
 
@@ -48,7 +50,7 @@ class Stop(tdmap.Callback):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(rowlog, "SECONDS", 0)
+    monkeypatch.setattr(log, "FLUSH_SECONDS", 0)
     monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
     x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
@@ -163,8 +165,7 @@ def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(die) == signal.SIGKILL
-    frames, _ = read_frames(out / ".tdmap" / "pieces")
-    drawn = next(value for kind, name, value in map(steps.load, frames[:1]) if name == "seed 0")
+    drawn = unpack(History(out / ".tdmap" / "journal").decided["seed 0"])
     wanted = torch.randperm(ROWS, generator=torch.Generator().manual_seed(drawn))
     assert torch.equal(shuffle()["x"], data["x"][wanted])
 
@@ -210,7 +211,7 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(data, tmp_path, mo
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
 
 
-@pytest.mark.parametrize("lost", ["spill-*", "spill-*-index-0", "data", "pieces"])
+@pytest.mark.parametrize("lost", ["spill-*", "spill-*-index-0", "data", "journal"])
 def test_files_that_somebody_has_removed_are_made_again(lost, data, tmp_path):
     def die() -> None:
         sort(data, tmp_path / "out", callbacks=[Stop(kill=True)])
@@ -231,8 +232,8 @@ def test_links_in_the_place_of_its_files_are_not_followed(data, tmp_path):
     with pytest.raises(UntrustedFile):
         sort(data, tmp_path / "out")
     os.remove(index)
-    os.rename(hidden / "pieces", tmp_path / "pieces")
-    os.symlink(secret, hidden / "pieces")
+    os.rename(hidden / "journal", tmp_path / "journal")
+    os.symlink(secret, hidden / "journal")
     with pytest.raises(UntrustedFile):
         sort(data, tmp_path / "out")
     assert secret.read_bytes() == b"secret"
@@ -241,14 +242,16 @@ def test_links_in_the_place_of_its_files_are_not_followed(data, tmp_path):
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "notes"])
 def test_records_that_name_other_files_are_refused(name, data, tmp_path):
     begin(data, tmp_path / "out")
-    pieces = tmp_path / "out" / ".tdmap" / "pieces"
-    changed = b""
-    for frame in read_frames(pieces)[0]:
-        record = steps.load(frame, steps.MODULES)
-        if record[0] == steps.VALUES and hasattr(record[3][0], "extents"):
-            record[3] = [run._replace(extents=tuple(e._replace(file=name) for e in run.extents)) for run in record[3]]
-        changed += framed(steps.dump(record, steps.MODULES))
-    pieces.write_bytes(changed)
+    path, changed, count = tmp_path / "out" / ".tdmap" / "journal", LOG_MAGIC, 0
+    for frame in log._frames(path)[0]:
+        body = bytes(frame.body)
+        if frame.kind == b"C" and b"spill-" in body:
+            values = unpack(body[log._CHUNKS.size :])
+            values["files"] = [name] * len(values["files"])
+            body, count = body[: log._CHUNKS.size] + pack(values), count + 1
+        changed += framed(body)
+    assert count
+    path.write_bytes(changed)
     (tmp_path / "secret").write_bytes(bytes(1 << 16))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

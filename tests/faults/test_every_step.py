@@ -12,7 +12,7 @@ import torch
 
 import tdmap
 from tdmap.reducers import Reducer
-from tdmap.resume import checkpoint, journal
+from tdmap.resume import journal, log
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
@@ -58,7 +58,7 @@ class Total(Reducer):
 
 def run(mode: str, folder: Path) -> list[int]:
     """The whole program; the rows that it reports as skipped."""
-    journal.COMMIT_SECONDS = checkpoint.SECONDS = 0
+    journal.COMMIT_SECONDS = log.FLUSH_SECONDS = log.STATE_SECONDS = 0
     journal.Helper._start = lambda self: False  # what matters here is the death of processes, not the disk
     errors = tdmap.RowErrors()
     data = TensorDict.load_memmap(folder / "in")

@@ -21,6 +21,7 @@ from tdmap.errors import FolderInUse
 from tdmap.memory import folderlock
 from tdmap.memory.folderlock import holder_of, locked
 from tdmap.resume import journal
+from tdmap.resume.log import History
 from tdmap.resume.status import read_status
 from tensordict_lite import TensorDict
 from tests.processes import forked
@@ -328,8 +329,10 @@ def test_a_fork_of_the_caller_says_nothing_in_the_journal(tmp_path, name):
             os._exit(7)
         raise
     assert fork.codes == [7]
-    records = journal.read(tmp_path / "out" / ".tdmap" / "journal").records
-    assert not [record for record in records if record.type is journal.Type.FAILED]
+    path = tmp_path / "out" / ".tdmap" / "journal"
+    contents = journal.read(path)
+    assert not [record for record in (contents.records if contents else ()) if record.type is journal.Type.FAILED]
+    assert not History(path).failures and (contents or History(path).is_complete)
     assert not (tmp_path / "out" / ".tdmap" / "errors.jsonl").exists()
 
 

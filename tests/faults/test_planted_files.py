@@ -23,10 +23,11 @@ from tdmap.cli import app
 from tdmap.data.store import OutputFolder
 from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
+from tdmap.operations.append import Piece, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
-from tdmap.plaindata import dump
-from tdmap.resume import checkpoint, journal, rowlog
+from tdmap.resume import journal, log
 from tdmap.resume.status import describe, read_status
+from tdmap.resume.values import pack
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -38,12 +39,12 @@ NAMES = ("journal", "journal.new", "lock", "skipped.jsonl", "errors.jsonl")
 OWN = {
     "map": ("data", "moving", "objects.jsonl"),
     "write": ("data", "moving", "objects.jsonl"),
-    "filter": ("mask", "data", "moving"),
-    "flat_map": ("pieces", "spill-0", "data", "moving"),
-    "write fewer": ("pieces", "spill-0", "data", "moving"),
+    "filter": ("spill-1-mask", "data", "moving"),
+    "flat_map": ("spill-0", "data", "moving"),
+    "write fewer": ("spill-0", "data", "moving"),
     "cache": (NOTE, f"{NOTE}.new", "data", "moving"),
-    "reduce": ("states", "states.new", "states.disk"),
-    "reduce several": ("states", "states.new", "states.disk"),
+    "reduce": ("states-0", "states-0.new", "states-0.disk"),
+    "reduce several": ("states-0", "states-0.new", "states-0.disk"),
     "map into": ("objects.jsonl",),
     "map in place": ("objects.jsonl", "done", "undo-0", "history.jsonl", "workers.lock"),
 }
@@ -271,9 +272,9 @@ def test_lines_that_nobody_wrote_are_left_out(tmp_path, file):
     assert torch.equal(TensorDict.load_memmap(out)["x"], make()["x"] + 1)
 
 
-@pytest.mark.parametrize("file", ["journal", "errors.jsonl", "skipped.jsonl", "states", NOTE, "lock"])
+@pytest.mark.parametrize("file", ["journal", "errors.jsonl", "skipped.jsonl", "states-0", NOTE, "lock"])
 def test_files_that_are_too_large_to_be_true(tmp_path, file):
-    out, name = tmp_path / "out", "reduce" if file == "states" else "cache" if file == NOTE else "map"
+    out, name = tmp_path / "out", "reduce" if file == "states-0" else "cache" if file == NOTE else "map"
     quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
     with open(out / ".tdmap" / file, "ab") as huge:
         huge.truncate(1 << 43)
@@ -351,8 +352,7 @@ def test_the_header_of_a_journal_that_is_forged_is_an_error_of_this_library(tmp_
 
 def test_states_are_read_with_as_much_memory_as_they_have(tmp_path, monkeypatch):
     """Where the address space is limited, a buffer as large as the free memory is an error."""
-    for module in (rowlog, checkpoint):
-        monkeypatch.setattr(module, "available_memory", lambda: 1 << 60)
+    monkeypatch.setattr(log, "available_memory", lambda: 1 << 60)
     for name in ("flat_map", "reduce"):
         out = begun(name, tmp_path / name)
         RESUMABLE[name](make(), out, num_workers=0)
@@ -400,7 +400,7 @@ def test_types_of_a_table_are_not_written_through_a_link(tmp_path, step, monkeyp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize(("name", "file"), [("map", "journal"), ("reduce", "states"), ("map in place", "done")])
+@pytest.mark.parametrize(("name", "file"), [("map", "journal"), ("reduce", "states-0"), ("map in place", "done")])
 def test_files_of_another_user_are_looked_at_only(tmp_path, name, file):
     out = begun(name, tmp_path)
     os.chown(out / ".tdmap" / file, 12345, 12345)
@@ -440,9 +440,8 @@ class Evil:
 
 def test_a_planted_pickle_of_states_is_not_run(tmp_path):
     out, mark = begun("reduce", tmp_path), tmp_path / "pwned"
-    body = pickle.dumps([(0, 1, Evil(mark))])
-    for magic in (checkpoint._MAGIC, b"TDMAPS01"):
-        (out / ".tdmap" / "states").write_bytes(magic + zlib.crc32(body).to_bytes(4, "little") + body)
+    for body in (pickle.dumps([(0, 1, Evil(mark))]), pack([(0, 1, Evil(mark))])):
+        (out / ".tdmap" / "states-0").write_bytes(log.framed(body))
         with contextlib.suppress(UntrustedFile):
             assert RESUMABLE["reduce"](make(), out, num_workers=0) == int(make()["x"].sum())
     assert not mark.exists()
@@ -450,8 +449,9 @@ def test_a_planted_pickle_of_states_is_not_run(tmp_path):
 
 def test_a_planted_pickle_of_pieces_is_not_run(tmp_path):
     out, mark = begun("flat_map", tmp_path), tmp_path / "pwned"
-    body = pickle.dumps((0, 1, (Evil(mark),)))
-    (out / ".tdmap" / "pieces").write_bytes(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    for body in (pickle.dumps([Evil(mark)]), pack([Evil(mark)])):
+        with open(out / ".tdmap" / "journal", "ab") as file:
+            file.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 1, 0) + body))
     result = RESUMABLE["flat_map"](make(), out, num_workers=0)
     assert not mark.exists() and torch.equal(result["x"], torch.arange(0, 60, 3))
 
@@ -464,28 +464,10 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
     schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
     from tdmap.data.schema import Schema
 
-    columns = [[2] * 6, [Schema(schema).digest] * 6, [file] * 6, [0] * 6]
-    body = dump([0, 6, [1] * 6, columns, {}, {0: schema}])
-    record = struct.pack("<II", len(body), zlib.crc32(body)) + body
-    (out / ".tdmap" / "pieces").write_bytes(record)
-    assert rowlog.read_records(out / ".tdmap" / "pieces", ()) == ([], len(record))
+    pieces = [(Piece(2, Schema(schema).digest, file, 0, {}, Schema(schema)),)] * 6
+    with open(out / ".tdmap" / "journal", "ab") as frames:
+        frames.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 6, 0) + pack(pack_pieces(pieces))))
     assert torch.equal(RESUMABLE["flat_map"](make(), out, num_workers=0)["x"], torch.arange(0, 60, 3))
-
-
-@pytest.mark.parametrize("what", ["another function", "class"])
-def test_states_name_no_code(tmp_path, what):
-    """As bytes that the format would allow, were such names looked up."""
-    out = begun("reduce", tmp_path)
-
-    def text(value: str) -> bytes:
-        return b"s" + struct.pack("<Q", len(value)) + value.encode()
-
-    module, name = ("os", "system") if what == "another function" else ("subprocess", "Popen")
-    body = dump([(0, 1, None)])[:-1] + b"O" + text(module) + text(name) + dump(("true",)) + b"NNN"
-    states = out / ".tdmap" / "states"
-    states.write_bytes(checkpoint._MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
-    with pytest.raises(UntrustedFile, match="define no such class"):
-        RESUMABLE["reduce"](make(), out, num_workers=0)
 
 
 # -- nothing leaves the folder -----------------------------------------------------------------------------------
@@ -605,6 +587,6 @@ def test_states_of_a_reducer_of_the_users_come_back(tmp_path):
     assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
     with pytest.warns(tdmap.AlreadyComplete):
         assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
-    (tmp_path / "out" / ".tdmap" / "states").unlink()
+    (tmp_path / "out" / ".tdmap" / "states-0").unlink()
     with pytest.warns(tdmap.AlreadyComplete), pytest.raises(FileNotFoundError, match="remove the folder to run anew"):
         tdmap.reduce(make(), Total(), chunksize=10, resume=tmp_path / "out", num_workers=0)

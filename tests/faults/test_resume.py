@@ -171,7 +171,7 @@ def test_an_unfinished_run_is_not_replaced_by_another_operation(first, second, t
         OPERATIONS[first](rows, fail, tmp_path / "out")
     files = sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl")
     if first != second:
-        with pytest.raises(ResumeMismatch, match="kind"):
+        with pytest.raises(ResumeMismatch, match="of kind|it was a call of"):
             OPERATIONS[second](rows, fail, tmp_path / "out")
         assert sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl") == files
 
@@ -278,7 +278,7 @@ def test_a_reduction_goes_on_with_the_same_tree(data, tmp_path):
     assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
     with pytest.warns(AlreadyComplete):
         assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
-    with pytest.raises(ResumeMismatch, match="function"):
+    with pytest.raises(ResumeMismatch, match=r"it was a call of map_reduce\(.*, and is one of map_reduce\(Mean\)"):
         tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
@@ -286,7 +286,7 @@ def test_states_that_are_torn_are_not_trusted(data, tmp_path):
     fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
-    states = tmp_path / "out" / ".tdmap" / "states"
+    states = tmp_path / "out" / ".tdmap" / "states-0"
     states.write_bytes(states.read_bytes()[:-3])
     wanted = tdmap.map_reduce(data, None, Ordered(), **OPTIONS)
     assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted

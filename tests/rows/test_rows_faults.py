@@ -18,8 +18,7 @@ import tdmap
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden, rowfiles
 from tdmap.operations import scatter
-from tdmap.resume import journal
-from tdmap.resume.rowlog import pack_record, read_records
+from tdmap.resume import journal, log
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -121,10 +120,10 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 SCRIPT = """
     import os, signal, sys, warnings
     import tdmap, tdmap.operations.append, tdmap.operations.permute
-    import tdmap.resume.journal, tdmap.resume.rowlog
+    import tdmap.resume.journal, tdmap.resume.log
     from tensordict_lite import TensorDict
     # What is done is noted at once, however late the caller is.
-    tdmap.resume.journal.COMMIT_SECONDS = tdmap.resume.rowlog.SECONDS = 0
+    tdmap.resume.journal.COMMIT_SECONDS = tdmap.resume.log.FLUSH_SECONDS = 0
     tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
     warnings.simplefilter("error")
 
@@ -237,8 +236,9 @@ def test_torn_records_are_done_again(tmp_path):
 
     with pytest.raises(OSError, match="network"):
         run()
-    pieces = tmp_path / "out" / ".tdmap" / "pieces"
-    os.truncate(pieces, pieces.stat().st_size - 5)
+    path = tmp_path / "out" / ".tdmap" / "journal"
+    frames, stop = log._frames(path)
+    os.truncate(path, next(frame.position for frame in frames if frame.kind == b"F") - 5)
     (tmp_path / "mended").touch()
     assert bits(run()) == bits(data[third(data)])
 
@@ -305,15 +305,16 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
             patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
                 patch.setattr("tdmap.resume.run.Run.finish", interrupt)
+                patch.setattr("tdmap.resume.log.Log.finish", interrupt)
             if step == "clean":
                 patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
                 run(data, out)
-            if name == "map" and step != "finish":
+            if step == "clean" or (name == "map" and step != "finish"):
                 break  # it has only to move what is left
     assert bits(run(data, out)) == bits(TensorDict.load_memmap(tmp_path / "wanted"))
     assert contents(out) == contents(tmp_path / "wanted")
-    assert {path.name for path in (out / ".tdmap").iterdir()} == {"journal", "lock", "errors.jsonl"}
+    assert {path.name for path in (out / ".tdmap").iterdir()} - {"errors.jsonl"} == {"journal", "lock"}
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -324,11 +325,15 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
     monkeypatch.setattr("tdmap.resume.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
     run(data, out)
     path = out / ".tdmap" / "journal"
-    log = journal.read(path)
-    if durable:  # the chunks did, and the end did not
-        end = next(number for number, record in enumerate(log.records) if record.type is journal.Type.COMPLETE)
+    records, (frames, _) = journal.read(path), log._frames(path)
+    if durable and records is not None:  # the chunks did, and the end did not
+        end = next(number for number, record in enumerate(records.records) if record.type is journal.Type.COMPLETE)
         with open(path, "ab") as file:
-            file.write(journal.Record(journal.Type.DURABLE, log.position(end), session=1).pack())
+            file.write(journal.Record(journal.Type.DURABLE, records.position(end), session=1).pack())
+    elif durable:
+        end = next(frame.position for frame in frames if frame.kind == b"E")
+        with open(path, "ab") as file:
+            file.write(log.framed(log._DURABLE.pack(b"D", end, 0)))
     boot = journal.boot_number() + 1
     monkeypatch.setattr("tdmap.resume.journal.boot_number", lambda: boot)
     if name != "map":
@@ -340,12 +345,13 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
         assert bits(run(data, out)) == wanted
 
 
-def test_zeros_at_the_end_of_the_pieces_are_no_record(tmp_path):
-    path = tmp_path / "pieces"
-    whole = pack_record(0, 2, ((), None), ())
+def test_zeros_at_the_end_of_a_log_are_no_frame(tmp_path):
+    path = tmp_path / "journal"
+    whole = log.LOG_MAGIC + log.framed(b"H{}") + log.framed(b"F{}")
     for zeros in (1, 8, 16, 4096):
         path.write_bytes(whole + bytes(zeros))
-        assert read_records(path, ()) == ([(0, 2, ((), None))], len(whole))
+        frames, stop = log._frames(path)
+        assert ([frame.kind for frame in frames], stop) == ([b"H", b"F"], len(whole))
 
 
 # -- full disks ----------------------------------------------------------------------------------------

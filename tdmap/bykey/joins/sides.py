@@ -27,7 +27,7 @@ from tdmap.memory.spill import Spill
 from tdmap.operations.output import SourceRows
 from tdmap.operations.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
-from tdmap.runtime.commits import settled
+from tdmap.runtime.commits import decide
 from tdmap.stores.widened import as_tensordict, with_room
 from tensordict_lite import TensorDict, is_non_tensor
 
@@ -224,7 +224,7 @@ def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
     source = SourceRows(data)
     rows, schema = len(data), source.schema
     nbytes = rows * sum(schema.row_bytes)
-    large = settled("in one piece", lambda: int(nbytes > LOADED_SHARE * available_memory()))
+    large = decide("in one piece", lambda: int(nbytes > LOADED_SHARE * available_memory()))
     if large:
         spill.make()
     arena, numbers = Arena(), itertools.count()

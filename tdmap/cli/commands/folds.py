@@ -30,7 +30,7 @@ from tdmap.cli.commands.orders import (
     worker_options,
 )
 from tdmap.cli.describe import is_table, leaves_of, time_types
-from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
+from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, output_options
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
 NAMES = {
@@ -126,7 +126,7 @@ def group_command(
     keys = [key_of(name, data, source) for name in by]
     wanted = {text: parse_reducer(text, data, source) for text in reducers}
     if out is not None:
-        check_place(out, [source], overwrite, resume, rows_per_shard)
+        check_place(out, [source], overwrite, resume)
         require_one_folder(data, source, out, rows_per_shard)
     elif resume:
         refuse("--resume keeps its journal in the result: give --out")
@@ -135,11 +135,9 @@ def group_command(
     groups = operation(data, "group_by")(keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
     who = worker_options(workers, quiet, executor, address)
 
-    def run(out: Any, overwrite: bool) -> Any:
-        return groups.reduce(wanted, out=out, overwrite=overwrite, resume=resume, **who)
-
+    options = who if out is None else {**output_options(out, overwrite, resume, rows_per_shard), **who}
     found = run_into(
-        lambda: run(None, False) if out is None else run_in_shards(run, out, overwrite, rows_per_shard, who),
+        lambda: groups.reduce(wanted, **options),
         out or source,
         GOES_ON if resume else None if out else f"{source} was only read",
     )

@@ -23,7 +23,7 @@ from tdmap.cli.places import (
     ShardOption,
     executor_options,
     list_beside,
-    run_in_shards,
+    output_options,
     url_of,
 )
 from tdmap.cli.requests import entries_named, find_function, guard, open_rows, refuse
@@ -76,12 +76,10 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Keep a journal; go
 GOES_ON = "what is done stays done, and the same command goes on from there"
 
 
-def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: bool, rows_per_shard: int | None) -> None:
+def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: bool) -> None:
     """Refuse an OUT that is in the way of what is asked for."""
     if resume and overwrite:
         refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
-    if resume and (rows_per_shard is not None or url_of(out) is not None):
-        refuse("--resume goes on with one folder: no --rows-per-shard, and no URL as OUT")
     for source in () if resume else sources:
         require_free(out, source, overwrite)
 
@@ -150,11 +148,11 @@ def filter_command(
         if ":" not in predicate:
             refuse(f"{predicate!r} is not of the form module:function, and no comparison such as 'label == 3' either")
         test = find_function(predicate)
-    check_place(out, [source], overwrite, resume, rows_per_shard)
+    check_place(out, [source], overwrite, resume)
     require_one_folder(data, source, out, rows_per_shard)
     skipped = RowErrors() if skip_errors else None
     who = worker_options(workers, quiet, executor, address)
-    options = {"chunksize": chunksize, "resume": resume, **who}
+    options = {"chunksize": chunksize, **output_options(out, overwrite, resume, rows_per_shard), **who}
     if skipped is not None:
         options["on_error"] = skipped
     elif (
@@ -162,10 +160,7 @@ def filter_command(
     ):  # an interrupted run knows its predicate by what it was
         test = test.formula()
 
-    def run(out: Any, overwrite: bool) -> Any:
-        return operation(data, "filter")(test, out, overwrite=overwrite, **options)
-
-    result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    result = run_into(lambda: operation(data, "filter")(test, **options), out, GOES_ON if resume else None)
     keep_types(data, source, out)
     rows, kept = len(data), len(result)
     place = list_beside(out)
@@ -302,7 +297,7 @@ def join_command(
     names = [(name.partition("=")[0], name.rpartition("=")[2]) for name in on]
     keys = {"left_on": [key_of(name, one, left) for name, _ in names]}
     keys["right_on"] = [key_of(name, other, right) for _, name in names]
-    check_place(out, [left, right], overwrite, resume, None)
+    check_place(out, [left, right], overwrite, resume)
     options: dict[str, Any] = {**keys, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
     result = run_into(
         lambda: operation(one, "join")(other, None, how, out, **options), out, GOES_ON if resume else None
@@ -327,14 +322,12 @@ def sort_command(
     """Write the rows in the order of one or more entries; rows with equal keys keep their order."""
     data = open_rows(source)
     keys = [key_of(name, data, source) for name in by]
-    check_place(out, [source], overwrite, resume, rows_per_shard)
+    check_place(out, [source], overwrite, resume)
     require_one_folder(data, source, out, rows_per_shard)
     who = worker_options(workers, quiet, executor, address)
 
-    def run(out: Any, overwrite: bool) -> Any:
-        return operation(data, "sort")(keys, out, descending=descending, overwrite=overwrite, resume=resume, **who)
-
-    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    options = {**output_options(out, overwrite, resume, rows_per_shard), **who}
+    run_into(lambda: operation(data, "sort")(keys, descending=descending, **options), out, GOES_ON if resume else None)
     keep_types(data, source, out)
     _written(data, out, quiet, {"by": by, "descending": descending})
 
@@ -356,7 +349,7 @@ def shuffle_command(
     import torch
 
     data = open_rows(source)
-    check_place(out, [source], overwrite, resume, rows_per_shard)
+    check_place(out, [source], overwrite, resume)
     require_one_folder(data, source, out, rows_per_shard)
     if seed is None and resume:
         refuse("--resume goes on with the order that was begun: give its --seed")
@@ -365,10 +358,8 @@ def shuffle_command(
         seed = int(torch.randint(1 << 62, ()))
     who = worker_options(workers, quiet, executor, address)
 
-    def run(out: Any, overwrite: bool) -> Any:
-        return operation(data, "shuffle")(out=out, seed=seed, overwrite=overwrite, resume=resume, **who)
-
-    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    options = {**output_options(out, overwrite, resume, rows_per_shard), **who}
+    run_into(lambda: operation(data, "shuffle")(seed=seed, **options), out, GOES_ON if resume else None)
     keep_types(data, source, out)
     _written(data, out, quiet, {"seed": seed})
 

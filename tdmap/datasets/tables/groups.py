@@ -36,7 +36,7 @@ from tdmap.operation import worker_options
 from tdmap.operations.output import travels
 from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
-from tdmap.resume.stepwise import options_of, parts_of
+from tdmap.resume.call import options_of, parts_of
 from tensordict_lite import TensorDict
 
 

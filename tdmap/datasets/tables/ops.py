@@ -38,8 +38,8 @@ from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import create_in, travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
+from tdmap.resume.call import options_of, parts_of
 from tdmap.resume.fingerprint import function_parts, source_parts
-from tdmap.resume.stepwise import options_of, parts_of
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather

@@ -20,8 +20,8 @@ from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
 from tdmap.operations.output import shared_columns
 from tdmap.reducers import Count
-from tdmap.resume.stepwise import options_of, parts_of
-from tdmap.runtime.commits import settled
+from tdmap.resume.call import options_of, parts_of
+from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 from tensordict_lite import TensorDict
 
@@ -128,7 +128,7 @@ def sample_of(
     odds = weights
 
     def work(out: Any) -> Table:
-        known = settled("seed", lambda: seed_or_drawn(seed))
+        known = decide("seed", lambda: seed_or_drawn(seed))
         drawn: Any = sample(
             torch.arange(len(table)),
             n, frac=frac, weights=odds, replace=replace, shuffle=shuffle, seed=known, **options,
@@ -155,7 +155,7 @@ def shuffle_table(
     seed, execution = checked_seed(seed), Execution.of(**options)
 
     def work(out: Any) -> Table:
-        order = permutation(len(table), settled("seed", lambda: seed_or_drawn(seed)))
+        order = permutation(len(table), decide("seed", lambda: seed_or_drawn(seed)))
         return take(table, order, out, execution, "shuffle")
 
     return run_table("shuffle", table, lambda: options_of(seed=seed), destination(out, overwrite), resume, work)
@@ -181,7 +181,7 @@ def sample_jagged(
     """`Jagged.sample`."""
 
     def draw() -> Tensor:
-        known = settled("seed", lambda: seed_or_drawn(seed))
+        known = decide("seed", lambda: seed_or_drawn(seed))
         drawn: Any = sample(
             torch.arange(len(rows)),
             n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=known, **options,
@@ -208,7 +208,7 @@ def shuffle_jagged(
     seed = checked_seed(seed)
 
     def order(scratch: Scratch | None) -> Tensor:
-        known, count = settled("seed", lambda: seed_or_drawn(seed)), len(rows)
+        known, count = decide("seed", lambda: seed_or_drawn(seed)), len(rows)
         if scratch is None:
             return permutation(count, known)
         # What one session leaves the next one finds, and removes; files of `Scratch` have names of chance.

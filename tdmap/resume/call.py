@@ -1,0 +1,189 @@
+"""An operation as one call that can be resumed: what tells it from other calls, and its log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.store import OutputFolder, files_of
+from tdmap.errors import AlreadyComplete
+from tdmap.events import Callback
+from tdmap.execution import Execution
+from tdmap.frames import warn_user
+from tdmap.job import Job
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
+from tdmap.plan import ChunkPlan
+from tdmap.reducers import Reducer
+from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.resume.identity import STEPWISE, describe_plan
+from tdmap.resume.inshards import Shards
+from tdmap.resume.log import STATES, Log, logged, read_states
+from tdmap.resume.values import modules_of
+from tdmap.runtime.commits import LOG
+from tdmap.runtime.skiplog import SkipLog
+from tdmap.sinks import Fold
+from tensordict_lite.paths import absolute_path
+
+
+class Output(Protocol):
+    """Where the rows of an operation go."""
+
+    store: OutputFolder | None
+    """The folder, if it is one."""
+    shards: Shards | None
+    """What becomes of the folder, where it is not the result."""
+
+    def known_by(self, identity: dict[str, Any]) -> None:
+        """What tells the call from others; before the output is claimed."""
+        ...
+
+    def claimed(self, call: str, resume: bool = False) -> Any:
+        """Be the only writer."""
+        ...
+
+
+def options_of(**options: Any) -> dict[str, str]:
+    """Options that a result depends on, as parts of a call.
+
+    Example:
+        >>> options_of(descending=True)
+        {'the option descending': 'True'}
+    """
+    return {f"the option {name}": repr(value) for name, value in options.items()}
+
+
+def parts_of(name: str, value: Any) -> dict[str, str]:
+    """The parts of something that a call was given: of a function, a reducer, another dataset.
+
+    Example:
+        >>> list(parts_of("reducer 'n'", max))
+        ["reducer 'n': callable"]
+    """
+    found = source_parts(value) if is_data(value) else function_parts(value)
+    return {f"{name}: {part}": digest for part, digest in found.items()}
+
+
+def parts_of_job(job: Job) -> dict[str, str]:
+    """The parts of a job with a function of the user's: the function, how rows are cut, the seed, their order."""
+    plan = {f"the plan's {key}": str(value) for key, value in describe_plan(job.plan).items()}
+    order = {} if job.source.order is None else parts_of("order", job.source.order)
+    return parts_of("function", job.fn) | order | plan | {"the seed": str(job.policy.seed)}
+
+
+def identity_of(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
+    """What tells a call from others: the operation, its dataset, and the parts that its result depends on."""
+    return {
+        "kind": STEPWISE,
+        "name": name,
+        "function": dict(parts),
+        "source": source_parts(data),
+        "plan": describe_plan(ChunkPlan(length, max(length, 1))),
+        "seed": None,
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
+
+
+def run_call(
+    name: str,
+    data: Data,
+    parts: Callable[[], Mapping[str, str]],
+    output: Output,
+    resume: bool,
+    work: Callable[[], Data],
+    job: Job | None = None,
+) -> Data:
+    """Do what an operation does; with `resume`, go on where an earlier session of the same call was.
+
+    Args:
+        name: of the operation.
+        data: the dataset.
+        parts: what else the result depends on; called with `resume` alone.
+        output: where rows go.
+        resume: keep a log in the hidden folder of the output.
+        work: runs the jobs, the same each time as long as nothing else is decided, and returns the result.
+        job: the one whose function may skip rows.
+
+    Raises:
+        ValueError: `resume`, and the output is no folder.
+        ResumeMismatch: the folder holds another run; names what differs.
+        FileExistsError: it holds something else.
+    """
+    if not isinstance(resume, bool):
+        raise ValueError(f"resume must be True or False: got {resume!r}.")
+    shards = output.shards
+    if not resume:
+        is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself
+        with output.claimed(name):
+            made = work()
+            return made if shards is None or is_part else shards.write(made)
+    if output.store is None:
+        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+    length = int(data.shape[0])
+    identity = identity_of(name, data, length, parts())
+    output.known_by(identity)
+    store = output.store
+    with output.claimed(name, resume=True):
+        whole = None if shards is None else shards.complete(identity, name)
+        if whole is not None:
+            return whole
+        if not store.has_journal:
+            store.begin_anew()
+        with logged(store.hidden, identity) as log:
+            if log.is_complete:
+                if shards is None:
+                    report_complete(name, log, job)
+                result = store.publish()
+            else:
+                token = LOG.set(log)
+                try:
+                    result = work()
+                finally:
+                    LOG.reset(token)
+                log.finish(length, files_of(result))
+        return result if shards is None else shards.write(result, identity)
+
+
+def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
+    """Run a reduction that keeps its log in a folder, and return its merged state.
+
+    Raises:
+        ResumeMismatch: the folder holds another run; names what differs.
+        FileNotFoundError: the run was complete before, and the file of its answer is gone.
+    """
+    path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length
+    identity = identity_of(name, job.source.data, length, parts_of_job(job))
+    with locked(path, name), logged(path / HIDDEN, identity, keep=True) as log:
+        if not log.is_complete:
+            token = LOG.set(log)
+            try:
+                state = execution.run(job, Fold(reducer))
+            finally:
+                LOG.reset(token)
+            log.finish(length, [])
+            return state
+        report_complete(name, log, job)
+        states = read_states(log.folder, 0, modules_of(reducer))
+        if len(states) != 1:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the answer of this reduction was here, and is gone; remove the folder to run anew",
+                str(log.folder / f"{STATES}0"),
+            )
+        return states[0][2]
+
+
+def report_complete(name: str, log: Log, job: Job | None) -> None:
+    """Warn that an earlier session has done it all, and of the rows that it skipped."""
+    warn_user(
+        f"{log.folder.parent}: the run of {name} was complete before, and nothing was done (pass overwrite=True "
+        "instead of resume=True to run it again).",
+        AlreadyComplete,
+    )
+    if job is not None and job.policy.skip:
+        SkipLog(job, Callback(), log.skipped()).report()

@@ -1,0 +1,151 @@
+"""What a run is: the identity that its journal or log begins with, and how that of another call differs."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tdmap.errors import ResumeMismatch, UntrustedFile
+from tdmap.job import Job
+from tdmap.memory.hidden import printable
+from tdmap.plan import ChunkPlan
+from tdmap.resume import journal as journals
+from tdmap.resume.fingerprint import function_parts, source_parts
+
+COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
+"""How `tdmap resume` can call a run again; set by the command line while it begins one."""
+
+MAP, IN_PLACE, STEPWISE = "map", "in place", "several jobs"
+
+
+def identify(job: Job, kind: str) -> dict[str, Any]:
+    """The identity of a run: equal in every process for the same function, source, plan and seed."""
+    plan = job.plan
+    source = source_parts(job.source.data, contents=kind != IN_PLACE)
+    return {
+        "kind": kind,
+        "name": job.name,
+        "function": function_parts(job.fn),
+        "source": source,
+        "plan": describe_plan(plan),
+        "seed": job.policy.seed,
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
+
+
+BY_RESULT = "by the first result"
+"""The chunk size of a plan that is open."""
+
+
+def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
+    """A plan as a dict of plain values."""
+    size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
+    return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
+
+
+def plan_of(description: dict[str, Any], contents: journals.Contents) -> ChunkPlan:
+    """The plan of a run that is journalled, as far as it is known."""
+    rows, size = int(description["rows"]), description["chunk size"]
+    if isinstance(size, int):
+        return ChunkPlan(rows, max(size, 1))
+    lead = int(str(size).rpartition(" ")[2])
+    return ChunkPlan(rows, max(contents.chunk_size or rows, 1), lead=lead)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What differs between two identities, one sentence each."""
+    found = []
+    if old["kind"] != new["kind"]:
+        found.append(f"it was a run of kind {old['kind']!r} and is one of kind {new['kind']!r}")
+    parts = _changed(old["function"], new["function"])
+    if old["kind"] == new["kind"] == STEPWISE:
+        found += _other_call(old, new, parts)
+    elif parts:
+        names = f"{old['name']} has become {new['name']}" if old["name"] != new["name"] else new["name"]
+        hint = ""
+        if old["python"] != new["python"] and any("code" in part for part in parts):
+            hint = f"; bytecode differs between Python {old['python']}, then, and {new['python']}, now"
+        found.append(f"the function {names} differs in: {', '.join(parts)}{hint}")
+    for key in _changed(old["source"], new["source"]):
+        before, after = old["source"].get(key, "absent"), new["source"].get(key, "absent")
+        found.append(f"the source's {key} was {before}, and is {after}")
+    for key in _changed(old["plan"], new["plan"]):
+        found.append(f"the plan's {key} was {old['plan'].get(key)}, and is {new['plan'].get(key)}")
+    if old["seed"] != new["seed"]:
+        found.append(f"the seed was {old['seed']}, and is {new['seed']}")
+    return [printable(_STAMP.sub(_time_of, line), 4000) for line in found]
+
+
+_STAMP = re.compile(r"(?<=written at )\d{12,20}")
+
+
+def _time_of(nanoseconds: re.Match[str]) -> str:
+    """The time of a file, for people, in the zone of this machine."""
+    return f"{datetime.datetime.fromtimestamp(int(nanoseconds[0]) / 1e9):%Y-%m-%d %H:%M:%S.%f}"
+
+
+def _other_call(old: dict[str, Any], new: dict[str, Any], parts: list[str]) -> list[str]:
+    """How a call of an operation of several jobs differs."""
+    if old["name"] != new["name"]:
+        return [f"it was a call of {old['name']}, and is one of {new['name']}"]
+    plain = [part for part in parts if part.startswith("the ")]
+    before, after = old["function"], new["function"]
+    found = [f"{part} was {before.get(part, 'absent')}, and is {after.get(part, 'absent')}" for part in plain]
+    others = [part for part in parts if part not in plain]
+    return found + ([f"the call of {new['name']} differs in: {', '.join(others)}"] if others else [])
+
+
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def check_identity(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The identity in the header of a journal, which is at `path`.
+
+    Raises:
+        UntrustedFile: the header is not one that this library writes.
+    """
+    identity = header.get("identity")
+    wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
+    if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
+        if "seed" in identity and _is_plan(identity["plan"]):
+            return identity
+    raise UntrustedFile(path, "does not say what its run is")
+
+
+def _is_plan(description: dict[str, Any]) -> bool:
+    """Whether it is what `describe_plan` gives."""
+    rows, size = description.get("rows"), description.get("chunk size")
+    if type(size) is str:
+        lead = size.removeprefix(f"{BY_RESULT}, after ")
+        size = int(lead) if lead.isdecimal() and len(lead) < 19 else None
+    return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
+
+
+def refuse_other(folder: Path, changes: list[str], is_complete: bool) -> NoReturn:
+    """Raise ResumeMismatch: the folder holds another run, which may be complete."""
+    if not is_complete and any(line.startswith("the source's") and "written at" in line for line in changes):
+        changes = [*changes, WRITTEN_SINCE]
+    refuse(
+        folder,
+        changes,
+        "holds the result of another run" if is_complete else "holds an unfinished run that is not this one",
+        "Choose another folder, or pass overwrite=True instead of resume=True to "
+        + ("run anew." if is_complete else "begin anew; or call it as it was called, to resume it."),
+    )
+
+
+WRITTEN_SINCE = (
+    "files of the source were written since: by the function itself, if it changes its chunks in place and returns "
+    "them too. Such a function begins with chunk = chunk.clone()"
+)
+
+
+def refuse(folder: Path, changes: list[str], found: str, advice: str) -> NoReturn:
+    text = "\n".join(f"  - {change}" for change in changes)
+    raise ResumeMismatch(f"{folder} {found}:\n{text}\n{advice}", tuple(changes))

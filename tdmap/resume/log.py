@@ -1,0 +1,695 @@
+"""The log of a call: which chunks of which jobs are done, with their values. An interrupted call resumes from it.
+
+    out/.tdmap/journal    magic │ frame │ frame │ ... │ (torn tail: ignored, and cut)
+    frame                 length, CRC32 │ a letter, content
+
+    H  identity     JSON                              M  file made     JSON: name, jobs before it, what it holds
+    S  session      time, boot of the machine         K  rows skipped  JSON: job, chunk, errors
+    B  job begins   JSON: job, description, size      D  durable       frames before this position are on the disk
+    C  chunks done  job, chunks, time │ values        E  end           rows, time
+    N  decision     name │ value                      F  failure       JSON: time, error
+
+An operation runs the same jobs in the same order each time, so job k of a later session is job k of the first one. What
+does not follow from the arguments, such as free memory, is a decision, logged before it is used. Where job k turns out
+to be another job, or a file that it filled is gone, that job and all later ones run again.
+
+A process that is killed leaves the page cache, so every whole frame counts. When the machine goes down, frames C and E
+count only before the last D of that boot. Intermediate files lie beside the log (`spill-*`). So does the state of job
+k, if it is a reduction (`states-k`): it is replaced, not appended. A second copy (`states-k.disk`) waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import importlib.metadata
+import json
+import os
+import secrets
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.skipfile import are_failures, failure, row_errors
+from tdmap.data.store import OutputFolder, files_of
+from tdmap.errors import SerializationError, UntrustedFile
+from tdmap.frames import warn_user
+from tdmap.job import Job, Wrapped
+from tdmap.memory.files import known_file, mapped_file
+from tdmap.memory.hidden import exists, naming, open_file, parse_json, read, remove, remove_tree, replace_file
+from tdmap.memory.regions import region_of
+from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.spill import Extent, Spill
+from tdmap.plan import merge_ranges
+from tdmap.process_state import Owner
+from tdmap.resume import journal as journals
+from tdmap.resume.identity import COMMAND, check_identity, differences, refuse_other
+from tdmap.resume.syncer import FRAME, LOG_MAGIC
+from tdmap.resume.values import PLAIN, Codec, modules_of, pack, unpack
+from tdmap.rowerrors import RowError
+from tdmap.runtime.commits import LOG, CommitLog, Ranges
+from tdmap.sinks import Collect, Fold, Preallocated, Sink
+
+FLUSH_SECONDS = 0.1
+"""How often chunks that are done are written."""
+
+STATE_SECONDS, DISK_SECONDS = 0.25, 5.0
+"""How often the state of a reduction is saved, and brought to the disk; less often where that takes long."""
+
+STATE_SHARE = 0.02
+"""Share of the time that saving a state may take."""
+
+SPILL, STATES = "spill-", "states-"
+
+_SESSION = struct.Struct("<cqq")
+_CHUNKS = struct.Struct("<cIqqI")
+_END = struct.Struct("<cqI")
+_DURABLE = struct.Struct("<cqq")
+
+
+@dataclass
+class LoggedJob:
+    """A job, as the log knows it."""
+
+    known_by: str
+    chunks: int
+    """0 where the first result settles how many there are."""
+    rows: int
+    done: list[tuple[int, int]] = field(default_factory=list)
+    """Chunks, in the order in which they were noted."""
+    values: list[tuple[int, memoryview]] = field(default_factory=list)
+    """The first of some chunks, and their packed values."""
+    skipped: dict[int, Any] = field(default_factory=dict)
+    """By chunk: the rows that were skipped."""
+
+    @property
+    def chunks_done(self) -> int:
+        """How many of its chunks are done."""
+        return sum(stop - start for start, stop in merge_ranges(self.done))
+
+    def forget_undone(self) -> None:
+        """Drop skipped rows of chunks that are not done: these chunks run again."""
+        ranges = merge_ranges(self.done)
+        self.skipped = {c: rows for c, rows in self.skipped.items() if any(a <= c < b for a, b in ranges)}
+
+
+class Frame(NamedTuple):
+    """A frame of the file."""
+
+    position: int
+    kind: bytes
+    """Its letter."""
+    body: memoryview
+    """The letter, and what follows it."""
+
+
+class History:
+    """What a log says.
+
+    Args:
+        path: the file.
+        boot: the machine's boot now: frames that it lost when it went down do not count. None: all of them count.
+        own: the file must be the caller's. False for commands that only look.
+
+    Attributes:
+        header: of the call; None where the file holds no log, or a torn one.
+        stop: where the last whole frame ends.
+
+    Raises:
+        UntrustedFile: it is a link, a device or another user's; or a frame says what this library does not write.
+    """
+
+    def __init__(self, path: Path, boot: int | None = None, own: bool = True) -> None:
+        self.header: dict[str, Any] | None = None
+        self.jobs: list[LoggedJob] = []
+        self.decided: dict[str, memoryview] = {}
+        self.made: dict[str, tuple[int, Any]] = {}
+        self.failures: list[dict[str, Any]] = []
+        self.is_complete = False
+        self.sessions: list[int] = []
+        """Milliseconds that each session took."""
+        frames, self.stop = _frames(path, own)
+        try:
+            for frame in frames if boot is None else _counting(frames, boot):
+                self._apply(frame)
+        except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+            raise UntrustedFile(path, f"holds a frame that cannot be read ({error})") from None
+
+    def _apply(self, frame: Frame) -> None:
+        _, kind, body = frame
+        if kind == b"C":
+            _, number, start, stop, milliseconds = _CHUNKS.unpack_from(body)
+            job = self.jobs[number]
+            job.done.append((start, stop))
+            if len(body) > _CHUNKS.size:
+                job.values.append((start, body[_CHUNKS.size :]))
+            self._last_for(milliseconds)
+        elif kind == b"B":
+            number, known_by, chunks, rows = parse_json(bytes(body[1:]))
+            if not all(type(n) is int and 0 <= n < 1 << 62 for n in (number, chunks, rows)) or number > len(self.jobs):
+                raise ValueError("jobs are missing")
+            self.jobs[number:] = [LoggedJob(str(known_by), chunks, rows)]
+        elif kind == b"N":
+            (length,) = struct.unpack_from("<I", body[1:])
+            self.decided[bytes(body[1:][4 : 4 + length]).decode()] = body[1:][4 + length :]
+        elif kind == b"M":
+            name, before, what = parse_json(bytes(body[1:]))
+            self.made[str(name)] = before, what
+            del self.jobs[before:]
+        elif kind == b"K":
+            number, chunk, errors = parse_json(bytes(body[1:]))
+            if type(chunk) is not int or not are_failures(errors):
+                raise ValueError("no rows that were skipped")
+            self.jobs[number].skipped[chunk] = {"errors": errors}
+        elif kind == b"S":
+            for job in self.jobs:
+                job.forget_undone()
+            self.sessions.append(0)
+        elif kind == b"E":
+            self.is_complete = True
+            self._last_for(_END.unpack(body)[2])
+        elif kind == b"F":
+            self.failures.append(parse_json(bytes(body[1:])))
+        elif kind == b"H":
+            self.header = parse_json(bytes(body[1:]))
+
+    def _last_for(self, milliseconds: int) -> None:
+        if self.sessions:
+            self.sessions[-1] = max(self.sessions[-1], milliseconds)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a session has done anything that a later one builds on."""
+        return bool(self.jobs or self.made or self.is_complete)
+
+
+def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
+    """The whole frames of a file, and where the last of them ends."""
+    data = memoryview(read(path, available_memory() // 2, own) or b"")
+    if data[: len(LOG_MAGIC)] != LOG_MAGIC:
+        return [], 0
+    frames, at, end, letters = [], len(LOG_MAGIC), len(data), [bytes([letter]) for letter in range(256)]
+    while at + FRAME.size <= end:
+        length, crc = FRAME.unpack_from(data, at)
+        body = data[at + FRAME.size : at + FRAME.size + length]
+        # A file may end in zeros when the machine went down: a frame of no bytes, whose CRC is 0.
+        if not length or len(body) < length or zlib.crc32(body) != crc:
+            break
+        frames.append(Frame(at, letters[body[0]], body))
+        at += FRAME.size + length
+    return frames, at
+
+
+def _counting(frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
+    """The frames that count: what had not reached the disk when the machine went down is lost for good."""
+    boots = [_SESSION.unpack(frame.body)[2] for frame in frames if frame.kind == b"S"]
+    if set(boots) <= {boot}:
+        return frames
+    kept: list[Frame] = []
+    durable, last = 0, boots[0]
+    for frame in frames:
+        if frame.kind == b"S":
+            _, _, then = _SESSION.unpack(frame.body)
+            if then != last:
+                kept = [one for one in kept if one.position < durable or one.kind not in b"CE"]
+            last = then
+        elif frame.kind == b"D":
+            durable = max(durable, _DURABLE.unpack(frame.body)[1])
+        kept.append(frame)
+    return kept if last == boot else [one for one in kept if one.position < durable or one.kind not in b"CE"]
+
+
+class Log:
+    """The log of a call, open for writing. Begin it with `resuming` or `Log.begin`.
+
+    Args:
+        folder: the hidden folder. The caller holds its lock.
+        identity: of the call.
+
+    Attributes:
+        is_complete: nothing is left to do.
+
+    Raises:
+        ResumeMismatch: the folder holds another run; names what differs.
+        UntrustedFile: it holds what this library does not put there.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder = folder
+        self.path = folder / "journal"
+        self._asked: dict[str, int] = {}
+        self._begun = self._spills = 0
+        self._began = time.monotonic()
+        self._token = secrets.token_hex(4)
+        self._sizes: dict[str, int] = {}
+        self._owner = Owner()
+        self._history = self._open(identity)
+        self._fd = open_file(self.path, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(self._fd, self._history.stop)
+        self._helper = journals.Helper(folder, self._fd, journals.SYNC_SECONDS, "log")
+        if not self.is_complete:
+            self.write(_SESSION.pack(b"S", int(time.time()), journals.boot_number()))
+
+    def _open(self, identity: dict[str, Any]) -> History:
+        history = History(self.path, journals.boot_number())
+        found = history.header
+        if found is None:
+            contents = journals.read(self.path)
+            if contents is not None:
+                found = contents.header
+                history.is_complete = contents.is_complete()
+        if found is not None:
+            changes = differences(check_identity(found, self.path), identity)
+            if not changes and history.header is not None:
+                return history
+            if changes and (history.begun or history.header is None):
+                refuse_other(self.folder, changes, history.is_complete)
+        header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
+        body = b"H" + json.dumps({**header, "command": COMMAND.get()}).encode()
+        replace_file(self.path, LOG_MAGIC + framed(body), durable=False)
+        return History(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the call has come to its end, in this session or an earlier one."""
+        return self._history.is_complete
+
+    @property
+    def files(self) -> list[str]:
+        """The files, beside those in the folder, that must be on the disk before chunks are durable."""
+        return self._helper.files
+
+    @files.setter
+    def files(self, files: list[str]) -> None:
+        self._helper.files = files
+
+    def write(self, body: bytes) -> None:
+        """Append a frame; nothing in a fork of the program.
+
+        Raises:
+            OSError: there is no room; names the file, whose earlier frames stay.
+        """
+        if not self._owner.is_here:
+            return
+        data = framed(body)
+        with naming(self.path):
+            before = os.fstat(self._fd).st_size
+            written = os.write(self._fd, data)
+            if written < len(data):
+                os.ftruncate(self._fd, before)
+                raise OSError(errno.ENOSPC, "no space left on device for the log of this call", str(self.path))
+
+    @property
+    def milliseconds(self) -> int:
+        """Since the session began."""
+        return min(int((time.monotonic() - self._began) * 1000), 0xFFFFFFFF)
+
+    # -- between jobs --------------------------------------------------------------------------------
+
+    def decide(self, name: str, find: Callable[[], Any]) -> Any:
+        """What an earlier session decided, or what `find` decides now: plain data."""
+        number = self._asked[name] = self._asked.get(name, -1) + 1
+        return self._decision(f"{name} {number}", find)
+
+    def _decision(self, name: str, find: Callable[[], Any]) -> Any:
+        known = self._history.decided.get(name)
+        if known is not None:
+            try:
+                return unpack(known)
+            except ValueError as error:
+                raise UntrustedFile(self.path, f"cannot be resumed ({error})") from None
+        token = LOG.set(None)  # a job that finds it runs again, or not at all: it has no number
+        try:
+            value = find()
+        finally:
+            LOG.reset(token)
+        packed = pack(value)
+        self._history.decided[name] = memoryview(packed)
+        key = name.encode()
+        self.write(b"N" + struct.pack("<I", len(key)) + key + packed)
+        return value
+
+    def spill(self) -> LoggedSpill:
+        """The next intermediate files, which stay when the call is interrupted."""
+        self._spills += 1
+        return LoggedSpill(self, f"{SPILL}{self._token}-", self._spills)
+
+    def room(self, name: str, nbytes: int) -> Tensor:
+        """The bytes of a file that jobs fill; uint8 `[nbytes]`, zeros unless an earlier session has made it."""
+        path = self.folder / name
+        if self._was_made(name, nbytes) and exists(path) and os.lstat(path).st_size == nbytes:
+            return known_file(path, nbytes)
+        made: Tensor = self._make(name, nbytes, lambda: mapped_file(path, nbytes))
+        return made
+
+    def create(self, store: OutputFolder, example: Data, what: Any) -> Data:
+        """The files of the output: those that an earlier session made for `what`, or new ones."""
+        data = store.load() if self._was_made("output", what) else None
+        if data is None:
+            data = self._make("output", what, lambda: store.create(example))
+        self.files = [str(self.path), *files_of(data)]
+        return data
+
+    def _was_made(self, name: str, what: Any) -> bool:
+        return self._history.made.get(name) == (self._begun, what)
+
+    def _make(self, name: str, what: Any, make: Callable[[], Any]) -> Any:
+        self._note_made(name, None)  # a file that is half made is none
+        made = make()
+        self._note_made(name, what)
+        return made
+
+    def _note_made(self, name: str, what: Any) -> None:
+        self._history.made[name] = self._begun, what
+        del self._history.jobs[self._begun :]
+        self.write(b"M" + json.dumps([name, self._begun, what]).encode())
+
+    # -- jobs ----------------------------------------------------------------------------------------
+
+    def run(self, job: Job, sink: Sink, run: Callable[[Job, Sink, CommitLog | None], Any]) -> Any:
+        """Run the next job of the call, as far as it is not done, and return the result of its sink."""
+        token = LOG.set(None)  # a function of the user's may call operations, too
+        try:
+            if not lasts(job, sink):
+                return run(job, sink, None)
+            number, known = self._next_job(job)
+            if job.plan.is_open:
+                job = self._planned(number, job)
+            kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
+            with kind(self, number, known, job, sink) as log:
+                if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
+                    sink.open(job.plan, None)  # type: ignore[arg-type]
+                    return sink.result()
+                return run(job, sink, log)
+        finally:
+            LOG.reset(token)
+
+    def _next_job(self, job: Job) -> tuple[int, LoggedJob]:
+        number, known_by, jobs = self._begun, describe_job(job), self._history.jobs
+        self._begun += 1
+        if number < len(jobs) and jobs[number].known_by == known_by:
+            return number, jobs[number]
+        chunks = 0 if job.plan.is_open else job.plan.num_chunks
+        jobs[number:] = [LoggedJob(known_by, chunks, job.plan.length)]
+        self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
+        return number, jobs[number]
+
+    def _planned(self, number: int, job: Job) -> Job:
+        """The job, cut as an earlier session has decided; else this one logs what it decides."""
+        name = f"chunk size of job {number}"
+        if name in self._history.decided:
+            return replace(job, plan=job.plan.settled(int(self._decision(name, int))))
+
+        return replace(job, on_settled=lambda plan: self._decision(name, lambda: plan.size))
+
+    def is_there(self, file: str, nbytes: int) -> bool:
+        """Whether an intermediate file of this folder has so many bytes."""
+        if os.path.basename(file) != file or not file.startswith(SPILL):
+            return False
+        if file not in self._sizes:
+            path = self.folder / file
+            self._sizes[file] = os.lstat(path).st_size if exists(path) else -1
+        return self._sizes[file] >= nbytes
+
+    def tick(self, now: float) -> None:
+        """Bring to the disk what is due, by the monotonic clock."""
+        self._helper.tick(now)
+
+    def skipped(self) -> SkippedRows:
+        """The rows that all sessions have skipped."""
+        return SkippedRows(self, 0, [bad for job in self._history.jobs for bad in row_errors(job.skipped)])
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def finish(self, rows: int, files: list[str]) -> None:
+        """The call is over, its result in place."""
+        self.files = files
+        self.write(_END.pack(b"E", rows, self.milliseconds))
+        self._history.is_complete = True
+        self._helper.finish()
+
+    def clean(self) -> None:
+        """Remove what waited between the jobs."""
+        for path in [*self.folder.glob(f"{SPILL}*"), *self.folder.glob(f"{STATES}*")]:
+            remove_tree(path)
+
+    def failed(self, error: BaseException) -> None:
+        """The call ended with an error; what is done stays done."""
+        if not self._owner.is_here:
+            return
+        if not self._history.begun:  # an argument was wrong: the next call may be another one
+            remove(self.path)
+            return
+        notes = list(getattr(error, "__notes__", []))
+        line = {"time": time.time(), "type": type(error).__name__, "error": str(error), "notes": notes}
+        with contextlib.suppress(OSError):  # a full disk must not hide the error
+            self.write(b"F" + json.dumps(line).encode())
+
+    def close(self) -> None:
+        """Close the file. The helper syncs a last time, and nobody waits for it."""
+        if self._owner.is_here:
+            self._helper.finish()
+        os.close(self._fd)
+
+
+class LoggedSpill(Spill):
+    """Intermediate files in the hidden folder, which stay until the call is over."""
+
+    lasts = True
+
+    def __init__(self, log: Log, prefix: str, number: int) -> None:
+        super().__init__(log.folder, prefix)
+        self._log: Log | None = log
+        self._number = number
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_log": None}
+
+    def mapped(self, name: str, nbytes: int) -> Tensor:
+        assert self._log is not None
+        return self._log.room(f"{SPILL}{self._number}-{name}", nbytes)
+
+    def read_many(self, pieces: Any) -> None:
+        super().read_many((self._own(extent), out) for extent, out in pieces)
+
+    def _own(self, extent: Extent) -> Extent:
+        if os.path.basename(extent.file) != extent.file or not extent.file.startswith(SPILL):
+            raise UntrustedFile(self.folder / "journal", f"names {extent.file!r:.80}, which is no file of this folder")
+        return extent
+
+    def remove(self) -> None:
+        """Nothing yet: see `Log.clean`."""
+
+
+class SkippedRows:
+    """The rows of one job that its sessions have skipped, for `SkipLog`."""
+
+    path: Path | None = None
+
+    def __init__(self, log: Log, number: int, earlier: list[RowError]) -> None:
+        self.earlier = earlier
+        self._log = log
+        self._number = number
+
+    def add(self, chunk: int, failures: Sequence[Any]) -> None:
+        """Note the rows that were skipped in a chunk; its frame "done" follows."""
+        line = [self._number, chunk, [failure(*one) for one in failures]]
+        self._log.write(b"K" + json.dumps(line).encode())
+
+
+class JobLog:
+    """The chunks of one job, as its driver sees them; a context."""
+
+    elsewhere: Ranges = ()
+
+    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
+        self._log, self._number, self._known, self._sink = log, number, known, sink
+        self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
+        self._modules = modules_of(job.fn)
+        self._pending: list[tuple[int, int]] = []
+        self._next = time.monotonic() + FLUSH_SECONDS
+        self._warned = False
+        self.committed = self._restore(job.plan.num_known)
+        self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
+        known.done = list(self.committed)
+        known.forget_undone()
+        self.skips = SkippedRows(log, number, row_errors(known.skipped)) if job.policy.skip else None
+
+    def _restore(self, chunks: int) -> list[tuple[int, int]]:
+        """Give the sink what earlier sessions have left; the chunks that need not run again."""
+        ranges = merge_ranges((max(start, 0), min(stop, chunks)) for start, stop in self._known.done)
+        if not isinstance(self._sink, Collect):
+            return ranges
+        done = {chunk for start, stop in ranges for chunk in range(start, stop)}
+        values: dict[int, Any] = {}
+        for start, packed in self._known.values:
+            with contextlib.suppress(ValueError, TypeError, LookupError):  # of a class that is gone: done again
+                values.update(enumerate(self._codec.unpack(unpack(packed, self._modules)), start))
+        self._sink.restore({chunk: values[chunk] for chunk in sorted(done & values.keys())}, self._log.is_there)
+        return merge_ranges((chunk, chunk + 1) for chunk in self._sink.restored)
+
+    def add(self, start: int, stop: int) -> None:
+        """The chunks are done; written at the next `tick` that is due."""
+        self._pending.append((start, stop))
+
+    def tick(self, now: float) -> None:
+        """Write what is due."""
+        if now >= self._next:
+            self.flush()
+            self._next = now + FLUSH_SECONDS
+            self._log.tick(now)
+
+    def flush(self) -> None:
+        """Write the chunks that are done."""
+        pending, self._pending = merge_ranges(self._pending), []
+        for start, stop in pending:
+            values = b""
+            if isinstance(self._sink, Collect):
+                try:
+                    values = pack(self._codec.pack(self._sink.of(start, stop)), self._modules)
+                except SerializationError as error:
+                    self._warn(error)
+                    continue
+            self._log.write(_CHUNKS.pack(b"C", self._number, start, stop, self._log.milliseconds) + values)
+
+    def _warn(self, error: SerializationError) -> None:
+        if not self._warned:
+            self._warned = True
+            warn_user(f"chunks whose rows hold such objects run again when this call is resumed: {error}")
+
+    def __enter__(self) -> JobLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # What is done stays done, however the job ends. A full disk must not hide the error that ends it.
+        with contextlib.suppress(OSError, SerializationError) if kind is not None else contextlib.nullcontext():
+            self.flush()
+
+
+class StateLog(JobLog):
+    """The same of a reduction, whose merged states say themselves which chunks they stand for."""
+
+    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
+        super().__init__(log, number, known, job, sink)
+        now = time.monotonic()
+        self._next, self._next_disk, self._checked = now + STATE_SECONDS, now + DISK_SECONDS, False
+
+    def _restore(self, chunks: int) -> list[tuple[int, int]]:
+        assert isinstance(self._sink, Fold)
+        self._modules = modules_of(self._sink.reducer)
+        self._sink.restored = read_states(self._log.folder, self._number, self._modules)
+        return merge_ranges((start, stop) for start, stop, _ in self._sink.restored)
+
+    def tick(self, now: float) -> None:
+        if self._pending and now >= self._next:
+            self.flush()
+            after = time.monotonic()
+            self._next = after + max(STATE_SECONDS, (after - now) / STATE_SHARE)
+            if after >= self._next_disk:
+                self._save(".disk", durable=True)
+                end = time.monotonic()
+                self._next_disk = end + max(DISK_SECONDS, (end - after) / STATE_SHARE)
+
+    def flush(self) -> None:
+        if self._pending:
+            self._save("", durable=False)
+            super().flush()
+
+    def _save(self, suffix: str, durable: bool) -> None:
+        assert isinstance(self._sink, Fold)
+        if not self._log._owner.is_here:
+            return  # a fork of the driver knows less by now
+        body = pack(self._sink.nodes(), self._modules, check=not self._checked)
+        self._checked = True
+        replace_file(self._log.folder / f"{STATES}{self._number}{suffix}", framed(body), durable)
+
+
+def read_states(folder: Path, job: int, modules: frozenset[str]) -> list[Any]:
+    """The states of a job that an earlier session has saved, each with its chunks; none where there are none.
+
+    Raises:
+        UntrustedFile: the file is not the caller's, or holds something else.
+    """
+    for name in (f"{STATES}{job}", f"{STATES}{job}.disk"):
+        data = memoryview(read(folder / name, available_memory() // 2) or b"")
+        body = data[FRAME.size :]
+        if len(data) < FRAME.size or FRAME.unpack_from(data) != (len(body), zlib.crc32(body)):
+            continue  # torn when the machine went down
+        try:
+            found = unpack(body, modules)
+            if type(found) is list and all(map(_is_node, found)):
+                return found
+            raise ValueError("it holds no states")
+        except ValueError as error:
+            raise UntrustedFile(folder / name, f"cannot be resumed ({error})") from None
+    return []
+
+
+def _is_node(node: Any) -> bool:
+    return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
+
+
+def framed(body: bytes) -> bytes:
+    """Bytes as a frame."""
+    return FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def lasts(job: Job, sink: Sink) -> bool:
+    """Whether what a job leaves is there in another session: in the output, in intermediate files, or as a state."""
+    if isinstance(sink, Fold):
+        return True
+    if isinstance(sink, Preallocated):
+        regions = [region_of(leaf) for leaf in tensors_of(sink.out)]
+        return all(region is not None and not region.handle.anonymous for region in regions)
+    where = getattr(job.fn, "places", None) or getattr(job.fn, "spill", None)
+    return isinstance(sink, Collect) and isinstance(where, (Places, Spill)) and where.lasts
+
+
+def describe_job(job: Job) -> str:
+    """What tells a job from another one in its place: what runs, how rows are cut, ranges of keys."""
+    fn: Any = job.fn
+    names = [type(fn).__qualname__]
+    while isinstance(fn, Wrapped):
+        fn = fn.fn
+        names.append(type(fn).__qualname__)
+    size = f"the first result, after {job.plan.lead}" if job.plan.is_open else job.plan.size
+    text = f"{' of '.join(names)}, {job.plan.length} rows by {size}"
+    splits = getattr(job.fn, "splits", None)
+    if dataclasses.is_dataclass(splits):
+        values = [getattr(splits, field.name) for field in dataclasses.fields(splits)]
+        plain = json.dumps(values, default=lambda array: array.tolist())
+        text += f", splits {hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()}"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # another version may cut rows in another way
+        text += f", tdmap {importlib.metadata.version('tdmap')}"
+    return text
+
+
+@contextlib.contextmanager
+def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
+    """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `Log`.
+
+    Args:
+        folder, identity: as `Log`.
+        keep: the state of a reduction stays: it is the answer.
+    """
+    log = Log(folder, dict(identity))
+    try:
+        yield log
+        if not keep:  # also of a session that was killed when it had ended
+            log.clean()
+    except BaseException as error:
+        log.failed(error)
+        raise
+    finally:
+        log.close()
