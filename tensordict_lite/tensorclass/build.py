@@ -29,6 +29,7 @@ from tensordict_lite.tensorclass.fields import (
     field_property,
     field_specs,
     init_var_names,
+    own_annotations,
     unknown_field_error,
 )
 
@@ -73,7 +74,7 @@ def build(
     copied = "_field_specs" in cls.__dict__ and _KNOWN.get(_public_name(cls)) is not cls
     base_flags = next(base._flags for base in cls.__mro__ if "_flags" in base.__dict__)
     cls._flags = options = base_flags.updated(flags, name)
-    own = inspect.get_annotations(cls)
+    own = own_annotations(cls)
     _restore_defaults(cls, own)
     documented = cls.__dict__.get("__doc__") is not None
     custom_init = cls.__dict__.get("__init__")
@@ -81,6 +82,8 @@ def build(
     _check_frozen(cls, options)
     _guard_setattr(cls)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    for field in own.keys() & cls.__dataclass_fields__:
+        cls.__dataclass_fields__[field].type = own[field]
     fields = [field.name for field in dataclasses.fields(cls)]
     if not options.shadow:
         _check_reserved(cls, own)
@@ -185,7 +188,7 @@ def _check_private_names(cls: Any) -> None:
     if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return  # a class of this package knows what it does
     built = "_field_specs" in cls.__dict__  # by the class statement, and now again by a decorator
-    names = {*cls.__dict__, *inspect.get_annotations(cls)} - (_BOOKKEEPING if built else _FROM_PYTHON)
+    names = {*cls.__dict__, *own_annotations(cls)} - (_BOOKKEEPING if built else _FROM_PYTHON)
     for name in sorted(names):
         if name.startswith("_") and not name.startswith("__") and hasattr(root, name):
             raise AttributeError(

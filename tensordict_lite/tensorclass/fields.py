@@ -38,8 +38,11 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.kernel import as_size, check_names, normalise_device
 from tensordict_lite.settings import MISSING
 
+if sys.version_info >= (3, 14):
+    import annotationlib
+
 __all__ = ["FLAGS", "FieldSpec", "Flags", "compile_init", "converter_for", "field_property", "field_specs"]
-__all__ += ["init_var_names", "unknown_field_error"]
+__all__ += ["init_var_names", "own_annotations", "unknown_field_error"]
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 
@@ -89,6 +92,14 @@ class FieldSpec:
     """Whether the annotation admits tensors, collections and ``None`` only."""
 
 
+def own_annotations(cls: type) -> dict[str, Any]:
+    """The annotations of the class body; as texts, all of them, if one has a name that is not known (yet)."""
+    try:
+        return inspect.get_annotations(cls)
+    except NameError:  # Python 3.14 evaluates annotations when they are read: the class itself has no name so far
+        return annotationlib.get_annotations(cls, format=annotationlib.Format.STRING)
+
+
 def field_specs(cls: type, names: Iterable[str], namespaces: list[Mapping[str, Any]]) -> dict[str, FieldSpec]:
     """The specification of each field, in order.
 
@@ -101,7 +112,7 @@ def field_specs(cls: type, names: Iterable[str], namespaces: list[Mapping[str, A
     inherited = {
         name: spec for base in reversed(cls.__mro__[1:]) for name, spec in base.__dict__.get("_field_specs", {}).items()
     }
-    own = inspect.get_annotations(cls)
+    own = own_annotations(cls)
     specs = {}
     for name in names:
         if name in inherited and name not in own:

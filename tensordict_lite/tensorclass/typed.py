@@ -6,7 +6,6 @@ It is dense storage like :class:`TensorDict`, with a property a field over the s
 
 from __future__ import annotations
 
-import inspect
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
+from tensordict_lite.tensorclass.fields import own_annotations
 
 if TYPE_CHECKING:
     from typing import Self
@@ -184,7 +184,7 @@ def _warn_without_effect(names: Any) -> None:
 
 def _declare_fields(cls: Any) -> None:
     """Makes the annotations of the class body fields: properties, and the sets of names."""
-    own = [name for name, hint in inspect.get_annotations(cls).items() if _is_field(name, hint)]
+    own = [name for name, hint in own_annotations(cls).items() if _is_field(name, hint)]
     defaults = dict(cls.__field_defaults__)
     for name in own:
         if "shadow" not in cls._typed_options and hasattr(TensorDictBase, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, InitVar, field
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
@@ -18,6 +19,7 @@ from tensordict_lite import (
     NonTensorData,
     TensorClass,
     TensorDict,
+    TypedTensorDict,
     is_tensor_collection,
     is_tensorclass,
     tensorclass,
@@ -379,6 +381,42 @@ def test_forward_references_resolve_to_classes() -> None:
     assert type(outer.local) is Local and type(outer.maybe) is Local
     chain = Node.from_dict({"value": torch.zeros(3), "next": {"value": torch.ones(3)}}, batch_size=[3])
     assert type(chain.next) is Node and chain[0].next.value == 1
+
+
+BARE = """
+class Child(TensorClass):
+    x: Tensor
+    next: Child | None = None
+    later: Later | None = None
+@tensorclass
+class Decorated:
+    x: Tensor
+    next: Decorated | None = None
+    later: Later | None = None
+class Typed(TypedTensorDict):
+    x: Tensor
+    next: Typed
+    later: Later
+class Later(TensorClass):
+    x: Tensor
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated where they stand")
+def test_annotations_may_name_what_is_defined_later() -> None:
+    space = {
+        "TensorClass": TensorClass,
+        "TypedTensorDict": TypedTensorDict,
+        "tensorclass": tensorclass,
+        "Tensor": Tensor,
+    }
+    exec(compile(BARE, "bare", "exec", dont_inherit=True), space)
+    for cls in (space["Child"], space["Decorated"]):
+        one = cls(torch.zeros(3), cls(torch.ones(3), batch_size=[3]), batch_size=[3])
+        assert [field.name for field in dataclasses.fields(cls)] == ["x", "next", "later"]
+        assert type(one.next) is cls and type(cls.from_tensordict(one.to_tensordict()).next) is cls
+        assert one[0].next.x == 1 and f"next: '{cls.__name__} | None'" in cls.__doc__
+    assert space["Typed"].__expected_keys__ == {"x", "next", "later"}
 
 
 def test_subclasses_add_and_override_fields() -> None:
