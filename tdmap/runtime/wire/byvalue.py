@@ -8,10 +8,13 @@ already. Functions of one module share one namespace, as they do where they come
 from __future__ import annotations
 
 import dis
+import marshal
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
+
+import dill
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 
@@ -77,3 +80,10 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _global_names(constant)
+
+
+if not hasattr(types.CodeType, "co_lnotab"):  # Python 3.15: dill up to 0.4.1 reads it from every code object
+
+    @dill.register(types.CodeType)  # type: ignore[untyped-decorator]
+    def _pack_code(pickler: Any, code: types.CodeType) -> None:
+        pickler.save_reduce(marshal.loads, (marshal.dumps(code),), obj=code)
