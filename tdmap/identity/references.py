@@ -22,6 +22,7 @@ _IMPORT = dis.opmap["IMPORT_NAME"]
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _LOCALS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT")
 _SILENT = ("EXTENDED_ARG", "PUSH_NULL", "NOP", "CACHE", "RESUME", "PRECALL", "NOT_TAKEN")
 
 
@@ -108,7 +109,7 @@ class _Reader:
                 self._chain.append(argument)
                 continue
             self._end_chain()
-            if name.startswith("LOAD_CONST") or name == "LOAD_SMALL_INT":
+            if name.startswith(_CONSTANTS):
                 constants.append(argument)
             elif name == "IMPORT_NAME":
                 level, listed = constants

@@ -57,8 +57,11 @@ _LRU = type(functools.lru_cache(lambda: None))
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
-_IGNORED = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__firstlineno__")
-"""Attributes of classes that do not change what they do."""
+_IGNORED = ("__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__firstlineno__")
+"""Attributes of classes that do not change what they do; those of `_IGNORED_KINDS` besides."""
+
+_IGNORED_KINDS = ("__static_attributes__", "__annot", "_abc_")
+"""How their names begin: Python 3.14 has `__annotate_func__` and `__annotations_cache__`."""
 
 
 class Reached:
@@ -290,7 +293,7 @@ class Walk:
         """Add what a class consists of."""
         self.add_all("bases", cls.__bases__)
         for name, value in sorted(vars(cls).items()):
-            if name in _IGNORED or name.startswith(("__static_attributes__", "_abc_")):
+            if name in _IGNORED or name.startswith(_IGNORED_KINDS):
                 continue
             if name.startswith("__") and not isinstance(
                 value, (types.FunctionType, staticmethod, classmethod, property)
