@@ -150,5 +150,5 @@ def test_a_buffer_that_is_returned_again_loses_no_rows(call: Any, kind: Any, exp
 @pytest.mark.parametrize("kind", [Entry, Array, Collection, Two])
 def test_a_loader_over_a_pipeline_loses_no_rows(kind: Any) -> None:
     data = TensorDict({"i": torch.arange(ROWS)}, [ROWS])
-    loader = DataLoader(stages(data).map(kind()).batch(5), batch_size=None, num_workers=2, collate_fn=lambda x: x)
+    loader = DataLoader(stages(data).map(kind()).batch(5), batch_size=None, num_workers=2)
     assert sorted(values(list(loader))) == ALL
