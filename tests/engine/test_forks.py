@@ -42,7 +42,7 @@ def program(tmp_path, code, *arguments):
     script = tmp_path / "program.py"
     script.write_text(HEAD + textwrap.dedent(code))
     process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(script), *arguments],  # of Python 3.12
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
