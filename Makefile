@@ -9,6 +9,8 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+VENV_OPTIONS ?=
+CONSTRAINTS ?= constraints.txt
 GPU_VENV ?= .venv-gpu
 JOBS   ?= 2
 ROWS   ?= 50000
@@ -64,8 +66,8 @@ clean:
 
 # One stamp an extra: a second `make test` installs nothing, a changed requirement installs again.
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV_OPTIONS) $(VENV)
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[$*]"
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ".[$*]"
 	@touch $@
