@@ -68,8 +68,8 @@ class Splits:
         table = _tabulate(words, parts)
         if table is None:
             return found
-        largest = np.bincount(table.ids(words)).max()
-        return table if largest <= SKEW * max(np.bincount(found.ids(words)).max(), rows / parts) else found
+        largest, other = (int(np.bincount(one.ids(words)).max()) for one in (table, found))
+        return table if largest <= SKEW * max(other, rows / parts) else found
 
     def ids(self, words: Words) -> NDArray[Any]:
         """The partition of each row, as uint32."""

@@ -20,7 +20,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -209,4 +209,4 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _slots(numbers: Tensor | None) -> Any:
     """Whole numbers in shared memory, for single loads and stores."""
-    return None if numbers is None else memoryview(numbers.numpy())  # type: ignore[arg-type]
+    return None if numbers is None else memoryview(cast("Any", numbers.numpy()))
