@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests import interpreters
+
 # The same examples every time, however long one of them takes on a busy machine: a change that breaks nothing is never
 # refused. `make soak` draws others.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +43,7 @@ def _end_workers_at_the_end() -> Iterator[None]:
     yield
     if "tdmap" in sys.modules:  # many areas never import the engine
         sys.modules["tdmap"].close_pools()
+    interpreters.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 import tdmap
 from tdmap.datasets import Table, from_dataset, read, write
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ["fork", "forkserver", "spawn"]
@@ -29,9 +28,8 @@ def test_the_arguments_of_the_program(tmp_path, method):
         print(tdmap.map(torch.zeros(4, dtype=torch.long), fn, num_workers=1, mp_start_method=sys.argv[2]).tolist())
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(code))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "script.py", "42", method], cwd=tmp_path, env=env, capture_output=True)
-    assert done.stdout.decode() == "[42, 42, 42, 42]\n", done.stderr.decode()
+    done = interpreters.run(["script.py", "42", method], cwd=tmp_path)
+    assert done.stdout == "[42, 42, 42, 42]\n", done.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
-from tests.engine.test_scripts import run
+from tests.engine.test_scripts import fork, run
 
 ENUMERATIONS = """
     import dataclasses, enum, sys, torch, tdmap
@@ -181,7 +183,10 @@ BASES = """
 CODES = {"enumerations": ENUMERATIONS, "generic": GENERIC, "watching": WATCHING, "bases": BASES}
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+CASES = [*product(CODES, ["fork", "forkserver"]), ("enumerations", "spawn")]
+"""Workers that do not inherit the script are all alike to its classes."""
+
+
+@pytest.mark.parametrize(("code", "method"), CASES)
 def test_classes_of_a_script_are_the_same_in_workers(tmp_path, code, method):
-    assert run(tmp_path, code, method) == (0, "", "")
+    assert run(tmp_path, CODES[code], method, start=fork) == (0, "", "")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,15 +41,7 @@ def program(tmp_path, code, *arguments):
     """What a program prints; it must end well, say nothing on standard error, and leave no process."""
     script = tmp_path / "program.py"
     script.write_text(HEAD + textwrap.dedent(code))
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(script), *arguments],  # of Python 3.12
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
+    process = interpreters.Program([str(script), *arguments], cwd=tmp_path)
     try:
         out, err = process.communicate(timeout=380)
     finally:

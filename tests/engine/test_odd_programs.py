@@ -20,6 +20,7 @@ import torch
 
 import tdmap
 from tensordict_lite import DatasetWriter, TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,8 +106,7 @@ with DatasetWriter({str(tmp_path / "data")!r}) as writer:
         writer.append(TensorDict({{"x": torch.arange(start, start + 50)}}, [50]))
         time.sleep(0.005)
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen([sys.executable, "-c", append], env=env)
+    child = interpreters.Program(["-c", append])
     try:
         for _ in range(4):
             for options in ({"num_workers": 2}, {"num_workers": 2, "mp_start_method": "spawn"}, {"executor": "thread"}):

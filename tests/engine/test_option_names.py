@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import traceback
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 import tdmap
 from tdmap import reducers
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,11 +184,5 @@ def test_lines_of_a_notebook_cell_are_shown(method, tmp_path):
     )
     script = tmp_path / "script.py"
     script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script), method],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = interpreters.run([str(script), method])
     assert "return chunk / missing_name" in done.stdout, done.stdout + done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import tdmap
 from tdmap import reducers
 from tdmap.errors import AlreadyComplete
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 
 def table() -> TensorDict:
@@ -112,7 +111,7 @@ def die(chunk):
 data = TensorDict({"x": torch.arange(20)}, [20])
 tdmap.map(data, die, out=sys.argv[1], overwrite=True, num_workers=0, chunksize=2)
 """
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")]).returncode == -9
+    assert interpreters.run(["-c", code, str(tmp_path / "out")]).returncode == -9
     assert rows(TensorDict.load_memmap(tmp_path / "out")) == rows(table())
     assert len(os.listdir(tmp_path)) == 2  # what the killed one has begun, which the next one removes
     tdmap.map(TensorDict({"x": torch.arange(3)}, [3]), lambda c: c, out=tmp_path / "out", overwrite=True, num_workers=2)

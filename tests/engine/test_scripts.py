@@ -12,12 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreters
 from tests.processes import left_behind, left_in_shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(tmp_path, code, *arguments, **options):
+def fork(tmp_path, code, *arguments):
+    """A program whose start and end are those of any other."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    return interpreters.Program([str(script), *arguments])
+
+
+def start(tmp_path, code, *arguments):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -30,12 +38,11 @@ def start(tmp_path, code, *arguments, **options):
         start_new_session=True,
         # A shell that starts the tests in the background has them ignore Ctrl-C, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **options,
     )
 
 
-def run(tmp_path, code, *arguments, **options):
-    process = start(tmp_path, code, *arguments, **options)
+def run(tmp_path, code, *arguments, start=start):
+    process = start(tmp_path, code, *arguments)
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
@@ -94,7 +101,7 @@ def test_printed_lines_appear_once(tmp_path):
         tdmap.map(torch.arange(4), show, num_workers=2, chunksize=1, mp_start_method="fork")
         print("after")
     """
-    code, out, err = run(tmp_path, code)
+    code, out, err = run(tmp_path, code, start=fork)
     assert (code, err) == (0, "")
     assert out.count("before") == 1
     assert sorted(line for line in out.replace("before ", "").splitlines()) == [
@@ -137,7 +144,7 @@ def test_ctrl_c_stops_the_call_and_leaves_nobody(tmp_path, method, to_group):
             print("interrupted")
     """
     mark = tmp_path / "running"
-    process = start(tmp_path, code, method, str(mark))
+    process = fork(tmp_path, code, method, str(mark))
     deadline = time.monotonic() + 300
     while not mark.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -160,7 +167,7 @@ def test_a_killed_driver_leaves_nobody(tmp_path, method):
     """
     before = set(os.listdir("/dev/shm"))
     mark = tmp_path / "running"
-    process = start(tmp_path, code, method, str(mark))
+    process = fork(tmp_path, code, method, str(mark))
     deadline = time.monotonic() + 300
     while not mark.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -169,8 +176,6 @@ def test_a_killed_driver_leaves_nobody(tmp_path, method):
     process.wait()
     assert not left_behind(process.pid)
     assert not left_in_shared_memory(before)
-    process.stdout.close()
-    process.stderr.close()
 
 
 def test_exit_in_the_middle_of_a_loop(tmp_path):
@@ -204,7 +209,7 @@ def test_a_sigterm_of_the_driver_leaves_nobody(tmp_path):
         tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1)
     """
     mark = tmp_path / "running"
-    process = start(tmp_path, code, str(mark))
+    process = fork(tmp_path, code, str(mark))
     deadline = time.monotonic() + 300
     while not mark.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from tdmap.job import Job, Source
 from tdmap.memory.spill import ALIGNMENT, Extent, Spill
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
+from tests import interpreters
 
 
 def test_extents_hold_what_was_appended(tmp_path):
@@ -90,12 +88,5 @@ try:
 except OSError as error:
     print(error.filename, error)
 """
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-        check=True,
-    )
+    done = interpreters.run(["-c", script], check=True)
     assert str(tmp_path) in done.stdout and "400000 bytes of intermediate results" in done.stdout

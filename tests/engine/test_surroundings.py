@@ -1,11 +1,9 @@
-"""Places where programs of this kind go wrong: containers, small shared memory, other threads, test runners."""
+"""Places where programs of this kind go wrong: containers, small shared memory, other threads."""
 
 from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 
 import tdmap
 from tdmap.memory import resources, shm
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,27 +132,6 @@ def test_a_map_inside_a_thread_of_the_thread_executor():
     assert torch.equal(result, torch.arange(1, 21))
 
 
-def test_under_pytest_xdist(tmp_path):
-    (tmp_path / "test_inside.py").write_text(
-        textwrap.dedent(
-            """
-            import pytest, torch, tdmap
-
-            @pytest.mark.parametrize("number", range(4))
-            def test_map(number):
-                x = torch.arange(50)
-                assert torch.equal(tdmap.map(x, lambda part: part + number, num_workers=2, chunksize=5), x + number)
-            """
-        )
-    )
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-
-
 def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
     script = f"""
         import os, resource, signal, tempfile
@@ -167,14 +145,6 @@ def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
         except OSError as error:
             print(type(error).__name__, len(os.listdir("/proc/self/fd")) - len(before))
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ran = interpreters.run(["-c", textwrap.dedent(script)], cwd=tmp_path)
     assert ran.stdout.split() == ["OSError", "0"], ran.stderr
     assert not list(tmp_path.iterdir())

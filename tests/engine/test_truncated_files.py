@@ -5,11 +5,10 @@ Each test runs in a process of its own: reading beyond the end of a mapped file 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,14 +40,7 @@ def refused(name, call):
 
 
 def program(tmp_path: Path, code: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
-    )
+    done = interpreters.run(["-c", HEAD + textwrap.dedent(code)], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout.splitlines()
 

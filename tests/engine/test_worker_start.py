@@ -16,6 +16,7 @@ from tdmap.errors import WorkerStartError
 from tdmap.runtime.workers import launch
 from tdmap.runtime.workers.boot import template_main
 from tdmap.runtime.workers.surroundings import import_path
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -137,6 +138,5 @@ def test_a_process_forks_only_what_survives_a_fork(threads, use, method, tmp_pat
         pytest.importorskip(threads.split()[1].split(".")[0].rstrip(";,"))
     script = tmp_path / "program.py"
     script.write_text(THREADS.format(threads=threads, use=use))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300)
+    done = interpreters.run([script])
     assert done.stdout.split() == [method], done.stderr
