@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests import interpreters
+from tests import interpreters, products
 
 # The same examples every time, however long one of them takes on a busy machine: a change that breaks nothing is never
 # refused. `make soak` draws others.
@@ -19,6 +19,10 @@ settings.load_profile("same")
 
 # The suite runs on a few cores with several pytest workers; one torch thread each keeps timings and order sane.
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    products.with_soak = config.getoption("markexpr") != "not soak"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

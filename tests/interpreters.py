@@ -4,7 +4,7 @@
                                                             └─ fork: keeper ─ fork: the program
 
 Use `subprocess` where a test asks how Python starts (flags, hash seeds, variables that are read at the start, what an
-import loads) and how it ends: a program of `run` waits for threads and calls what `atexit` knows; no module is torn down.
+import loads) and how it ends: a program of `run` waits for threads and calls what `atexit` knows; its modules stay.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Program:
         arguments: what stands behind `python` on a command line: a script, `-c` and code, or `-m` and a module.
         cwd: the working folder.
         env: the environment; that of the caller by default.
-        stdout: a file of the caller.
-        stderr: a file of the caller.
+        stdin: a file or descriptor of the caller; nothing by default.
+        stdout: a file or descriptor of the caller.
+        stderr: a file or descriptor of the caller.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Program:
         *,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: IO[Any] | int | None = None,
         stdout: IO[Any] | int | None = None,
         stderr: IO[Any] | int | None = None,
     ) -> None:
@@ -61,7 +63,7 @@ class Program:
         outputs = [given if file is None else file for given, file in zip((stdout, stderr), self._files, strict=True)]
         self._said, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.devnull, "rb") as nothing:
-            streams = [given if isinstance(given, int) else given.fileno() for given in (nothing, *outputs)]
+            streams = [given if isinstance(given, int) else given.fileno() for given in (stdin or nothing, *outputs)]
             socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
         self.pid = int(self._said.recv(64))
 
@@ -89,13 +91,17 @@ class Program:
             written.append("" if file is None else file.read().decode())
         return written[0], written[1]
 
+    def send_signal(self, number: int) -> None:
+        """To the program alone; it leads a session of its own."""
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        os.kill(self.pid, signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
 
 def run(arguments: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[str]:

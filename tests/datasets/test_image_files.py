@@ -184,8 +184,7 @@ def png(kind: int, bits: int, rows: Any, clear: tuple[int, ...] | None = None) -
         if bits == 16:
             lines += b"\0" + row.astype(">u2").tobytes()
         else:
-            digits = "".join(f"{value:0{bits}b}" for value in row)
-            lines += b"\0" + int(digits.ljust(-(-len(digits) // 8) * 8, "0"), 2).to_bytes(-(-len(digits) // 8), "big")
+            lines += b"\0" + np.packbits(np.unpackbits(row.astype("u1")[:, None], axis=1)[:, 8 - bits :]).tobytes()
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

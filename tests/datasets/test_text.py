@@ -18,7 +18,6 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 tokenizers = pytest.importorskip("tokenizers")
 datasets = pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
 
 TEXTS = [" ".join(f"word{(number * step) % 37}" for step in range(number % 11)) for number in range(300)]
 
@@ -36,6 +35,7 @@ def fast() -> Any:
 @pytest.fixture(scope="module")
 def hugging(fast: Any) -> Any:
     """The same one as transformers has it."""
+    transformers = pytest.importorskip("transformers")  # slow: not for those who only collect
     return transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
 
 
@@ -121,7 +121,7 @@ def test_options_that_do_not_fit_are_told(fast: Any, hugging: Any) -> None:
         tokenise(TEXTS, hugging, pad=True)
     with pytest.raises(ValueError, match="out"):
         tokenise(TEXTS, hugging, resume=True)
-    bare = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>")
+    bare = pytest.importorskip("transformers").PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>")
     with pytest.raises(ValueError, match=r"no pad token: set tokenizer\.pad_token"):
         tokenise(TEXTS, bare, max_length=4, pad=True)
     with pytest.raises(ValueError, match="called with 1 texts, and returned 2"):

@@ -24,6 +24,7 @@ from tensordict_lite import (
     pack_memmap,
     unpack_memmap,
 )
+from tests.products import sampled
 
 
 @contextlib.contextmanager
@@ -373,9 +374,7 @@ def expected(name, run):
     return _expected[name]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "setting", "workers"), sampled(3, OPERATIONS, SETTINGS, WORKERS))
 def test_an_operation_gives_the_same_bits_under_every_setting(name, workers, setting, data):
     wanted = expected(name, lambda: OPERATIONS[name](data, WORKERS["0 workers"]))
     with SETTINGS[setting]():

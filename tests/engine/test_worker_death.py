@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import signal
@@ -57,7 +58,11 @@ def dying(how, marker, times):
 
 
 def by_signal(number):
-    return lambda: os.kill(os.getpid(), number)
+    def kill():
+        faulthandler.disable()  # pytest's, which would write the stack to the terminal
+        os.kill(os.getpid(), number)
+
+    return kill
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import time
 
 import hypothesis.strategies as st
@@ -15,6 +12,7 @@ from hypothesis import given, settings
 from tdmap.plan import merge_ranges
 from tdmap.resume import journal
 from tdmap.resume.journal import RECORD_BYTES, Journal, Record, Type
+from tests import interpreters
 
 
 def open_journal(path, **options):
@@ -184,8 +182,7 @@ log.add(10, 20)
 log.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    assert subprocess.run([sys.executable, "-c", code, str(path), str(rows)], env=env).returncode == -9
+    assert interpreters.run(["-c", code, str(path), str(rows)]).returncode == -9
     deadline = time.monotonic() + 300
     while not journal.read(path).is_settled(journal.boot_number() + 1):
         assert time.monotonic() < deadline

@@ -7,7 +7,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -24,6 +23,7 @@ from tdmap.resume import journal
 from tdmap.resume.log import History
 from tdmap.resume.status import read_status
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.processes import forked
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
@@ -206,10 +206,7 @@ def begin(tmp_path: Path, mode: str) -> subprocess.Popen[bytes]:
     """The program, once its function runs."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "out"), mode], env=env, start_new_session=True
-    )
+    process = interpreters.Program([str(script), str(tmp_path / "out"), mode])
     deadline = time.monotonic() + 300
     while not (tmp_path / "out.started").exists():
         assert process.poll() is None and time.monotonic() < deadline

@@ -124,8 +124,14 @@ def begun(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_planted_is_followed_or_waited_for(tmp_path, name, kind):
-    """In place of every file, before the run and in the middle of it: an error that says so, or no matter."""
+    """In place of every file, before the run and in the middle of it: an error that says so, or no matter.
+
+    One in three cases: every kind meets every file and every operation, and every file every operation.
+    """
+    case = KINDS.index(kind) + list(EVERY).index(name)
     for number, (file, resumed) in enumerate([(f, r) for f in (*NAMES, *OWN[name]) for r in (False, True)]):
+        if (case + number) % 3:
+            continue
         folder, outside = tmp_path / f"f{number}", tmp_path / f"o{number}"
         folder.mkdir(), outside.mkdir()
         out = begun(name, folder) if resumed else prepare(name, folder)

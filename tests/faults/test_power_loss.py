@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from tdmap.resume import journal
 from tdmap.resume.ledger import Ledger
 from tdmap.resume.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tests import interpreters
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,9 +116,7 @@ def test_the_command_line_goes_on(tmp_path):
     TensorDict({"x": torch.arange(100)}, [100]).memmap(tmp_path / "in")
 
     def command(*arguments):
-        line = [sys.executable, "-m", "tdmap", *arguments]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        return interpreters.run(["-m", "tdmap", *arguments], cwd=tmp_path)
 
     line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--workers", "1", "--resume", "--quiet"]
     assert command(*line).returncode == 1

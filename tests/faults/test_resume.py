@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -22,6 +20,7 @@ from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
 from tdmap.resume import journal
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -447,8 +446,7 @@ SCRIPT = """
 def start(folder, mode, method):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, str(script), str(folder), mode, method], env=env, start_new_session=True)
+    return interpreters.Program([str(script), str(folder), mode, method])
 
 
 def chunks_done(path):
@@ -456,7 +454,7 @@ def chunks_done(path):
     return 0 if contents is None else sum(stop - start for start, stop in contents.ranges())
 
 
-@pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "spawn")])
+@pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "fork")])
 def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, method):
     (tmp_path / "quiet").mkdir()
     for folder in (tmp_path, tmp_path / "quiet"):

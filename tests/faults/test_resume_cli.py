@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import tdmap
 from tdmap.cli import app
 from tdmap.resume import journal
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = """
@@ -43,10 +43,7 @@ def folder(tmp_path):
 
 
 def command(folder, *arguments, **options):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", "tdmap", *map(str, arguments)]
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, **options}
-    return subprocess.run(line, cwd=folder, env=env, text=True, timeout=300, **options)
+    return interpreters.run(["-m", "tdmap", *map(str, arguments)], cwd=folder, **options)
 
 
 def ask(folder, *arguments):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import tdmap
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 CALLS = {
     "sort": lambda data, out: tdmap.sort(data, "k", out=out, resume=True, num_workers=0),
@@ -85,12 +83,7 @@ print(source_parts(TensorDict({"t": ragged()}, [2])))
 
 
 def test_ragged_rows_are_the_same_in_another_process():
-    runs = [
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT, str(n)], capture_output=True, text=True, check=True
-        )
-        for n in (0, 4)
-    ]
+    runs = [interpreters.run(["-c", SCRIPT, str(n)], check=True) for n in (0, 4)]
     assert runs[0].stdout == runs[1].stdout
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.processes import left_behind, left_in_shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,17 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def start(folder, code, *arguments):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.Popen(
-        [sys.executable, str(script), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-        start_new_session=True,
-        # A shell that starts the tests in the background has them ignore Ctrl-C, and their children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    return interpreters.Program([str(script), *map(str, arguments)])
 
 
 def wait_for(path, process):

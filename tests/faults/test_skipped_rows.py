@@ -6,8 +6,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
 from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,22 +167,19 @@ print(errors.rows)
 def test_no_skipped_row_is_forgotten_when_everybody_is_killed_again_and_again(tmp_path, mode):
     TensorDict({"x": torch.zeros(800), "row": torch.arange(800)}, [800]).memmap(tmp_path / "in")
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     noted = folder_of(mode, tmp_path) / ".tdmap" / "skipped.jsonl"
-    command = [sys.executable, "script.py", str(tmp_path), mode]
+    command = ["script.py", str(tmp_path), mode]
 
     def has_come_to(lines, process):
         return process.poll() is not None or (noted.exists() and noted.read_bytes().count(b"\n") >= lines)
 
     for lines, row in ((3, 300), (8, 600)):
-        own = {**env, "HOLD_AT": str(row)}
-        process = subprocess.Popen(command, cwd=tmp_path, env=own, start_new_session=True)
+        process = interpreters.Program(command, cwd=tmp_path, env={**os.environ, "HOLD_AT": str(row)})
         assert comes_true(functools.partial(has_come_to, lines, process))
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    env["HOLD_AT"] = "800"
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    done = interpreters.run(command, cwd=tmp_path, env={**os.environ, "HOLD_AT": "800"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(range(3, 800, 40))
     if mode == "in place":

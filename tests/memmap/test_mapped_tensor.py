@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from tensordict_lite import MemoryMappedTensor, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import region_of
+from tests import interpreters
 from tests.descriptors import descriptors
 
 
@@ -105,8 +104,7 @@ def test_other_process_sees_and_writes_the_same_memory(mapped: MemoryMappedTenso
         "f2, a2 = pickle.loads(bytes.fromhex(sys.argv[1])); "
         "assert f2.data_ptr() == f.data_ptr() and a2.data_ptr() == a.data_ptr(), 'mapped twice'"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    subprocess.run([sys.executable, "-c", code, blob.hex()], check=True, env=env, timeout=300)
+    interpreters.run(["-c", code, blob.hex()], check=True)
     assert mapped[1:3].eq(7).all() and not mapped[0].eq(7).any()
     assert anonymous.tolist() == [[0, 0], [8, 8], [0, 0]]
 

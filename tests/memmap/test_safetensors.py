@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import tensordict_lite as project
 from tensordict_lite import NonTensorData, TensorDict, from_safetensors, lazy_stack, to_safetensors
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tests import interpreters
 from tests.memmap.trees import CROSSINGS, LIBRARIES, Point
 
 
@@ -239,5 +239,5 @@ def test_missing_package_is_named_with_its_extra() -> None:
         "    try: call()\n"
         "    except ImportError as err: print(err)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreters.run(["-c", code], check=True)
     assert done.stdout.count("pip install 'tdmap[safetensors]'") == 2

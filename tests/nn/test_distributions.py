@@ -8,7 +8,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
 from torch import distributions as D
 
 from tensordict_lite import TensorDict
@@ -34,6 +33,8 @@ INTERVALS = [(-1.0, 1.0), (0.5, 2.0), (-3.0, -0.1), (-2.0, 8.0), (6.0, 9.0), (-4
 @pytest.mark.parametrize(("a", "b"), INTERVALS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_truncated_normal_is_scipys(a: float, b: float, dtype: torch.dtype) -> None:
+    from scipy import integrate, stats  # slow: not for those who only collect
+
     loc, scale = 0.7, 1.9
     low, high = loc + scale * a, loc + scale * b
     ours = TruncatedNormal(*(torch.tensor(v, dtype=dtype) for v in (loc, scale, low, high)))
