@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import tdmap
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 SCRIPT = """
 import json, sys, threading, time
@@ -58,14 +56,7 @@ print(json.dumps({"most": most, "keys": len(keys)}))
 
 @pytest.mark.slow
 def test_ten_million_rows_and_a_million_keys_under_a_gigabyte(tmp_path):
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    done = interpreters.run(["-c", SCRIPT, str(tmp_path)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["keys"] > 990_000
@@ -116,13 +107,7 @@ print("ok")
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_one_key_for_all_rows_takes_no_memory_that_grows_with_them(tmp_path):
     # A limit on private memory, at which one allocation too many is an error: nothing is sampled.
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    done = interpreters.run(["-c", LIMITED, str(tmp_path)], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 

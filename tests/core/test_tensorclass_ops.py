@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from tensordict_lite import (
     tensorclass,
 )
 from tensordict_lite.tensorclass.decorator import registered_class
+from tests import interpreters
 
 
 class Inner(TensorClass):
@@ -306,10 +304,9 @@ def test_a_cast_filter_of_the_class_is_the_default() -> None:
 
 def test_the_example_of_images_runs() -> None:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "examples/tensorclass_images.py", "--images", "20", "--side", "8"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    command = ["examples/tensorclass_images.py", "--images", "20", "--side", "8"]
+    result = interpreters.run(command, cwd=root)
     assert result.returncode == 0, result.stderr
     assert "MyData(batch_size=[10,2]" in result.stdout and "with the same labels: True" in result.stdout
-    refused = subprocess.run([*command[:2], "--images", "7"], cwd=root, env=environment, capture_output=True, text=True)
+    refused = interpreters.run([command[0], "--images", "7"], cwd=root)
     assert refused.returncode == 2 and "multiple of 10, got 7" in refused.stderr

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,10 +49,8 @@ def kill_until_done(script: str, most: int = 2) -> int:
     Args:
         script: Python code; resumes a run.
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for kills in range(most + 1):
-        command = [sys.executable, "-c", DEADLY * (kills < most) + script, str(kills)]
-        done = subprocess.run(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+        done = interpreters.run(["-c", DEADLY * (kills < most) + script, str(kills)])
         if done.returncode == 0:
             return kills
         assert done.returncode == -signal.SIGKILL, done.stderr

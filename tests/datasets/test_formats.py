@@ -7,7 +7,6 @@ import datetime
 import io
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -35,6 +34,7 @@ from tdmap.datasets import (
     write,
 )  # fmt: skip
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.datasets.killing import contents, kill_until_done
 
 pa = pytest.importorskip("pyarrow")
@@ -250,12 +250,12 @@ def test_convert_says_what_writes_a_dataset_of_several_folders(tmp_path: Path) -
 
 def test_the_command_converts(tmp_path: Path) -> None:
     write(small(), tmp_path / "x.csv")
-    command = [sys.executable, "-m", "tdmap", "convert", str(tmp_path / "x.csv")]
+    command = ["-m", "tdmap", "convert", str(tmp_path / "x.csv")]
     for target in ("data", "y.parquet"):
-        subprocess.run([*command, str(tmp_path / target), "--columns", "a,t"], check=True, capture_output=True)
+        interpreters.run([*command, str(tmp_path / target), "--columns", "a,t"], check=True)
     assert Table.open(tmp_path / "data").keys() == ["a", "t"]
     assert pq.read_table(tmp_path / "y.parquet").column_names == ["a", "t"]
-    done = subprocess.run([*command, str(tmp_path / "data")], capture_output=True, text=True)
+    done = interpreters.run([*command, str(tmp_path / "data")])
     assert done.returncode == 2 and "holds a dataset already" in done.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import struct
-import subprocess
-import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 
 from tensordict_lite import DatasetError
+from tests import interpreters
 
 pytest.importorskip("PIL")
 
@@ -127,7 +126,7 @@ def require_unlisted(folder: Path, inner: str) -> None:
         "found = list_files(sys.argv[1], strict=False)\n"
         "print(found.left_out, found.classes)\n"
     )
-    run = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True)
+    run = interpreters.run(["-c", script, str(folder)])
     reason = "the folder cannot be listed (Permission denied)"
     assert run.stdout.splitlines() == [f"{inner}/: {reason}", f"{((f'{inner}/', reason),)} ['a', 'b']"], run.stderr
 
@@ -136,12 +135,12 @@ def test_the_command_says_what_it_left_out_without_control_characters(tmp_path: 
     plain(tmp_path / "in" / "a" / "0.png")
     (tmp_path / "in" / "b").symlink_to(tmp_path / "nowhere")
     (tmp_path / "in" / "a" / "x\x1b[31m\rred.jpg").write_bytes(b"x")
-    command = [sys.executable, "-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
-    run = subprocess.run([*command, "--size", "8", "--workers", "0"], capture_output=True)
-    assert run.returncode == 1 and b"b/: it is a link" in run.stderr and b"\x1b" not in run.stderr
-    run = subprocess.run([*command, "--size", "8", "--workers", "0", "--skip-errors"], capture_output=True)
-    assert run.returncode == 0 and b"b/" in run.stderr and b"red.jpg" in run.stderr
-    assert not set(run.stderr) & {0x1B, 0x0D}
+    command = ["-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
+    run = interpreters.run([*command, "--size", "8", "--workers", "0"])
+    assert run.returncode == 1 and "b/: it is a link" in run.stderr and "\x1b" not in run.stderr
+    run = interpreters.run([*command, "--size", "8", "--workers", "0", "--skip-errors"])
+    assert run.returncode == 0 and "b/" in run.stderr and "red.jpg" in run.stderr
+    assert not set(run.stderr) & {"\x1b", "\r"}
     (tmp_path / "in" / "b").unlink()
     with pytest.warns(SkippedPictures) as caught:
         images.ingest(tmp_path / "in", tmp_path / "again", size=8, num_workers=0, on_error="skip")
@@ -320,12 +319,7 @@ def test_a_picture_does_not_depend_on_those_that_the_process_has_seen(tmp_path: 
     )
     paths = [str(tmp_path / f"x.{ending}") for ending in endings]
     outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / f"x.{first}"), *paths],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        interpreters.run(["-c", script, str(tmp_path / f"x.{first}"), *paths], check=True).stdout
         for first in ("tga", "ico", "im")
     }
     assert len(outputs) == 1

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import tdmap
 from tdmap.errors import ResumeMismatch
 from tensordict_lite import DatasetError, TensorDict
+from tests import interpreters
 
 pytest.importorskip("PIL")
 
@@ -491,10 +491,10 @@ def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypat
 def test_the_command_ingests_and_lists_what_it_left_out(tmp_path: Path) -> None:
     make_folder(tmp_path / "in")
     (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
-    command = [sys.executable, "-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
+    command = ["-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
 
     def run(*options: str) -> Any:
-        return subprocess.run([*command, *options, "--workers", "1"], capture_output=True, text=True)
+        return interpreters.run([*command, *options, "--workers", "1"])
 
     failed = run("--size", "16x12")
     assert failed.returncode == 1

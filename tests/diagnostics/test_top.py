@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from tdmap.cli import app
 from tdmap.diagnostics import StatusFile, jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
 from tdmap.process_state import ProcessId
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -39,14 +39,13 @@ def job(tmp_path, status_folder):
     (tmp_path / "workers").mkdir()
     script = tmp_path / "long_job.py"
     script.write_text(PROGRAM)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(script), str(tmp_path / "go"), str(tmp_path / "workers")], env=env)
+    process = interpreters.Program([str(script), str(tmp_path / "go"), str(tmp_path / "workers")])
     yield process, status_folder, tmp_path / "go"
     process.kill()
     process.wait()
 
 
-def wait_for_job(folder: Path, process: subprocess.Popen) -> JobStatus:
+def wait_for_job(folder: Path, process: interpreters.Program) -> JobStatus:
     while process.poll() is None:
         for found in read_jobs(folder):
             if found.rows_done >= 100 and len(found.workers) == 2:

@@ -259,6 +259,7 @@ def test_a_function_that_must_not_write_changes_no_file(tmp_path: Path, kind: An
         assert torch.equal(data[:ROWS].get("x"), X), (name, write)
 
 
+@pytest.mark.filterwarnings("ignore:this pipeline is iterated once more")
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", [_dense, _shards, _anonymous])
 def test_each_epoch_of_a_loader_finds_the_rows_that_were_saved(tmp_path: Path, kind: Any, write: Any) -> None:

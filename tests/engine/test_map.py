@@ -100,7 +100,8 @@ def test_changed_and_returned_rows_are_both_seen(run, data):
 
 
 def test_some_none_results_are_left_out(run, data):
-    result = run(data, lambda td: td if td["x"][0, 0] >= 60 else None, chunksize=4)
+    with pytest.warns(RuntimeWarning, match="returned None for 20 of 40 rows"):
+        result = run(data, lambda td: td if td["x"][0, 0] >= 60 else None, chunksize=4)
     assert torch.equal(result["x"], data["x"][20:])
 
 

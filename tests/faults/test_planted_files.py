@@ -369,6 +369,7 @@ def times_in(folder: Path) -> None:
     tdmap.datasets.read(folder / "t.csv", folder / "src")
 
 
+@pytest.mark.filterwarnings("ignore::tdmap.errors.AlreadyComplete")
 def test_types_of_columns_are_not_written_through_a_link(tmp_path):
     times_in(tmp_path)
     words = ["filter", "x > 30", str(tmp_path / "src"), str(tmp_path / "out"), "--resume", "--workers", "0"]

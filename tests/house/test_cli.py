@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tdmap.cli import app
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = """
@@ -63,9 +64,8 @@ NUMBER = 3
 
 
 def tdmap(*arguments: object, cwd: Path) -> Answer:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tdmap", *map(str, arguments)]
-    ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    ran = interpreters.run(["-m", "tdmap", *map(str, arguments)], cwd=cwd, env=env)
     return Answer(ran.returncode, ran.stdout, ran.stderr)
 
 
@@ -221,11 +221,10 @@ def names_in(folder: Path) -> list[str]:
     return sorted(set(os.listdir(folder)) - {"__pycache__"})
 
 
-def begin(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def begin(folder: Path, *arguments: object) -> interpreters.Program:
     """A run whose function waits for the file `go`."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "tdmap", "map", "work:waits", "numbers", *map(str, arguments), "--workers", "1"]
-    process = subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = ["-m", "tdmap", "map", "work:waits", "numbers", *map(str, arguments), "--workers", "1"]
+    process = interpreters.Program(command, cwd=folder, env={**os.environ, "NO_COLOR": "1"})
     deadline = time.monotonic() + 300
     while not (folder / "started").exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -277,7 +276,6 @@ def test_a_dataset_is_replaced_in_one_step_or_not_at_all(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["verify"], ["status"]])
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(folder: Path, command: list[str]) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     if command == ["status"]:
         assert ask("map", "work:double", "numbers", "out", "--resume", "--workers", 0, cwd=folder).returncode == 0
     else:
@@ -286,8 +284,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(folder: Path, comm
         assert ask("verify", "--store", "out", cwd=folder).returncode == 0
     read, write = os.pipe()
     os.close(read)  # nobody reads
-    line = [sys.executable, "-m", "tdmap", *command, "out"]
-    ran = subprocess.run(line, cwd=folder, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    ran = interpreters.run(["-m", "tdmap", *command, "out"], cwd=folder, stdout=write)
     os.close(write)
     assert ran.stderr == "" and ran.returncode in (-signal.SIGPIPE, 0)
 

@@ -22,6 +22,7 @@ from tdmap.cli import app
 from tdmap.cli.answers import plain
 from tdmap.cli.examples import EXAMPLES
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 ROWS = 60
@@ -381,14 +382,7 @@ def test_no_colour_where_nobody_looks(folder):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     env.pop("NO_COLOR", None)
     for arguments in (["info", "photos"], ["info", "nothing"], ["--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "tdmap", *arguments],
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = interpreters.run(["-m", "tdmap", *arguments], cwd=folder, env=env)
         assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreters
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,9 +36,7 @@ def test_example_runs_and_checks_itself(script: str, options: list[str], proof: 
     if script == "reward_pairs.py":
         pytest.importorskip("datasets")
         pytest.importorskip("transformers")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "examples" / script), *options]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=360)
+    done = interpreters.run([ROOT / "examples" / script, *options])
     assert done.returncode == 0, done.stderr
     assert proof in done.stdout
 

@@ -10,6 +10,8 @@ import torch
 from tdmap.memory import links as links
 from tests.device.fakelink import FakeLink
 
+pytestmark = pytest.mark.filterwarnings("ignore:this pipeline is iterated once more")
+
 
 def batches_of(pipeline, **options):
     return [batch["x"].tolist() for batch in pipeline.iter(**options)]

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 from tensordict_lite import TensorDict
 
+pytestmark = pytest.mark.filterwarnings("ignore:this pipeline is iterated once more")
+
 
 @pytest.fixture
 def rows():

@@ -20,6 +20,8 @@ import tdmap
 from tdmap.data.trees import tensors_in
 from tensordict_lite import TensorDict
 
+pytestmark = pytest.mark.filterwarnings("ignore:this pipeline is iterated once more")
+
 
 def rows_of(batches) -> list[int]:
     return [row for batch in batches for row in batch["x"].tolist()]

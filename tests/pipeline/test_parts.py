@@ -11,6 +11,8 @@ import torch
 from tdmap import Pipeline
 from tensordict_lite import TensorDict
 
+pytestmark = pytest.mark.filterwarnings("ignore:this pipeline is iterated once more")
+
 
 @pytest.mark.parametrize("batch", [3, 7, 13])
 def test_batches_across_epochs_have_the_order_that_each_part_has_in_its_epoch(batch, workers):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from tdmap.reducers import Count, Mean, Sum
 from tdmap.resume import journal
 from tdmap.resume.log import History
 from tensordict_lite import TensorDict
+from tests import interpreters
 from tests.processes import comes_true
 
 ROOT = Path(__file__).parents[2]
@@ -109,13 +108,10 @@ print(out["noise"].sum().item())
 def test_a_killed_write_goes_on(data, tmp_path, kind):
     data.memmap(tmp_path / "data")
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
-    def start(notes: str) -> subprocess.Popen:
+    def start(notes: str) -> interpreters.Program:
         (tmp_path / notes).mkdir()
-        own = {**env, "NOTES": notes}
-        command = [sys.executable, "script.py", kind]
-        return subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, start_new_session=True)
+        return interpreters.Program(["script.py", kind], cwd=tmp_path, env={**os.environ, "NOTES": notes})
 
     def chunks_done() -> int:
         path = tmp_path / f"out-{kind}" / ".tdmap" / "journal"
@@ -128,11 +124,9 @@ def test_a_killed_write_goes_on(data, tmp_path, kind):
     assert comes_true(lambda: first.poll() is not None or chunks_done() > 0) and first.poll() is None
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    first.stdout.close()
     assert not (tmp_path / f"out-{kind}" / "meta.json").exists()
     second = start("second")
-    output, _ = second.communicate(timeout=300)
-    assert second.returncode == 0
+    assert second.wait(timeout=300) == 0
     assert len(list((tmp_path / "second").iterdir())) < 40, "everything was done again"
     written = TensorDict.load_memmap(tmp_path / f"out-{kind}")
     pipeline = data.pipeline(seed=5).shuffle(2).map(lambda td: td.clone(False).set("noise", torch.rand(td.batch_size)))

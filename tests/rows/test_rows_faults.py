@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -20,6 +18,7 @@ from tdmap.memory import hidden, rowfiles
 from tdmap.operations import scatter
 from tdmap.resume import journal, log
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 from .conftest import Killer, bits, make
 
@@ -157,14 +156,7 @@ def program(tmp_path, name, job):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(SCRIPT))
     arguments = [name, str(job), str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "log")]
-    return subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return interpreters.run([str(script), *arguments], cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["filter", "flat_map"])
@@ -376,14 +368,7 @@ def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
             except OSError as error:
                 print(name, error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = interpreters.run(["-c", textwrap.dedent(script)], cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["flat_map", "filter", "shuffle"], done.stderr
     assert all(str(tmp_path / line.split()[0]) in line for line in lines), lines

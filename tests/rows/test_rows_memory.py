@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests import interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,14 +51,7 @@ SCRIPT = """
 def test_memory_does_not_grow_with_the_rows(operation, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
-        [sys.executable, str(script), operation],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = interpreters.run([str(script), operation], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (worker, main), (worker_of_more, main_of_more) = json.loads(done.stdout.splitlines()[-1])
     assert worker_of_more - worker < 40 << 20, (worker, worker_of_more)

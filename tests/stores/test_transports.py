@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tdmap.stores.store import VARIABLE, Store
 from tdmap.stores.through_fsspec import FsspecFiles
 from tdmap.stores.through_obstore import ObstoreFiles, translated
 from tdmap.stores.transport import CannotServe
+from tests import interpreters
 from tests.stores.kinds import numbers, same
 from tests.stores.proxy import FaultyProxy
 
@@ -182,6 +182,6 @@ def test_a_fork_of_the_users_reads_on(bucket: str, options: dict[str, Any]) -> N
     """It has none of the threads that bring the bytes, and must not wait for them."""
     out = tdmap.map(numbers(0, 10), lambda rows: rows, num_workers=0, out=f"{bucket}/set", storage_options=options)
     assert same(out.contiguous(), numbers(0, 10))
-    command = [sys.executable, "-c", FORKED, f"{bucket}/set", options["endpoint_url"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = ["-c", FORKED, f"{bucket}/set", options["endpoint_url"]]
+    done = interpreters.run(command)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import tdmap
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetNotFoundError
+from tests import interpreters
 from tests.stores.kinds import KINDS, numbers, same
 
 
@@ -219,8 +219,7 @@ def test_a_program_that_is_killed_goes_on_with_the_shards_that_are_missing(
     out, log, program = tmp_path / "set", tmp_path / "log", tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     command = [str(program), str(out), str(log)]
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    assert subprocess.run([sys.executable, *command], env=env, timeout=300).returncode == -signal.SIGKILL
+    assert interpreters.run([*command]).returncode == -signal.SIGKILL
     with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
         tdmap.open(out)
     assert log.read_text().split() == ["0", "4", "8", "12", "16", "20"]
