@@ -112,7 +112,8 @@ JOBS = {
 def test_the_verdict_names_what_bounds_a_job(name, tmp_path):
     run, bound, advice = JOBS[name]
     tdmap.map(torch.zeros(4), same, num_workers=2, chunksize=1)  # workers are there
-    for attempt in range(5):  # other programs may have the cores for most of a job, which then is bound by them
+    quiet = False
+    for attempt in range(5):  # other programs may have the cores for a part of a job, which then is bound by them
         place = tmp_path / str(attempt)
         place.mkdir()
         with tdmap.Profiler() as prof:
@@ -120,9 +121,10 @@ def test_the_verdict_names_what_bounds_a_job(name, tmp_path):
         verdict = prof.verdict
         if verdict.bound == bound and re.search(advice, verdict.advice):
             break
+        quiet |= verdict.starved < 0.1
     else:
-        if verdict.starved > 0.5:
-            pytest.skip("other programs had the cores for most of each of five jobs")
+        if not quiet:
+            pytest.skip("other programs had a part of the cores during each of five jobs")
     assert verdict.bound == bound, prof.summary(120)
     assert re.search(advice, verdict.advice), verdict.advice
     assert 0 < verdict.share <= 1 and verdict.workers == 2

@@ -70,7 +70,7 @@ def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, method, um
         os.umask(0o777)
         return chunk
 
-    with tdmap.WorkerPool(2, method) as pool:
+    with tdmap.WorkerPool(1, method) as pool:
         for mask in (0o022, 0o077):
             umask(mask)
             (out := tmp_path / f"{mask:o}").mkdir()

@@ -36,7 +36,7 @@ PROGRAM = """
     if __name__ == "__main__":
         data = TensorDict({"x": torch.arange(10)}, [10])
         for method in ("fork", "forkserver", "spawn"):
-            options = dict(num_workers=2, mp_start_method=method, chunksize=2)
+            options = dict(num_workers=1, mp_start_method=method, chunksize=2)
             assert tdmap.map(data, times, **options)["x"].tolist() == [*range(0, 30, 3)]
             assert tdmap.map(data, times, out=method, resume=True, **options)["x"].sum() == 135
         print("done")

@@ -120,7 +120,7 @@ def test_closed_standard_streams(tmp_path, method):
         os.close(0)
         import torch, tdmap
         x = torch.arange(10)
-        ok = torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=2, mp_start_method=sys.argv[1]), x + 1)
+        ok = torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=1, mp_start_method=sys.argv[1]), x + 1)
         sys.exit(0 if ok else 1)
     """
     assert run(tmp_path, code, method) == (0, "", "")

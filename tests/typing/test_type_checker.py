@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CASES = [Path(__file__).with_name(name) for name in ("tensorclass_cases.py", "user_program.py")]
 EXPECTED = re.compile(r"  # (?P<kind>[ER]): (?P<text>.+)$")
 REPORTED = re.compile(
