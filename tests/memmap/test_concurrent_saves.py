@@ -44,11 +44,12 @@ def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: di
         assert is_whole(last, len(last) - 300)
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
 @pytest.mark.parametrize("length", [300, 309], ids=["in place", "moved in"])
-def test_an_atomic_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, length: int) -> None:
+def test_an_atomic_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, length: int, every: int) -> None:
     number, killed = 0, True
     while killed:
-        number += 1
+        number += every
         folder = tmp_path / f"d{number}"
         rows(0).memmap(folder)
         killed = kill_at(number, lambda folder=folder: rows(length - 300).memmap(folder), STEPS)

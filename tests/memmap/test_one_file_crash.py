@@ -68,13 +68,14 @@ def make_folders(tmp_path: Path) -> None:
         dataset(version).memmap(tmp_path / "folders" / f"{version}.tdz")
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
 @pytest.mark.parametrize("before", ["nothing", "file"])
 @pytest.mark.parametrize("kind", SAVES)
-def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str) -> None:
+def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str, every: int) -> None:
     make_folders(tmp_path)
     killed, number, ended = True, 0, set()
     while killed:
-        number += 1 if kind != "unpack" else 3
+        number += every if kind != "unpack" else 3
         path = tmp_path / f"f{number}"
         if before == "file":
             SAVES[kind](1, path)
