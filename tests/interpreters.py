@@ -53,10 +53,12 @@ class Program:
         stdout: IO[Any] | int | None = None,
         stderr: IO[Any] | int | None = None,
     ) -> None:
+        os.umask(umask := os.umask(0))
         request = {
             "arguments": [os.fspath(argument) for argument in arguments],
             "cwd": os.fspath(cwd or os.getcwd()),
             "env": dict(os.environ if env is None else env),
+            "umask": umask,
         }
         self.returncode: int | None = None
         self._files = [tempfile.TemporaryFile() if given is None else None for given in (stdout, stderr)]
@@ -92,8 +94,9 @@ class Program:
         return written[0], written[1]
 
     def send_signal(self, number: int) -> None:
-        """To the program alone; it leads a session of its own."""
-        os.kill(self.pid, number)
+        """To the program alone, as long as it runs; it leads a session of its own."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -123,24 +126,15 @@ def _server() -> socket.socket:
     if not _started or _started[0][0] != os.getpid():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # Not the variables of one test: the server lives for all of them.
-            env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            # Unlike a program, it does not end by Ctrl-C, but with the tests.
-            _started[:] = [
-                (
-                    os.getpid(),
-                    ours,
-                    subprocess.Popen(
-                        command,
-                        pass_fds=[theirs.fileno()],
-                        env=env,
-                        cwd=ROOT,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                    ),
-                )
-            ]
+            server = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends the tests, and these end it
+            )
+        _started[:] = [(os.getpid(), ours, server)]
     return _started[0][1]
 
 
@@ -170,6 +164,7 @@ def _keep(request: dict[str, Any], files: list[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     os.chdir(request["cwd"])
+    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
