@@ -243,7 +243,7 @@ def test_who_waits_for_the_streams_is_not_passed_over():
 
 def test_ctrl_c_ends_the_wait_for_the_streams():
     released = threading.Event()
-    thread = begun_in_a_thread(lambda: released.wait(60))
+    thread = begun_in_a_thread(lambda: released.wait(300))
 
     def stop(*_):
         raise KeyboardInterrupt

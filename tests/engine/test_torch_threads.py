@@ -38,7 +38,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, args=(options,))
         self._thread.start()
         for _ in range(2):
-            assert self._inside.acquire(timeout=60)
+            assert self._inside.acquire(timeout=300)
 
     def _run(self, options):
         self.result = tdmap.map(X, self._chunk, num_workers=2, chunksize=1, executor="thread", **options)
@@ -46,7 +46,7 @@ class Job:
     def _chunk(self, x):
         threads = torch.get_num_threads()
         self._inside.release()
-        assert self._leave.wait(60)
+        assert self._leave.wait(300)
         return torch.full((len(x),), threads)
 
     def end(self):
@@ -81,11 +81,11 @@ def test_a_thread_that_begins_beside_a_pipeline_leaves_the_others_alone():
         def iterate():
             with one_thread():  # as a pipeline does, while it waits for its workers
                 inside.set()
-                assert leave.wait(60)
+                assert leave.wait(300)
 
         thread = threading.Thread(target=iterate)
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(300)
     leave.set()
     thread.join()
     assert in_new_thread(torch.get_num_threads) == 3

@@ -27,7 +27,7 @@ def test_operations_that_overlap_leave_the_filters_alone(tmp_path):
     def begin(number):
         def fn(td):
             inside[number].set()
-            assert leave[number].wait(60)
+            assert leave[number].wait(300)
             return td + number
 
         def work():
@@ -38,7 +38,7 @@ def test_operations_that_overlap_leave_the_filters_alone(tmp_path):
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert inside[number].wait(60)
+        assert inside[number].wait(300)
         return thread
 
     with warnings.catch_warnings():

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
         ("pipeline.py", ["--rows", "400", "--batch", "16"], "checked: numpy and Pillow make the same batches"),
         (
             "picture_folders.py",
-            ["--files", "5000", "--workers", "2"],
+            ["--files", "1500", "--workers", "2"],
             "checked: every picture has its own name and class",
         ),
         ("train_images.py", ["--files", "600", "--epochs", "2"], "checked: the run that was killed in mid-epoch"),
@@ -41,6 +41,7 @@ def test_example_runs_and_checks_itself(script: str, options: list[str], proof: 
     assert proof in done.stdout
 
 
+@pytest.mark.slow
 def test_many_ranks_train_and_go_on_as_another_number_of_ranks(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for ranks, options, proof in ((2, [], "640 a rank"), (3, ["--go-on"], "1696 a rank")):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CASES = [Path(__file__).with_name(name) for name in ("tensorclass_cases.py", "user_program.py")]
 EXPECTED = re.compile(r"  # (?P<kind>[ER]): (?P<text>.+)$")
@@ -27,7 +27,6 @@ REPORTED = re.compile(
 
 
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
-@pytest.mark.timeout(300)
 def test_type_checker_says_what_the_cases_expect(tmp_path: Path) -> None:
     for case in CASES:
         shutil.copy(case, tmp_path)
@@ -54,7 +53,6 @@ def test_type_checker_says_what_the_cases_expect(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed")
-@pytest.mark.timeout(300)
 def test_pyright_finds_the_types_and_the_mistakes(tmp_path: Path) -> None:
     program = CASES[1]
     shutil.copy(program, tmp_path)
