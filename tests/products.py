@@ -15,7 +15,8 @@ with_soak = False
 def sampled(one_in: int, *axes: Iterable[Any]) -> list[Any]:
     """Every combination of some values for `parametrize`; `make test` runs one in so many, `make soak` all others.
 
-    With axes no shorter than `one_in`, every two values of two axes meet in a test that `make test` runs.
+    Of three axes or more, none shorter than `one_in`, every two values of two axes meet in a test of `make test`; of
+    two axes, every value meets one in so many of the other.
     """
     made = []
     for case in product(*map(enumerate, axes)):
