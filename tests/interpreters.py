@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -147,11 +148,18 @@ def close() -> None:
     _started.clear()
 
 
+def _fork() -> int:
+    """The server has threads of numpy, which wait for work: Python 3.12 and later warn of any."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _keep(request: dict[str, Any], files: list[int]) -> None:
     """Fork a program and tell how it ends; returns in the program alone."""
     *streams, status = files
     said = socket.socket(fileno=status)
-    program = os.fork()
+    program = _fork()
     if program:
         said.send(str(program).encode())
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -195,7 +203,7 @@ def _serve(requests: socket.socket) -> list[str]:
         message, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
         if not message:
             os._exit(0)
-        if os.fork() == 0:
+        if _fork() == 0:
             requests.close()
             request = json.loads(message)
             _keep(request, files)
