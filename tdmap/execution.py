@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap.data.sizes import row_bytes_of
@@ -16,7 +16,7 @@ from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.memory.resources import usable_cores
+from tdmap.memory.resources import available_memory, usable_cores
 from tdmap.process_state import Owner
 from tdmap.runtime.commits import LOG, CommitLog
 from tdmap.runtime.crews.base import Crew
@@ -32,6 +32,7 @@ from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
+from tdmap.tuning import Tuning, current
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -83,6 +84,7 @@ class Execution:
     pbar: bool = False
     callbacks: Iterable[Callback] = ()
     profile: bool | str | os.PathLike[str] = False
+    tuning: Tuning = field(default_factory=current)
 
     def __post_init__(self) -> None:
         callbacks = tuple(self.callbacks)  # each job of an operation reads them
@@ -137,9 +139,10 @@ class Execution:
         Raises:
             TypeError: an option that there is not; names those that there are.
         """
-        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        known = WorkerOptions.__annotations__
+        unknown = sorted(set(options) - set(known))
         if unknown:
-            raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(cls.__dataclass_fields__)}.")
+            raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(known)}.")
         return cls(**options)
 
     @property
@@ -165,6 +168,11 @@ class Execution:
         if isinstance(self.pool, WorkerPool):
             return self.pool.num_workers
         return self._count()
+
+    def available_memory(self) -> int:
+        """Bytes that the call may take for the rows of a dataset."""
+        known = self.tuning.available_memory
+        return available_memory() if known is None else known
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""

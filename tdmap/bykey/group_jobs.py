@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped
+from tdmap.bykey.mapping import MapPartition
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, quick
 from tdmap.bykey.reducing import (
     CutChunk,
@@ -42,15 +42,6 @@ from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
 from tdmap.stores.sharded import entry_names
 from tensordict_lite import is_non_tensor
-
-COMBINE_SHARE = 0.5
-"""Chunks are reduced on their own where so small a share of their keys is distinct."""
-
-UNSEEN_SHARE = 1 / 256
-"""A sample has all keys, but for rare ones, when it has so small a share of keys that occur in it once."""
-
-KEPT_BYTES = 8 << 20
-"""States of all chunks that are merged in the caller, instead of in files and by workers."""
 
 
 def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] | None:
@@ -92,7 +83,7 @@ class Reduction:
 
     def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces | Data, Callable[[], Schema]]:
         """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
-        keyed, forms, codec = self.keyed, self.forms, self.keyed.codec
+        keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.execution.tuning
         source = _source(keyed, self.payload)
         rows = narrow(select(source, self.payload), 0, 0, min(int(source.shape[0]), 1))
         row = one_row(rows)
@@ -106,20 +97,21 @@ class Reduction:
             return Pieces(), empty
         one_by_one = any(form.objects for form in forms.values())
         seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
-        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= UNSEEN_SHARE
+        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= tuning.unseen_share
         share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
-        combine = share <= COMBINE_SHARE and not one_by_one
+        combine = share <= tuning.combine_share and not one_by_one
         shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
         rows_left = plan.length
         if combine:  # keys that repeat within a chunk, in one chunk and all over the data
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
-        splits = keyed.splits(count_partitions(rows_left * row_bytes))
+        splits = keyed.splits(count_partitions(self.execution, rows_left * row_bytes))
         cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
         widths = [len(state) for state in trial] if combine else None
         if combine:
             cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
-            cut.most = KEPT_BYTES // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= KEPT_BYTES else 0
+            kept_bytes = tuning.kept_bytes
+            cut.most = kept_bytes // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= kept_bytes else 0
         runs = _run_cut(source, plan, cut, self.execution, self.policy)
         kept = [run for run in runs if isinstance(run, Kept)]
         if widths is not None and kept:
@@ -132,7 +124,7 @@ class Reduction:
                 if isinstance(run, Kept):
                     runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
         partitions = Partitions(spill, runs, codec.num_words, shapes)
-        reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths)
+        reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes)
         crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
         return _each_partition(splits, reduce, spill, crew, self.policy), empty
 
@@ -212,7 +204,9 @@ def map_each_group(
         row_bytes = data_row_bytes(source, length)
     plan = plan_rows(length, row_bytes, chunksize)
     # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
-    splits = keyed.splits(count_partitions(nbytes, at_least=64), alone=min(mapping.HEAP_BYTES / max(nbytes, 1), 1.0))
+    heap_bytes = execution.tuning.heap_bytes
+    parts = count_partitions(execution, nbytes, at_least=64)
+    splits = keyed.splits(parts, alone=min(heap_bytes / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
     cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
@@ -220,5 +214,6 @@ def map_each_group(
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
-    work = mapping.MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
+    rows = example if whole else data
+    work = MapPartition(fn, keyed.codec, keyed.labels, partitions, rows, whole, heap_bytes)
     return _each_partition(splits, work, spill, execution, policy, output), None

@@ -34,13 +34,6 @@ from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 
-HEAP_BYTES = 64 << 20
-"""An index of more bytes lies in a file."""
-
-WHOLE_BYTES = 32 << 20
-"""A key that has so many bytes of rows, in the index, is not sorted with others, but copied piece by piece."""
-
-
 BOUNDED_BYTES = 256 << 20
 """A column of keys of so many bytes is read once more, for its smallest and its largest key."""
 
@@ -64,16 +57,14 @@ class PartitionWork:
         firsts: where each partition begins in the index.
         places: of the row numbers, and of each word; or of whole rows.
         name: how messages call it.
-        whole_bytes: more rows than these, which have one key, are not sorted. Default: `WHOLE_BYTES`.
+        whole_bytes: more rows than these, which have one key, are not sorted, but copied piece by piece.
     """
 
-    def __init__(
-        self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int | None = None
-    ) -> None:
+    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int) -> None:
         self.partitions = partitions
         self.firsts = firsts
         self.places = places
-        self.whole_bytes = whole_bytes or WHOLE_BYTES
+        self.whole_bytes = whole_bytes
         self.__qualname__ = name
 
     def __call__(self, chunk: Tensor) -> int:
@@ -150,8 +141,10 @@ class CutPacked:
 class SortPacked(PartitionWork):
     """Keys and row numbers that are one number, of which the row number has the lower `bits`."""
 
-    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str, bits: int) -> None:
-        super().__init__(partitions, firsts, places, name)
+    def __init__(
+        self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int, bits: int
+    ) -> None:
+        super().__init__(partitions, firsts, places, name, whole_bytes)
         self.bits = bits
 
     def sort(self, partition: int, first: int, count: int) -> int:
@@ -212,7 +205,8 @@ def sorted_rows(
     plan_bytes = data_row_bytes(source, length)
     plan = plan_rows(length, plan_bytes, chunksize)
     nbytes = length * row_bytes
-    splits = keyed.splits(count_partitions(nbytes), alone=min(WHOLE_BYTES / max(nbytes, 1), 1.0))
+    whole = max(execution.tuning.heap_bytes // 2, 1)
+    splits = keyed.splits(count_partitions(execution, nbytes), alone=min(whole / max(nbytes, 1), 1.0))
     bounds, bits = None if with_words else _bounds(keyed), max(length - 1, 1).bit_length()
     packs = bounds is not None and (bounds[1] - bounds[0]).bit_length() + bits <= 64
     cut: CutChunk | CutPacked
@@ -227,25 +221,25 @@ def sorted_rows(
     partitions = Partitions(spill, runs, words, [] if packs else [Shape(torch.int64, ())])
     counts = partitions.rows
     total = int(counts.sum())
-    columns = _room(total, 1 + words if with_words else 1, spill)
+    columns = _room(total, 1 + words if with_words else 1, spill, execution.tuning.heap_bytes)
     distinct = 0
     if total:
         places = Places.of([*columns, *([None] * (0 if with_words or packs else words))])
         assert places is not None
         firsts = (counts.cumsum() - counts).tolist()
         name = keyed.reader.what
-        work: Any = SortPartition(partitions, firsts, places, name)
+        work: Any = SortPartition(partitions, firsts, places, name, whole)
         if packs:
-            work = SortPacked(partitions, firsts, places, name, bits)
+            work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))
         job = Job(Source(numbers), ChunkPlan(len(counts), 1), work, policy)
         distinct = sum(light(execution, partitions.nbytes).run(job, Collect()))
     return Index(columns[0], columns[1:], distinct == total)
 
 
-def _room(rows: int, count: int, spill: Spill) -> list[Tensor]:
-    """Shared tensors of int64."""
-    if rows * 8 * count <= HEAP_BYTES and not spill.lasts:
+def _room(rows: int, count: int, spill: Spill, heap_bytes: int) -> list[Tensor]:
+    """Shared tensors of int64, in files where they are large."""
+    if rows * 8 * count <= heap_bytes and not spill.lasts:
         arena = Arena()
         return [arena.empty(torch.int64, torch.Size([rows])) for _ in range(count)]
     return [spill.mapped(f"index-{number}", rows * 8).view(torch.int64) for number in range(count)]

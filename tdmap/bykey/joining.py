@@ -422,7 +422,7 @@ class _Join:
             else:
                 sources.append(column.number if column.side == 1 else bool(column.number) if column.side == 2 else None)
         fn = PlaceOthers(theirs, sources, places, at)
-        plan = ChunkPlan(len(rows), block_rows(len(rows), schema.row_bytes))
+        plan = ChunkPlan(len(rows), block_rows(len(rows), schema.row_bytes, self.execution))
         crew = light(self.execution, len(rows) * sum(schema.row_bytes))
         crew.run(Job(Source(rows), plan, fn, Policy(undo=False)), Collect())
 
@@ -449,7 +449,10 @@ class _Join:
                 data.set(new, keyed.data.get(name))
             reader = replace(reader, spec=replace(reader.spec, names=names))
         forms = self._forms_of_keys() if self.how in ("right", "outer") else {}
-        fn = JoinChunk(chunk_names, reader, self._lookup(table), other, self.share, self.indicator, forms)
+        fn = JoinChunk(
+            chunk_names, reader, self._lookup(table), other, self.share, self.indicator, forms,
+            self.execution.tuning.join_bytes,
+        )  # fmt: skip
         length = int(data.shape[0])
         plan = plan_rows(length, data_row_bytes(data, length), self.chunksize)
         crew = light(self.execution, 0) if plan.num_chunks <= 1 else self.execution

@@ -25,10 +25,6 @@ from tdmap.memory.files import mapped_file
 from tdmap.memory.residency import Residency
 from tdmap.operations.habits import plain_group
 
-HEAP_BYTES = 64 << 20
-"""A partition of more bytes is put in order in a file, and mapped. A key that has so many bytes of rows has one of its
-own."""
-
 BLOCK_BYTES = 8 << 20
 """Results are handed on when they are so many bytes."""
 
@@ -44,6 +40,7 @@ class MapPartition:
         partitions: the runs.
         rows: no rows of the dataset; or the dataset, when runs hold the numbers of rows.
         whole: runs hold rows.
+        heap_bytes: a partition of more bytes is put in order in a file, and mapped.
     """
 
     def __init__(
@@ -54,6 +51,7 @@ class MapPartition:
         partitions: Partitions,
         rows: Data,
         whole: bool,
+        heap_bytes: int,
     ) -> None:
         self.fn = fn
         self.codec = codec
@@ -61,7 +59,7 @@ class MapPartition:
         self.partitions = partitions
         self.rows = rows
         self.whole = whole
-        self.heap_bytes = HEAP_BYTES
+        self.heap_bytes = heap_bytes
         self.__qualname__ = f"map_groups({function_name(fn)})"
 
     def __call__(self, numbers: Tensor) -> Iterator[Data]:

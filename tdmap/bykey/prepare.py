@@ -36,17 +36,11 @@ LARGE_CHUNK_ROWS = 1 << 20
 CHUNK_BYTES = 32 << 20
 """Bytes of a chunk, at most."""
 
-PARTITION_BYTES = 4 << 20
-"""Bytes of a partition, as long as there are not many."""
-
 MANY_PARTITIONS = 256
 """From here on partitions grow,"""
 
 LARGE_PARTITION_BYTES = 64 << 20
 """up to so many bytes."""
-
-LIGHT_BYTES = 4 << 20
-"""Work on so few bytes is done in the caller: workers would cost more than they save."""
 
 QUICK_BYTES = 32 << 20
 """Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
@@ -84,9 +78,9 @@ def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> Chun
     return ChunkPlan(length, max(min(most, spread, CHUNK_BYTES // max(row_bytes, 1)), 1))
 
 
-def count_partitions(nbytes: int, at_least: int = 1) -> int:
+def count_partitions(execution: Execution, nbytes: int, at_least: int = 1) -> int:
     """How many partitions for so many bytes."""
-    parts = -(-nbytes // PARTITION_BYTES)
+    parts = -(-nbytes // execution.tuning.partition_bytes)
     if parts > MANY_PARTITIONS:
         parts = max(-(-nbytes // LARGE_PARTITION_BYTES), MANY_PARTITIONS)
     return max(parts, at_least, 1)
@@ -94,7 +88,7 @@ def count_partitions(nbytes: int, at_least: int = 1) -> int:
 
 def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> Execution:
     """The execution itself, or the caller alone where there is little to do."""
-    if nbytes > LIGHT_BYTES or (plan is not None and plan.num_chunks > 1 and nbytes):
+    if nbytes > execution.tuning.light_bytes or (plan is not None and plan.num_chunks > 1 and nbytes):
         return execution
     return replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
 
@@ -102,7 +96,7 @@ def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> E
 def quick(execution: Execution, nbytes: int) -> Execution:
     """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a job."""
     gained = nbytes - nbytes // execution.workers
-    return light(execution, 0 if LIGHT_BYTES and gained <= QUICK_BYTES else nbytes)
+    return light(execution, 0 if execution.tuning.light_bytes and gained <= QUICK_BYTES else nbytes)
 
 
 def expected_groups(groups: int, seen: int, rows: float) -> float:

@@ -26,9 +26,6 @@ from tdmap.memory.spill import Spill
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
 
-BATCH_BYTES = 64 << 20
-"""A partition is reduced in batches of so many bytes."""
-
 PARTITION_SLOTS = 1 << 18
 """Keys of a partition that lie within so many numbers are counted, not sorted: sums of them fit into the cache."""
 
@@ -176,6 +173,7 @@ class ReducePartition:
         forms: the reducers.
         example: no rows of the payload.
         widths: how many columns the states of each reducer have, when runs hold states instead of rows.
+        batch_bytes: a partition is reduced in batches of so many bytes.
     """
 
     def __init__(
@@ -186,6 +184,7 @@ class ReducePartition:
         forms: Mapping[str, Grouped],
         example: Data,
         widths: list[int] | None,
+        batch_bytes: int,
     ) -> None:
         self.__qualname__ = "group_by.reduce"
         self.names = names
@@ -194,7 +193,7 @@ class ReducePartition:
         self.forms = forms
         self.example = example
         self.widths = widths
-        self.batch_bytes = BATCH_BYTES
+        self.batch_bytes = batch_bytes
         self.room = Blocks()
         # Others ask how many rows of each group came before.
         self.by_slot = widths is None and all(type(f).update_after is Grouped.update_after for f in forms.values())

@@ -128,7 +128,7 @@ def sort(
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
         rows = SourceRows(data)
         rows.check(output)
-        if decide("rows travel", lambda: _sorts_rows(keyed, data, rows)):
+        if decide("rows travel", lambda: _sorts_rows(keyed, data, rows, execution)):
             with open_spill(output, spill_dir) as spill:
                 sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
             return output.result()
@@ -246,13 +246,13 @@ class SortRows(PartitionWork):
         return True
 
 
-def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows) -> bool:
+def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows, execution: Execution) -> bool:
     """Whether rows travel with their keys."""
     if keyed.data is not data:  # it has columns besides, of numbers that stand for strings
         return False
     if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
         return False
-    return choose_method(rows.schema.row_bytes, rows.tensors) == "scatter"
+    return choose_method(rows.schema.row_bytes, rows.tensors, execution) == "scatter"
 
 
 def _told_by_words(keyed: KeyedData, source: SourceRows) -> dict[int, int]:
@@ -279,7 +279,7 @@ def sort_rows(
     keys = _told_by_words(keyed, source)
     shapes = [Shape.of(tensor) for number, tensor in enumerate(source.tensors or ()) if number not in keys]
     nbytes = length * (sum(shape.nbytes for shape in shapes) + 8 * words)
-    size = decide("block", lambda: block_bytes(nbytes, execution.workers))
+    size = decide("block", lambda: block_bytes(nbytes, execution))
     places = output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits, keys)

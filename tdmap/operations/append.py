@@ -43,9 +43,6 @@ from tdmap.runtime.commits import LOG
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 
-TASK_BYTES = 32 << 20
-"""Bytes that a worker copies between two looks at its messages."""
-
 
 class Piece(NamedTuple):
     """Rows that wait in a spill file, tensor after tensor."""
@@ -306,10 +303,10 @@ def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> No
         start, at, nbytes = start + done, at + done, nbytes - done
 
 
-def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int) -> Tensor:
-    """The table of the second job; adds the names of files to `files`."""
+def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_bytes: int) -> Tensor:
+    """The table of the second job, of parts of at most so many bytes; adds the names of files to `files`."""
     numbers: dict[str, int] = {}
-    most = max(TASK_BYTES // max(row_bytes, 1), 1)
+    most = max(most_bytes // max(row_bytes, 1), 1)
     table, row = [], 0
     for piece in pieces:
         if piece.file:
@@ -331,11 +328,11 @@ def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: 
     places = output.open(schema, total, objects)
     files: list[str] = []
     row_bytes = schema.row_bytes
-    table = tasks_of(pieces, files, sum(row_bytes))
+    table = tasks_of(pieces, files, sum(row_bytes), execution.tuning.copy_bytes)
     if not len(table):
         return
     each = max(total * sum(row_bytes) // len(table), 1)
-    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
+    plan = ChunkPlan(len(table), max(min(execution.tuning.copy_bytes // each, -(-len(table) // 4)), 1))
     job = Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places), Policy(undo=False))
     execution.run(job, Collect())
 

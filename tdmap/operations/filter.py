@@ -287,7 +287,7 @@ class CopyChunks(CopyRows):
 
 def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, execution: Execution) -> None:
     """Write the rows of `data` for which `mask` (bool `[rows]`) is true to an output of exactly that size."""
-    plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes))
+    plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes, execution))
     counts = torch.tensor([np.count_nonzero(part.numpy()) for part in mask.split(plan.size)], dtype=torch.int64)
     total = int(counts.sum())
     places = output.open(source.schema, total, source.objects_at(mask))

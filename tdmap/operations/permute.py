@@ -27,7 +27,6 @@ from tdmap.data.schema import Schema, take_apart
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.regions import region_of
-from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.operation import operation
 from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
@@ -35,9 +34,6 @@ from tdmap.operations.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
-
-BLOCK_BYTES = 2 << 20
-"""Bytes of the output that are gathered at a time."""
 
 LARGE_ROW = 256 << 10
 """Rows of so many bytes are read at random as fast as one after the other, from any disk."""
@@ -114,7 +110,7 @@ def permute_known(
             pass
         elif source.tensors is None:
             run_blocks(Source(data, order), PlaceRows(places, source.schema), row_bytes, execution)
-        elif (method or _method(row_bytes, source.tensors)) == "gather":
+        elif (method or _method(row_bytes, source.tensors, execution)) == "gather":
             prefetch(source.tensors, len(order))
             shared = SharedTensors(source.tensors, travels(execution))
             run_blocks(Source(order), GatherRows(shared, places), row_bytes, execution)
@@ -125,8 +121,8 @@ def permute_known(
         return output.result()
 
 
-def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
-    return decide("method", lambda: choose_method(row_bytes, tensors))
+def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
+    return decide("method", lambda: choose_method(row_bytes, tensors, execution))
 
 
 def check_order(data: Data, order: Any) -> Tensor:
@@ -151,10 +147,10 @@ def check_order(data: Data, order: Any) -> Tensor:
     return rows
 
 
-def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
+def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
     """The faster way for this data and this machine."""
     small = [width * len(tensor) for width, tensor in zip(row_bytes, tensors) if width < LARGE_ROW]
-    return "gather" if sum(small) <= MEMORY_SHARE * available_memory() else "scatter"
+    return "gather" if sum(small) <= MEMORY_SHARE * execution.available_memory() else "scatter"
 
 
 # -- gather ------------------------------------------------------------------------------------------
@@ -223,13 +219,13 @@ def deliver(rows: Data, output: Output) -> Data:
 def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:
     """Have the output written block by block."""
     order = source.data if source.order is None else source.order
-    plan = ChunkPlan(len(order), block_rows(len(order), row_bytes))
+    plan = ChunkPlan(len(order), block_rows(len(order), row_bytes, execution))
     execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
 
 
-def block_rows(rows: int, row_bytes: Sequence[int]) -> int:
+def block_rows(rows: int, row_bytes: Sequence[int], execution: Execution) -> int:
     """Rows of a block: some megabytes, and several blocks where there are rows enough."""
-    return max(min(BLOCK_BYTES // max(sum(row_bytes), 1), -(-rows // 8)), 1)
+    return max(min(execution.tuning.gather_bytes // max(sum(row_bytes), 1), -(-rows // 8)), 1)
 
 
 def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:

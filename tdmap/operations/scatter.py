@@ -29,7 +29,6 @@ from torch import Tensor
 from tdmap.data.columns import words_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operations.output import Step, travels
@@ -37,8 +36,8 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 
-SMALLEST, LARGEST = 16 << 20, 512 << 20
-"""Bytes of a chunk and of a bucket, which a worker holds twice or more."""
+LARGEST = 512 << 20
+"""Bytes of a chunk and of a bucket at most: a worker holds both, twice or more."""
 
 LEAST = 4 << 20
 """Where there is hardly any memory."""
@@ -50,10 +49,11 @@ SEGMENT = 128 << 10
 """Bytes that a chunk should have for a bucket, so that the disk sees few and large writes."""
 
 
-def block_bytes(nbytes: int, workers: int) -> int:
+def block_bytes(nbytes: int, execution: Execution) -> int:
     """Bytes of a chunk and of a bucket, for rows of so many bytes."""
-    affordable = max(int(available_memory() * SHARE) // workers, min(LEAST, SMALLEST))
-    return min(max(math.isqrt(nbytes * SEGMENT), SMALLEST), LARGEST, affordable)
+    smallest = execution.tuning.bucket_bytes
+    affordable = max(int(execution.available_memory() * SHARE) // execution.workers, min(LEAST, smallest))
+    return min(max(math.isqrt(nbytes * SEGMENT), smallest), LARGEST, affordable)
 
 
 def scatter_rows(
@@ -77,7 +77,7 @@ def scatter_rows(
         size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = size or decide("bucket", lambda: block_bytes(len(order) * width, execution.workers))
+    size = size or decide("bucket", lambda: block_bytes(len(order) * width, execution))
     streams = decide("streams", lambda: execution.workers)
     block_rows = max(size // width, 1)  # of a chunk, and of a bucket
     chunks = -(-rows // block_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import aggregates, group_jobs, prepare, reducing
+from tdmap import tuning
+from tdmap.bykey import aggregates, reducing
 from tdmap.bykey.order import order_of_numbers
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, Reducer, Sum, Var
 from tensordict_lite import TensorDict
@@ -32,11 +34,10 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def partitions() -> Iterator[None]:
     """As for many keys: chunks leave their rows, in several partitions."""
-    monkeypatch.setattr(group_jobs, "FEW", 0)
-    monkeypatch.setattr(group_jobs, "COMBINE_SHARE", -1.0)
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 8000)
+    with tuning.use(combine_share=-1.0, partition_bytes=8000):
+        yield
 
 
 def rows_of(keys: np.ndarray) -> tuple[TensorDict, pandas.DataFrame]:
@@ -104,7 +105,7 @@ def test_no_rows_have_no_groups() -> None:
 
 def test_batches_of_a_partition_are_joined() -> None:
     data, frame = rows_of(KEYS["int64"](np.random.default_rng(0), ROWS))
-    with mock.patch.object(reducing, "BATCH_BYTES", 2000):
+    with tuning.use(heap_bytes=2000):
         check(tdmap.group_by(data, ("in", "key")).reduce(REDUCERS, num_workers=0, chunksize=97), frame)
 
 

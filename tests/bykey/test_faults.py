@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import prepare
-from tdmap.operations import permute, scatter
+from tdmap import tuning
 from tdmap.reducers import Count, Mean, Quantile, Reducer, Sum
 from tensordict_lite import TensorDict
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_pieces():
     """Workers do every job, in many chunks."""
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 4096)
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
+    with tuning.use(partition_bytes=4096, light_bytes=0):
+        yield
 
 
 class Killer(tdmap.Callback):
@@ -68,10 +67,8 @@ def test_a_killed_worker_in_each_job(name, tmp_path):
     assert not (tmp_path / "out" / ".tdmap").exists()
 
 
-def test_a_killed_worker_while_rows_travel_with_their_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr(permute, "MEMORY_SHARE", 0)
-    monkeypatch.setattr(scatter, "SMALLEST", 1024)
-    monkeypatch.setattr(scatter, "SEGMENT", 1)
+@tuning.use(available_memory=0, bucket_bytes=1024)
+def test_a_killed_worker_while_rows_travel_with_their_keys(tmp_path):
     test_a_killed_worker_in_each_job("sort", tmp_path)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import group_jobs, slots
+from tdmap import tuning
+from tdmap.bykey import slots
 from tdmap.reducers import Count, Max, Mean, Min, MinMax, Std, Sum, Var
 from tensordict_lite import TensorDict
 
@@ -143,11 +144,10 @@ def test_sums_too_large_for_float64_stay_exact() -> None:
         tdmap.group_by(data, "k").reduce({"s": Sum("n")}, num_workers=0)
 
 
-def test_chunks_with_more_keys_than_the_sample_told_go_through_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@tuning.use(unseen_share=1.0, kept_bytes=16_000)
+def test_chunks_with_more_keys_than_the_sample_told_go_through_files() -> None:
     data = table("far apart")
     data["k"][1000:1900] = torch.arange(900) * 77_777  # a chunk whose keys the sample has not seen
-    monkeypatch.setattr(group_jobs, "UNSEEN_SHARE", 1.0)
-    monkeypatch.setattr(group_jobs, "KEPT_BYTES", 16_000)
     found = tdmap.group_by(data, "k").reduce({"n": Count()}, num_workers=2, chunksize=1000)
     keys, counts = data["k"].unique(return_counts=True)
     assert torch.equal(found["k"], keys) and torch.equal(found["n"], counts)

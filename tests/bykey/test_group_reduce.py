@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import Grouped, group_jobs, prepare, reducing
+from tdmap import tuning
+from tdmap.bykey import Grouped
 from tdmap.reducers import (
     Checksum,
     Count,
@@ -50,11 +51,10 @@ def sorted_leaves(td):
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
+def small_pieces():
     """Many partitions, many batches, and workers for everything."""
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 4096)
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
-    monkeypatch.setattr(reducing, "BATCH_BYTES", 512)
+    with tuning.use(partition_bytes=4096, light_bytes=0, heap_bytes=512):
+        yield
 
 
 def ready_made():
@@ -307,9 +307,10 @@ def test_into_a_dataset_that_there_is():
         tdmap.group_by(data, "k").reduce({"n": Count()}, out=out[:3].clone(), num_workers=2)
 
 
-def test_one_huge_key_is_reduced_in_batches(small_pieces, monkeypatch):
+@pytest.mark.usefixtures("small_pieces")
+@tuning.use(combine_share=0.0)
+def test_one_huge_key_is_reduced_in_batches():
     """Rows that are mostly distinct are not reduced chunk by chunk, and one key may have half of them all the same."""
-    monkeypatch.setattr(group_jobs, "COMBINE_SHARE", 0.0)
     keys = torch.where(torch.rand(3000) < 0.7, 5, torch.randint(0, 10_000, (3000,)))
     data = TensorDict({**dict(dataset(3000, 5).items()), "k": keys}, [3000])
     reducers = {**ready_made(), "q": Quantile("v")}
@@ -353,8 +354,8 @@ def test_means_of_large_integers():
     assert result["t"].tolist() == [1.763e18]
 
 
-def test_moments_of_complex_numbers(monkeypatch):
-    monkeypatch.setattr(reducing, "BATCH_BYTES", 512)
+@tuning.use(heap_bytes=512)
+def test_moments_of_complex_numbers():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
     data = TensorDict({"k": torch.arange(200) % 2, "z": values}, [200])

@@ -11,19 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import index, mapping, prepare
-from tdmap.bykey.joins import chunks, lookup, placing
+from tdmap import tuning
 from tensordict_lite import TensorClass, TensorDict
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
-    monkeypatch.setattr(index, "HEAP_BYTES", 1000)
-    monkeypatch.setattr(chunks, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(placing, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
+def small_pieces():
+    with tuning.use(partition_bytes=1024, light_bytes=0, heap_bytes=1000, join_bytes=1000, lookup_here_bytes=0):
+        yield
 
 
 def side(keys, name):
@@ -143,7 +138,7 @@ def test_names():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_unsigned_integers_beside_keys(dtype, monkeypatch):
+def test_unsigned_integers_beside_keys(dtype):
     left = torch.arange(5).to(dtype)
     right = torch.tensor([[7, 8], [9, 250]]).to(dtype)
     a = TensorDict({"k": torch.tensor([3, 1, 2, 1, 0]), "a": left}, [5])
@@ -153,9 +148,9 @@ def test_unsigned_integers_beside_keys(dtype, monkeypatch):
     assert result["b"].tolist() == [[0, 0], [7, 8], [9, 250], [7, 8], [0, 0]]
     assert result["a"].tolist() == [0, 1, 2, 3, 4]
     assert tdmap.sort(a, "k", num_workers=0)["a"].tolist() == [4, 1, 3, 2, 0]
-    for nbytes in (mapping.HEAP_BYTES, 1):
-        monkeypatch.setattr(mapping, "HEAP_BYTES", nbytes)
-        groups = tdmap.group_by(a, "k").map_groups(lambda rows: rows, num_workers=0)
+    for nbytes in (tuning.DEFAULT.heap_bytes, 1):
+        with tuning.use(heap_bytes=nbytes):
+            groups = tdmap.group_by(a, "k").map_groups(lambda rows: rows, num_workers=0)
         assert groups["a"].dtype == dtype and groups["a"].tolist() == [4, 1, 3, 2, 0]
     spread = TensorDict({"k": a["k"], "a": torch.arange(10).to(dtype)[::2]}, [5])  # not contiguous
     assert tdmap.sort(spread, "k", num_workers=0)["a"].tolist() == [8, 2, 6, 4, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import prepare
-from tdmap.bykey.joins import chunks, lookup, placing
+from tdmap import tuning
 from tensordict_lite import TensorDict
 
 HOWS = ("inner", "left", "right", "outer", "semi", "anti")
@@ -86,11 +86,9 @@ def check(result: Any, a: TensorDict, b: TensorDict, how: str) -> None:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
-    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
-    monkeypatch.setattr(placing, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(chunks, "BLOCK_BYTES", 2000)
+def small_pieces() -> Iterator[None]:
+    with tuning.use(light_bytes=0, lookup_here_bytes=0, join_bytes=2000):
+        yield
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -117,9 +115,8 @@ def test_bits_do_not_depend_on_workers(kind: str, tmp_path: Any) -> None:
         check(answer, a, b, how)
 
 
-def test_more_keys_than_tables_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "MOST_BYTES", 0)
-    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
+@tuning.use(lookup_bytes=0, lookup_here_bytes=0)
+def test_more_keys_than_tables_are_made_for() -> None:
     for kind in ("dense", "distinct"):
         a, b = side(kind, 101, 1, "l"), side(kind, 67, 2, "r")
         for how in HOWS:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.bykey import joining
-from tdmap.bykey.joins import lookup, placing, swapping
+from tdmap.bykey.joins import lookup
 from tensordict_lite import TensorDict
 
 KEYS: dict[str, Any] = {
@@ -99,7 +100,7 @@ def test_repeated_integers_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["w"].tolist() == [6, 7, 6, 7, 498, 499]
     b["k"] = torch.arange(500)
     b["k"][499] = 0  # of which a sample may know nothing
-    assert lookup.Lookup.of_integers(b["k"].numpy(), 0, share=False) is None
+    assert lookup.Lookup.of_integers(b["k"].numpy(), 0, share=False, most_bytes=1 << 20) is None
     assert tdmap.join(TensorDict({"k": torch.zeros(1, dtype=torch.int64)}, [1]), b, "k", num_workers=0)[
         "w"
     ].tolist() == [0, 499]
@@ -124,15 +125,13 @@ def few_and_many() -> tuple[TensorDict, TensorDict]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["inner", "left", "right", "outer", "semi", "anti"])
-def test_the_smaller_side_is_looked_up_with_the_same_answer(
-    how: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smaller_side_is_looked_up_with_the_same_answer(how: str, workers: int) -> None:
     few, many = few_and_many()
     sides = (many, few) if how == "right" else (few, many)
-    monkeypatch.setattr(placing, "BLOCK_BYTES", 700)  # rows whose pairs are in several blocks
-    found = tdmap.join(*sides, "k", how, num_workers=workers)
-    monkeypatch.setattr(swapping, "FACTOR", 1 << 40)
-    wanted = tdmap.join(*sides, "k", how, num_workers=workers)
+    with tuning.use(join_bytes=700):  # rows whose pairs are in several blocks
+        found = tdmap.join(*sides, "k", how, num_workers=workers)
+    with tuning.use(lookup_bytes=0):
+        wanted = tdmap.join(*sides, "k", how, num_workers=workers)
     assert len(found) == len(wanted) > 0 and (found == wanted).all()
     frames = [pandas.DataFrame({name: side[name].numpy() for name in side.keys()}) for side in (few, many)]
     if how == "inner":

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import mapping, prepare
+from tdmap import tuning
 from tensordict_lite import TensorDict, tensorclass
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 4096)
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
+def small_pieces():
+    with tuning.use(partition_bytes=4096, light_bytes=0):
+        yield
 
 
 def dataset(rows, keys):
@@ -89,8 +89,8 @@ def test_a_function_may_change_its_rows(tmp_path):
     assert (result["row"] == 7).all() and (data == before).all()
 
 
-def test_a_huge_group_is_mapped(monkeypatch):
-    monkeypatch.setattr(mapping, "HEAP_BYTES", 4096)
+@tuning.use(heap_bytes=4096)
+def test_a_huge_group_is_mapped():
     data = dataset(4000, 5)
     data["k"][data["k"] < 3] = 0
 

@@ -14,11 +14,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import index, prepare, sorting
-from tdmap.bykey.joins import sides
+from tdmap import tuning
 from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
-from tdmap.operations import permute, scatter
 from tdmap.reducers import Count, Mean, Sum
 from tdmap.resume import journal, log
 from tdmap.runtime import driver
@@ -72,10 +70,8 @@ def small(monkeypatch):
     monkeypatch.setattr(log, "FLUSH_SECONDS", 0)
     monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 300)
-    monkeypatch.setattr(index, "count_partitions", lambda nbytes, at_least=1: 5)
-    monkeypatch.setattr(permute, "BLOCK_BYTES", 1 << 9)
-    monkeypatch.setattr(sides, "LOADED_SHARE", 0)
+    with tuning.use(partition_bytes=700, gather_bytes=1 << 9):
+        yield
 
 
 def dataset(folder: Path) -> Path:
@@ -96,14 +92,6 @@ def call(operation: Operation, folder: Path, **options: Any) -> Any:
         warnings.simplefilter("ignore", tdmap.AlreadyComplete)
         data = TensorDict.load_memmap(folder / "in")
         return operation(data, out=folder / "out", resume=True, **{"num_workers": 0, **options})
-
-
-def scattered(monkeypatch, size: int = 1500) -> None:
-    """As for data that does not fit into memory: rows travel through files."""
-    monkeypatch.setattr(permute, "choose_method", lambda *_: "scatter")
-    monkeypatch.setattr(sorting, "choose_method", lambda *_: "scatter")
-    monkeypatch.setattr(sorting, "block_bytes", lambda *_: size)
-    monkeypatch.setattr(scatter, "block_bytes", lambda *_: size)
 
 
 def kill_and_go_on(operation: Operation, folder: Path, numbers: Iterable[int]) -> None:
@@ -133,8 +121,10 @@ def test_whoever_is_killed_goes_on_to_the_same_bytes(name, tmp_path, small):
 
 
 @pytest.mark.parametrize("name", ["sort", "shuffle"])
-def test_rows_that_travel_through_files_are_not_written_twice(name, tmp_path, small, monkeypatch):
-    scattered(monkeypatch)
+@pytest.mark.usefixtures("small")
+@tuning.use(available_memory=0, bucket_bytes=1500)
+def test_rows_that_travel_through_files_are_not_written_twice(name, tmp_path):
+    """As for data that does not fit into memory."""
     kill_and_go_on(OPERATIONS[name], dataset(tmp_path), (25 * 4**n for n in range(9)))
 
 

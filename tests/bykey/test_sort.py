@@ -9,24 +9,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import index, prepare, sorting
-from tdmap.operations import permute, scatter
+from tdmap import tuning
+from tdmap.operations import permute
 from tensordict_lite import TensorDict
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
-    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
-    monkeypatch.setattr(index, "HEAP_BYTES", 1000)
+def small_pieces():
+    with tuning.use(partition_bytes=1024, light_bytes=0, heap_bytes=1000):
+        yield
 
 
 @pytest.fixture
-def no_memory(monkeypatch):
+def no_memory():
     """Data does not fit into memory, and pieces are small."""
-    monkeypatch.setattr(permute, "MEMORY_SHARE", 0)
-    monkeypatch.setattr(scatter, "SMALLEST", 2048)
-    monkeypatch.setattr(scatter, "SEGMENT", 1)
+    with tuning.use(available_memory=0, bucket_bytes=2048):
+        yield
 
 
 def dataset(rows, spread):
@@ -50,8 +48,7 @@ def test_a_stable_order(executor, descending, small_pieces):
 
 
 @pytest.mark.parametrize("heavy", [0.3, 0.9, 1.0])
-def test_a_key_that_most_rows_have(heavy, small_pieces, monkeypatch):
-    monkeypatch.setattr(index, "WHOLE_BYTES", 4096)
+def test_a_key_that_most_rows_have(heavy, small_pieces):
     data = dataset(4000, 2000)
     data["k"][torch.rand(4000) < heavy] = 7
     result = tdmap.sort(data, "k", num_workers=2, chunksize=100)
@@ -158,7 +155,7 @@ def test_into_a_dataset_that_there_is_and_from_an_empty_one(tmp_path):
     "key", ["i", "u", "b", "f", "bytes", ["b", "i"], ["f", "u"], ("n", "i"), ["b", "f", "bytes"], "one"], ids=str
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_that_travel_have_every_bit(key, descending, workers, monkeypatch):
+def test_rows_that_travel_have_every_bit(key, descending, workers):
     """As for data larger than memory: a key that its words tell does not travel; -0.0 and the bits of NaN do."""
     rows = torch.Generator().manual_seed(1)
     i = torch.randint(-50, 50, (3000,), generator=rows)
@@ -172,9 +169,8 @@ def test_rows_that_travel_have_every_bit(key, descending, workers, monkeypatch):
     }
     data = TensorDict(columns, [3000])
     wanted = tdmap.sort(data, key, descending=descending, num_workers=0)
-    monkeypatch.setattr(sorting, "choose_method", lambda *_: "scatter")
-    monkeypatch.setattr(sorting, "block_bytes", lambda *_: 9_000)
-    found = tdmap.sort(data, key, descending=descending, num_workers=workers)
+    with tuning.use(available_memory=0, bucket_bytes=9_000):
+        found = tdmap.sort(data, key, descending=descending, num_workers=workers)
     assert torch.equal(found["id"], wanted["id"])
     for name, column in found.items(True, True):
         there, expected = column.contiguous().view(torch.uint8), wanted[name].contiguous().view(torch.uint8)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
+from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.operations.append import append_rows
@@ -190,8 +191,8 @@ def test_outputs_that_are_too_small_or_the_source():
         tdmap.flat_map(data, repeat, resume=True, num_workers=2)
 
 
-def test_pieces_larger_than_a_task_are_cut(monkeypatch, tmp_path):
-    monkeypatch.setattr("tdmap.operations.append.TASK_BYTES", 1000)
+@tuning.use(copy_bytes=1000)
+def test_pieces_larger_than_a_task_are_cut(tmp_path):
     data = make()
     rows = append_rows(data, lambda td: [td, td], tmp_path / "out", Execution(2), ChunkPlan(200, 100))
     assert bits(rows) == bits(torch.cat([data[:100], data[:100], data[100:], data[100:]]))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
+from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
@@ -26,11 +27,10 @@ from .conftest import WORKERS, Sample, bits, kinds, make
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def small_blocks():
     """Several chunks, buckets and blocks for small data."""
-    monkeypatch.setattr("tdmap.operations.scatter.SMALLEST", 1 << 10)
-    monkeypatch.setattr("tdmap.operations.scatter.SEGMENT", 64)
-    monkeypatch.setattr("tdmap.operations.permute.BLOCK_BYTES", 1 << 10)
+    with tuning.use(available_memory=0, bucket_bytes=1 << 10, gather_bytes=1 << 10):
+        yield
 
 
 ORDERS = {
@@ -60,9 +60,7 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
     order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), max_size=80)), dtype=torch.int64)
     width = data.draw(st.integers(0, 9))
     source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdmap.operations.scatter.SMALLEST", data.draw(st.integers(1, 500)))
-        patch.setattr("tdmap.operations.scatter.SEGMENT", 1)
+    with tuning.use(available_memory=0, bucket_bytes=data.draw(st.integers(1, 500))):
         assert bits(permute(source, order, None, Execution.of(num_workers=0), method=method)) == bits(source[order])
 
 
@@ -106,20 +104,23 @@ def test_orders_that_cannot_be_are_named(order, error, message):
         permute(make(), torch.arange(3), None, Execution(1), method="magic")
 
 
-def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk(monkeypatch):
-    monkeypatch.setattr("tdmap.operations.permute.available_memory", lambda: 1000)
+def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk():
+    execution = Execution(tuning=tuning.Tuning(available_memory=1000))
     rows = torch.zeros(100, 16, dtype=torch.uint8)
-    assert choose_method([16], [rows[:20]]) == "gather"
-    assert choose_method([16], [rows]) == "scatter"
-    assert choose_method([1 << 20], [torch.zeros(1).expand(4, 1 << 18)]) == "gather"  # large rows are read one by one
+    assert choose_method([16], [rows[:20]], execution) == "gather"
+    assert choose_method([16], [rows], execution) == "scatter"
+    large = torch.zeros(1).expand(4, 1 << 18)
+    assert choose_method([1 << 20], [large], execution) == "gather"  # large rows are read one by one
 
 
-def test_blocks_are_a_share_of_the_memory_that_there_is(monkeypatch):
-    assert scatter.block_bytes(10 << 40, 2) == scatter.LARGEST
-    monkeypatch.setattr(scatter, "available_memory", lambda: 256 << 20)
-    assert scatter.block_bytes(10 << 40, 2) == 16 << 20
-    assert scatter.block_bytes(10 << 40, 4) == 8 << 20
-    assert scatter.block_bytes(10 << 40, 999) == scatter.LEAST
+def test_blocks_are_a_share_of_the_memory_that_there_is():
+    def size(available: int, workers: int) -> int:
+        return scatter.block_bytes(10 << 40, Execution(workers, tuning=tuning.Tuning(available_memory=available)))
+
+    assert size(1 << 40, 2) == scatter.LARGEST
+    assert size(256 << 20, 2) == 16 << 20
+    assert size(256 << 20, 4) == 8 << 20
+    assert size(256 << 20, 999) == scatter.LEAST
 
 
 def test_a_file_that_is_cut_while_its_rows_are_moved_is_named(tmp_path):
@@ -224,10 +225,9 @@ def test_a_shuffle_is_the_epoch_that_map_iter_draws(tmp_path):
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(batches, again, strict=True))
 
 
-def test_an_order_in_shared_memory_is_the_same_order(monkeypatch):
-    x = torch.arange(500)
-    wanted = tdmap.shuffle(x, 2**63 + 5, num_workers=2)
-    monkeypatch.setattr("tdmap.operations.shuffle.INLINE_ROWS", 10)
+def test_an_order_in_shared_memory_is_the_same_order():
+    x = torch.arange(1 << 17)
+    wanted = tdmap.shuffle(x, 2**63 + 5, num_workers=0)
     for method in ("gather", "scatter"):
         assert torch.equal(tdmap.shuffle(x, 2**63 + 5, num_workers=2, method=method), wanted)
 

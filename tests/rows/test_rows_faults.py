@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden, rowfiles
 from tdmap.operations import scatter
@@ -26,12 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    """Every job has many chunks, so that there is somebody to kill in the middle of it."""
-    monkeypatch.setattr("tdmap.operations.scatter.SMALLEST", 1 << 9)
-    monkeypatch.setattr("tdmap.operations.scatter.SEGMENT", 16)
-    monkeypatch.setattr("tdmap.operations.permute.BLOCK_BYTES", 1 << 9)
-    monkeypatch.setattr("tdmap.operations.append.TASK_BYTES", 1 << 9)
+def small_blocks():
+    """Every job has many chunks, so that there is a worker to kill in the middle of it."""
+    with tuning.use(available_memory=0, bucket_bytes=1 << 9, gather_bytes=1 << 9, copy_bytes=1 << 9):
+        yield
 
 
 def third(td):
@@ -45,7 +44,7 @@ def twice(td):
 OPERATIONS = {
     "filter": (2, lambda data, out, **options: tdmap.filter(data, third, out, chunksize=3, **options)),
     "flat_map": (2, lambda data, out, **options: tdmap.flat_map(data, twice, out, chunksize=3, **options)),
-    "shuffle": (1, lambda data, out, **options: tdmap.shuffle(data, 7, out, **options)),
+    "shuffle": (1, lambda data, out, **options: tdmap.shuffle(data, 7, out, method="gather", **options)),
     "shuffle over the disk": (4, lambda data, out, **options: tdmap.shuffle(data, 7, out, method="scatter", **options)),
 }
 PHASES = [(name, job) for name, (jobs, _) in OPERATIONS.items() for job in range(jobs)]
@@ -71,7 +70,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
     data = make()
     del data["word"], data["same"]
     columns = sum(value[0].numel() > 0 for value in data.values(True, True))
-    wanted = bits(tdmap.shuffle(data, 7, num_workers=0))
+    wanted = bits(tdmap.shuffle(data, 7, num_workers=0, method="gather"))
     write, settle = rowfiles.Places.write, scatter._Settle._settle
     deadly, seen, settling = multiprocessing.Value("i", -1), multiprocessing.Value("i", 0), []
 
@@ -91,7 +90,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
     monkeypatch.setattr(scatter._Settle, "_settle", settled)
     for number in range(1, 3 * columns + 1, 2):
         deadly.value, seen.value = number, 0
-        given = tdmap.shuffle(data, 1, num_workers=0)
+        given = tdmap.shuffle(data, 1, num_workers=0, method="gather")
         out = {"memory": None, "folder": tmp_path / str(number), "given": given}[to]
         settling.clear()
         deaths = Killer(-1)
@@ -118,12 +117,12 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 
 SCRIPT = """
     import os, signal, sys, warnings
-    import tdmap, tdmap.operations.append, tdmap.operations.permute
+    import tdmap, tdmap.tuning
     import tdmap.resume.journal, tdmap.resume.log
     from tensordict_lite import TensorDict
     # What is done is noted at once, however late the caller is.
     tdmap.resume.journal.COMMIT_SECONDS = tdmap.resume.log.FLUSH_SECONDS = 0
-    tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
+    tdmap.tuning.use(copy_bytes=1 << 9, gather_bytes=1 << 9).__enter__()
     warnings.simplefilter("error")
 
     class Killer(tdmap.Callback):

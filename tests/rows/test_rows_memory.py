@@ -13,10 +13,9 @@ from tests import interpreters
 ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
-    import json, sys, psutil, torch, tdmap, tdmap.operations.scatter
+    import json, sys, psutil, torch, tdmap, tdmap.tuning
     from tensordict_lite import TensorDict
     torch.set_num_threads(1)
-    tdmap.operations.scatter.SMALLEST = tdmap.operations.scatter.LARGEST = 1 << 20
 
     class Watch(tdmap.Callback):
         worker = main = 0
@@ -38,7 +37,8 @@ SCRIPT = """
         elif sys.argv[1] == "flat_map":
             tdmap.flat_map(data, lambda td: td[half(td)], out, **options)
         else:
-            tdmap.shuffle(data, 1, out, method="scatter", **options)
+            with tdmap.tuning.use(available_memory=0, bucket_bytes=1 << 20):
+                tdmap.shuffle(data, 1, out, method="scatter", **options)
         tdmap.close_pools()
         return watch.worker, watch.main
 

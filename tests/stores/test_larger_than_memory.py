@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey.joins import sides
+from tdmap import tuning
 from tdmap.reducers import Sum
 from tdmap.stores.sharded import ShardedDataset, entry_names
 from tensordict_lite import TensorDict
@@ -58,7 +59,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever reads more rows of a wide entry at a time fails, in workers too."""
     load, take = ShardedDataset._load, ShardedDataset._take
 
@@ -77,7 +78,8 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ShardedDataset, "_load", checked_load)
     monkeypatch.setattr(ShardedDataset, "_take", checked_take)
-    monkeypatch.setattr(sides, "LOADED_SHARE", 0)
+    with tuning.use(available_memory=0):
+        yield
 
 
 class Longest(tdmap.Reducer):

@@ -27,9 +27,6 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor
 
-BLOCK_BYTES = 16 << 20
-"""Rows of the result that a worker makes at a time."""
-
 
 def _has_columns(value: Data, left: bool) -> bool:
     """Whether an entry consists of tensors only; one object for all rows counts too, where every row has a partner."""
@@ -74,6 +71,7 @@ class JoinChunk:
         share: workers are other processes.
         indicator: entry that tells rows that have a partner; empty to leave out those that have none.
         forms: dtype, and shape in a row, of the keys of a result that has rows of either dataset alone.
+        block_bytes: of the result, made at a time.
     """
 
     takes_start = True
@@ -87,6 +85,7 @@ class JoinChunk:
         share: bool,
         indicator: str,
         forms: Mapping[Key, tuple[torch.dtype, tuple[int, ...]]],
+        block_bytes: int,
     ) -> None:
         self.__qualname__ = "join"  # of the object: a class of that name could not be found again by its own
         self.names = dict(names)
@@ -94,7 +93,7 @@ class JoinChunk:
         self.lookup = lookup
         self.indicator = indicator
         self.forms = dict(forms)
-        self.block_bytes = BLOCK_BYTES
+        self.block_bytes = block_bytes
         self.row_bytes = data_row_bytes(others, len(others))
         plain = [key for key in others.keys() if _has_columns(others.get(key), bool(indicator))]
         kept = select(others, plain)

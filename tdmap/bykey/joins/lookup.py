@@ -38,12 +38,6 @@ DIRECT_SHARE = 16
 DIRECT_LEAST = 1 << 16
 """But so many at least are always allowed."""
 
-MOST_BYTES = 512 << 20
-"""Of an index for which tables are made: it lies in files from some size on, and they would lie in memory."""
-
-HERE_BYTES = 16 << 20
-"""An index of so few bytes is made in the caller."""
-
 BLOCK = 1 << 18
 """Keys that are entered at a time."""
 
@@ -77,10 +71,10 @@ class Lookup:
         self.tables = SharedTensors([torch.from_numpy(table) for table in (rows, *tables)], share)
 
     @classmethod
-    def of_index(cls, index: Index, share: bool) -> Lookup:
-        """From an index in memory or in files."""
+    def of_index(cls, index: Index, share: bool, most_bytes: int) -> Lookup:
+        """From an index in memory or in files, in which keys are searched for where it has more bytes than that."""
         words = [word.numpy().view(np.uint64) for word in index.words]
-        if len(index.rows) * 8 * (1 + len(words)) <= MOST_BYTES:
+        if len(index.rows) * 8 * (1 + len(words)) <= most_bytes:
             return cls(index.rows.numpy(), words, share)
         found = cls(np.zeros(0, dtype=np.int64), [word[:0] for word in words], False)
         found.is_unique, found.is_sorted, found.num_rows = index.is_unique, True, len(index.rows)
@@ -88,13 +82,14 @@ class Lookup:
         return found
 
     @classmethod
-    def of_integers(cls, integers: NDArray[Any], offset: int, share: bool) -> Lookup | None:
+    def of_integers(cls, integers: NDArray[Any], offset: int, share: bool, most_bytes: int) -> Lookup | None:
         """From keys in the order of their rows, without sorting; None where they are far apart, or occur twice.
 
         Args:
             integers: the keys, of any dtype that numpy has for integers; bool as uint8.
             offset: what makes a word of a key, if it is added.
             share: workers are other processes.
+            most_bytes: of the table.
         """
         rows = len(integers)
         low, high = (int(integers.min()), int(integers.max())) if rows else (0, 1 << 64)
@@ -102,7 +97,7 @@ class Lookup:
         if span >= max(DIRECT_SHARE * rows, DIRECT_LEAST) or span < rows - 1:
             return None
         counted = torch.int32 if rows < (1 << 31) - 1 else torch.int64
-        if (span + 2) * counted.itemsize > MOST_BYTES:
+        if (span + 2) * counted.itemsize > most_bytes:
             return None
         shape = torch.Size([span + 2])
         table = Arena().empty(counted, shape) if share else torch.empty(shape, dtype=counted)
@@ -230,13 +225,13 @@ class Lookup:
 
 def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, share: bool) -> Lookup:
     """The table of a dataset's keys."""
-    rows = int(keyed.data.shape[0])
+    rows, tuning = int(keyed.data.shape[0]), execution.tuning
     spec = keyed.reader.spec
-    is_small = rows * 8 * (keyed.codec.num_words + 1) <= HERE_BYTES
+    is_small = rows * 8 * (keyed.codec.num_words + 1) <= tuning.lookup_here_bytes
     source = select(keyed.data, spec.names)
     if (is_small or not spec.casts) and len(distinct(keyed.sample)[0]) == len(keyed.sample[0]):  # none occurs twice
         integers = keyed.codec.integers(keyed.reader.values(source, 0))
-        found = None if integers is None else Lookup.of_integers(*integers, share)
+        found = None if integers is None else Lookup.of_integers(*integers, share, tuning.lookup_bytes)
         if found is not None:
             return found
     if is_small:  # sooner done here than sent
@@ -245,4 +240,4 @@ def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Poli
         numbers = order.astype(np.int64) if kept is None else kept[order]
         return Lookup(numbers, words, share)
     index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
-    return Lookup.of_index(index, share)
+    return Lookup.of_index(index, share, tuning.lookup_bytes)

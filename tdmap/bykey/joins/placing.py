@@ -35,9 +35,6 @@ from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect, Preallocated
 from tensordict_lite import TensorDict
 
-BLOCK_BYTES = 16 << 20
-"""Rows of the result that a worker makes at a time."""
-
 AT, COUNT = "__at__", "__count__"
 """Entries that stand for what was found, beside rows of the first dataset."""
 
@@ -174,6 +171,7 @@ class PlacePairs(Step):
         size: int,
         keep: bool,
         streamed: Sequence[ChunkColumn] | None,
+        block_bytes: int,
     ) -> None:
         super().__init__("join")
         self.streamed = streamed
@@ -185,7 +183,7 @@ class PlacePairs(Step):
         self.size = size
         self.keep = keep
         widths = [place.row_bytes for place in places.places if place is not None]
-        self.block = max(BLOCK_BYTES // max(sum(widths), 1), 1)
+        self.block = max(block_bytes // max(sum(widths), 1), 1)
 
     def __call__(self, found: Any, start: int = 0) -> int:
         return self.put(found[AT], found.get(COUNT, None), found, start)
@@ -303,7 +301,7 @@ def place_pairs(
         The places, and how many rows have been written.
     """
     length = len(matches.at)
-    size = block_rows(length, [*row_bytes, 1])
+    size = block_rows(length, [*row_bytes, 1], execution)
     sums = _pairs_of_blocks(matches, keep, size)
     total = int(sums.sum())
     places: Places = allocate(total + extra)
@@ -316,7 +314,8 @@ def place_pairs(
     if data is not None:
         rows = data.with_columns(rows)
     index = lookup.tables if matches.counts is not None else SharedTensors([torch.zeros(0)], False)
-    fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep, mine)
+    block_bytes = execution.tuning.join_bytes
+    fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep, mine, block_bytes)
     job = Job(Source(rows), ChunkPlan(length, size), fn, Policy(undo=False))
     light(execution, total * sum(row_bytes)).run(job, Collect())
     return places, total
@@ -347,12 +346,13 @@ def place_each(
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
     source, mine = (select(keyed.data, names), None) if streamed is None else streamed
     read_bytes = data_row_bytes(source, length)
-    plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes]))
+    plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes], execution))
     if chunksize is not None:
         plan = plan_rows(length, read_bytes, chunksize)
     offsets = np.arange(plan.num_chunks) * plan.size
     nothing = SharedTensors([torch.zeros(0)], False)
-    place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep, mine)
+    block_bytes = execution.tuning.join_bytes
+    place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep, mine, block_bytes)
     job = Job(Source(source), plan, JoinRows(FindRows(keyed.reader, lookup), place), policy)
     written: list[int] = light(execution, length * sum(row_bytes)).run(job, Collect())
     return sum(written) == length

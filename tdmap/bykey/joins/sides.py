@@ -20,7 +20,6 @@ from tdmap.data.reader import narrow
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Source
-from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
@@ -224,7 +223,7 @@ def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
     source = SourceRows(data)
     rows, schema = len(data), source.schema
     nbytes = rows * sum(schema.row_bytes)
-    large = decide("in one piece", lambda: int(nbytes > LOADED_SHARE * available_memory()))
+    large = decide("in one piece", lambda: int(nbytes > LOADED_SHARE * execution.available_memory()))
     if large:
         spill.make()
     arena, numbers = Arena(), itertools.count()

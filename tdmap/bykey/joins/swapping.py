@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.bykey.joins.lookup import MOST_BYTES, Lookup, lookup_of
+from tdmap.bykey.joins.lookup import Lookup, lookup_of
 from tdmap.bykey.joins.placing import Matches, find_matches
 from tdmap.bykey.prepare import KeyedData
 from tdmap.execution import Execution
@@ -38,7 +38,7 @@ def rows_of_first(
     None where that does not pay, or the first dataset has a key twice.
     """
     rows, others = (int(side.data.shape[0]) for side in (first, second))
-    if not rows or rows * FACTOR > others or others * ROW_BYTES > MOST_BYTES:
+    if not rows or rows * FACTOR > others or others * ROW_BYTES > execution.tuning.lookup_bytes:
         return None
     lookup = lookup_of(first, spill, execution, policy, share)
     if not lookup.is_unique:

@@ -1,0 +1,97 @@
+"""Sizes, shares and waits that the engine chooses: one immutable object a call.
+
+An operation reads `current()` once, when its call begins, and hands the object down: `Execution.tuning`, and attributes
+of the functions that workers get with a job. What is set later does not change a call that runs, in whichever thread
+its results are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+__all__ = ["DEFAULT", "Tuning", "current", "use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a call goes by. Results do not depend on it, only their cost does.
+
+    Sizes are in bytes, times in seconds, shares between 0 and 1.
+    """
+
+    available_memory: int | None = None
+    """Memory for the rows of a dataset. None asks the system when it matters."""
+
+    # Rows that move
+
+    copy_bytes: int = 32 << 20
+    """Copied at a time from a file of results to its place: a worker that dies loses no more."""
+
+    gather_bytes: int = 2 << 20
+    """Of the result, fetched at a time: enough to hide what a chunk costs, and it stays in the cache."""
+
+    bucket_bytes: int = 16 << 20
+    """The least that is read and written in one piece where rows go over the disk."""
+
+    # Operations by key
+
+    light_bytes: int = 4 << 20
+    """Work on no more is done in the caller: workers would cost more than they save."""
+
+    partition_bytes: int = 4 << 20
+    """Of a range of keys, which is sorted in the cache of a core. With more than 256 ranges they grow."""
+
+    heap_bytes: int = 64 << 20
+    """Of a range of keys, and of an index, held in memory. Of more, a worker makes batches or maps a file."""
+
+    combine_share: float = 0.5
+    """Chunks are reduced on their own where at most this share of their keys is distinct."""
+
+    unseen_share: float = 1 / 256
+    """A sample has all frequent keys when at most this share of its rows has a key that occurs in it once."""
+
+    kept_bytes: int = 8 << 20
+    """States of all chunks that are merged in the caller. More go through files to the workers."""
+
+    lookup_bytes: int = 512 << 20
+    """The largest table for a join. An index of more bytes stays in its files and is searched."""
+
+    lookup_here_bytes: int = 16 << 20
+    """An index for a join of no more bytes is made in the caller."""
+
+    join_bytes: int = 16 << 20
+    """Pairs of rows that a worker makes at a time."""
+
+
+DEFAULT = Tuning()
+
+_CURRENT: ContextVar[Tuning] = ContextVar("tuning", default=DEFAULT)
+
+
+def current() -> Tuning:
+    """The values for calls that begin now, in this thread."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def use(**changes: float) -> Iterator[Tuning]:
+    """Use other values for calls that begin in the block, in this thread.
+
+    For tests, which reach with little data what takes much otherwise, and for experiments.
+
+    Raises:
+        TypeError: a field of another name.
+
+    Example:
+        >>> with use(partition_bytes=1024) as tuning:
+        ...     tuning.partition_bytes, current() is tuning
+        (1024, True)
+    """
+    token = _CURRENT.set(replace(current(), **changes))  # type: ignore[arg-type]
+    try:
+        yield current()
+    finally:
+        _CURRENT.reset(token)
