@@ -27,10 +27,11 @@ from tdmap.job import Job, Source
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.crews.base import Joined, PlainCrew
 from tdmap.runtime.driver import LEASE_COST, Driver
-from tdmap.runtime.scheduler import TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.wire.messages import Done, Lost, Segment
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
+from tdmap.tuning import DEFAULT
 
 CHUNK_ROWS = 1000
 CHUNK_SECONDS = 0.01
@@ -48,7 +49,7 @@ def speed(worker: int) -> float:
 def schedule(rows: int, workers: int) -> dict[str, Any]:
     """A whole job with nothing but the scheduler: real seconds for each lease, failures included."""
     chunks, rng = rows // CHUNK_ROWS, random.Random(5)
-    scheduler = Scheduler(chunks, workers, SchedulerPolicy(retries=1000, target_seconds=TARGET_SECONDS))
+    scheduler = Scheduler(chunks, workers, SchedulerPolicy(retries=1000, target_seconds=DEFAULT.lease_seconds))
     times = [rng.lognormvariate(0.0, 0.5) for _ in range(4096)]
     deaths = [rng.random() < DEATHS for _ in range(4096)]
     events: list[tuple[float, int, Lease, float]] = []
@@ -179,7 +180,7 @@ def drive(rows: int, workers: int) -> dict[str, Any]:
         "leases": crew.leases,
         "leases_per_second": crew.leases / elapsed,
         "microseconds_per_lease": elapsed / crew.leases * 1e6,
-        "target_seconds": max(TARGET_SECONDS, LEASE_COST * workers),
+        "target_seconds": max(DEFAULT.lease_seconds, LEASE_COST * workers),
     }
 
 
@@ -226,8 +227,8 @@ def main() -> None:
             f"  {one['workers']:>6,} workers  {one['leases_per_second']:>9,.0f} leases/s it can do, {need:>8,.0f} "
             f"wanted at {one['target_seconds']:.2f} s a lease: busy {need / one['leases_per_second']:6.1%}"
         )
-    most = driven[-1]["leases_per_second"] * TARGET_SECONDS
-    print(f"  at {TARGET_SECONDS} s a lease it would be saturated at {most:,.0f} workers: leases grow with them")
+    most = driven[-1]["leases_per_second"] * DEFAULT.lease_seconds
+    print(f"  at {DEFAULT.lease_seconds} s a lease it would be saturated at {most:,.0f} workers: leases grow with them")
     rate = scheduled[-1]["leases_per_second"]
     growth = scheduled[-1]["memory_mib"] - scheduled[0]["memory_mib"]
     verdict = "reached" if rate >= WANTED_RATE else "MISSED"

@@ -195,7 +195,7 @@ class Execution:
         try:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
             asked = self.workers if crew.size == job.plan.num_chunks else crew.size
-            yield from Driver(job, sink, crew, watchers, row_bytes, log, asked).run()
+            yield from Driver(job, sink, crew, watchers, row_bytes, log, asked, self.tuning).run()
         finally:
             if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
                 finish()
@@ -218,13 +218,13 @@ class Execution:
         wanted = min(count, job.plan.num_chunks)
         if isinstance(self.executor, RayCluster):
             actors, finish = borrow_ray_pool(self.executor, count, self.worker_threads)
-            return RayCrew(actors, wanted), finish
+            return RayCrew(actors, wanted, self.tuning), finish
         if self.executor == "thread":
-            return ThreadCrew(wanted, self.worker_threads), _nothing
+            return ThreadCrew(wanted, self.worker_threads, self.tuning.leave_seconds), _nothing
         if isinstance(self.pool, WorkerPool):
             self.pool.reserve()
             wanted = min(self.pool.num_workers, job.plan.num_chunks)
-            return ProcessCrew(self.pool, wanted), self.pool.release
+            return ProcessCrew(self.pool, wanted, self.tuning), self.pool.release
         if self.pool is not None:
             return ForeignCrew(self.pool), _nothing
         if self.max_tasks_per_child is not None or self.max_memory is not None:
@@ -236,9 +236,9 @@ class Execution:
                 max_memory=self.max_memory,
             )
             own.reserve()
-            return ProcessCrew(own, wanted), own.close
+            return ProcessCrew(own, wanted, self.tuning), own.close
         warm = borrow_pool(count, self.mp_start_method, self.worker_threads)
-        return ProcessCrew(warm, wanted), lambda: give_back(warm)
+        return ProcessCrew(warm, wanted, self.tuning), lambda: give_back(warm)
 
 
 class _Bar(ProgressBar):

@@ -22,10 +22,27 @@ class Tuning:
     Sizes are in bytes, times in seconds, shares between 0 and 1.
     """
 
-    available_memory: int | None = None
-    """Memory for the rows of a dataset. None asks the system when it matters."""
+    # Workers
+
+    lease_seconds: float = 0.03
+    """Work that a worker is given at a time: long beside the message, short beside the end of a job."""
+
+    start_seconds: float = 30.0
+    """With a timeout: time that a worker has to begin what it was given, besides."""
+
+    grace_seconds: float = 0.3
+    """After an error or Ctrl-C: time that workers have to end their chunk before they are killed."""
+
+    let_go_seconds: float = 2.0
+    """Time that workers have to let go of a device's memory that they were lent. Later they do it unheard."""
+
+    leave_seconds: float = 5.0
+    """Time that an abandoned iteration waits for chunks that run in threads. They end unheard then."""
 
     # Rows that move
+
+    available_memory: int | None = None
+    """Memory for the rows of a dataset. None asks the system when it matters."""
 
     copy_bytes: int = 32 << 20
     """Copied at a time from a file of results to its place: a worker that dies loses no more."""

@@ -33,11 +33,12 @@ from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.crews.base import Crew, Joined
-from tdmap.runtime.scheduler import NO_LIMIT, TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind, Taken
+from tdmap.tuning import DEFAULT, Tuning
 
 STREAM_BYTES = 4 << 20
 """Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""
@@ -70,6 +71,7 @@ class Driver:
         row_bytes: bytes of a row of the source.
         log: notes which chunks are done; None when nobody wants to know.
         asked_workers: how many there would be with enough chunks.
+        tuning: of the call.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Driver:
         row_bytes: int,
         log: CommitLog | None = None,
         asked_workers: int = 0,
+        tuning: Tuning = DEFAULT,
     ) -> None:
         self.job = job
         self.sink = sink
@@ -89,6 +92,7 @@ class Driver:
         self.log = log
         self.asked_workers = asked_workers
         self.row_bytes = row_bytes
+        self.tuning = tuning
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
@@ -120,7 +124,7 @@ class Driver:
         far = is_opened_by_row(self.job.source.data) and self.job.source.data.is_remote
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
-            seconds = max(TARGET_SECONDS, LEASE_COST * self.crew.size)
+            seconds = max(self.tuning.lease_seconds, LEASE_COST * self.crew.size)
             if far:
                 seconds, limit = max(seconds, FAR_SECONDS), min(limit, max(FAR_BYTES // max(chunk_bytes, 1), 1))
             return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
@@ -136,7 +140,7 @@ class Driver:
             ordered=True,
             max_lease=largest,
             window=window,
-            target_seconds=FAR_SECONDS if far else TARGET_SECONDS,
+            target_seconds=FAR_SECONDS if far else self.tuning.lease_seconds,
         )
 
     def run(self) -> Iterator[tuple[int, Any]]:

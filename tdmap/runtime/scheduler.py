@@ -20,11 +20,10 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tdmap.tuning import DEFAULT
+
 NO_LIMIT = 1 << 62
 """More chunks than there are."""
-
-TARGET_SECONDS = 0.03
-"""Work that a lease holds."""
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class SchedulerPolicy:
     """Results are released in the order of the chunks, and unreleased work is bounded by `window`."""
     window: int = NO_LIMIT
     """With `ordered`: how many chunks past the last consumed one may be leased."""
-    target_seconds: float = TARGET_SECONDS
+    target_seconds: float = DEFAULT.lease_seconds
     """Work that a lease should hold."""
     max_lease: int = NO_LIMIT
     """Most chunks in a lease."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.devices import Placement
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
@@ -60,12 +61,12 @@ def lender(tmp_path, monkeypatch):
     for module in (packing, lending):
         monkeypatch.setattr(module, "is_lendable", lender.is_lendable)
         monkeypatch.setattr(module, "lend", lender.lend)
-    # Who takes that long to let go is stuck; on a busy machine, seconds are no sign of it.
-    monkeypatch.setattr(processes, "LET_GO_SECONDS", 300.0)
     for module in (processes, payload):
         monkeypatch.setattr(module, "take_back", lender.take_back)
         monkeypatch.setattr(module, "is_on_device", lambda out: True)
-    return lender
+    # A worker that takes that long to let go is stuck; on a busy machine, seconds are no sign of it.
+    with tuning.use(let_go_seconds=300.0):
+        yield lender
 
 
 def run(lender, fn, pool, chunksize=2):
@@ -99,9 +100,8 @@ def test_what_a_killed_worker_was_lent_is_taken_back_once(lender, tmp_path):
         assert lender.lent == 2 and lender.back == [1]
 
 
-def test_what_workers_had_is_taken_back_after_an_error(lender, monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 300.0)  # that the other one has to end its chunk
-
+@tuning.use(grace_seconds=300.0)  # that the other one has to end its chunk
+def test_what_workers_had_is_taken_back_after_an_error(lender):
     def fail(x):
         if int(x[0]) == 20:
             raise KeyError("twenty")

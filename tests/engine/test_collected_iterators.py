@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import seeding
-from tdmap.runtime.crews import threads
+from tdmap import seeding, tuning
 from tensordict_lite import TensorDict
 from tests.engine._steps import Steps, spread
 
@@ -155,8 +154,8 @@ def test_in_a_thread_of_its_own_crew():
     assert torch.equal(tdmap.map(X, double, num_workers=2, executor="thread"), 2 * X)
 
 
-def test_by_a_thread_that_holds_what_the_function_waits_for(monkeypatch):
-    monkeypatch.setattr(threads, "LEAVE_SECONDS", 0.2)
+@tuning.use(leave_seconds=0.2)
+def test_by_a_thread_that_holds_what_the_function_waits_for():
     started, lock, ended = threading.Event(), threading.Lock(), threading.Event()
 
     def locked(part):

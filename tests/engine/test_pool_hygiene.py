@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tests.processes import comes_true
 
 METHODS = ["fork", "forkserver"]
@@ -139,9 +140,8 @@ def test_a_pool_cannot_be_sent():
 
 
 @pytest.mark.parametrize("when", ["idle", "at work"])
-def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypatch, tmp_path):
-    from tdmap.runtime.crews import processes
-
+@tuning.use(start_seconds=0.5)
+def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, tmp_path):
     def stop(part):
         """Stops the first worker that comes to the middle."""
         if when == "at work" and int(part[0]) == 150:
@@ -151,7 +151,6 @@ def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypat
                 os.kill(os.getpid(), signal.SIGSTOP)
         return part
 
-    monkeypatch.setattr(processes, "START_SECONDS", 0.5)
     x = torch.arange(300)
     with tdmap.WorkerPool(2) as pool:
         pool.warm_up()

@@ -11,6 +11,7 @@ import torch
 
 import tdmap
 from tdmap import reducers as r
+from tdmap import tuning
 from tdmap.sinks import Fold
 from tensordict_lite import TensorDict
 
@@ -30,11 +31,8 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
-def test_few_states_travel_for_many_chunks_and_the_bits_stay(
-    executor: str, arrivals: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Leases hold what is done in so many seconds: few chunks on a busy machine, and so a state for each of them.
-    monkeypatch.setattr("tdmap.runtime.driver.TARGET_SECONDS", 3600.0)
+@tuning.use(lease_seconds=3600.0)  # a lease holds few chunks on a busy machine, and so a state for each of them
+def test_few_states_travel_for_many_chunks_and_the_bits_stay(executor: str, arrivals: list[int]) -> None:
     x = torch.randn(3001, 3, generator=torch.Generator().manual_seed(0))
     tree = r.MergeTree(3001, r.Var().merge)
     for row in range(3001):

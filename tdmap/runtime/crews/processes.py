@@ -41,17 +41,8 @@ from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool
 from tdmap.sinks import Allocate, Sink
 from tdmap.sinks.base import Kind
+from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
-
-GRACE_SECONDS = 0.3
-"""After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
-
-
-LET_GO_SECONDS = 2.0
-"""Workers have so long to let go of a device's memory that they were lent. Later they do it unheard."""
-
-START_SECONDS = 30.0
-"""With a timeout: a worker that was given work has so long to begin with it, besides."""
 
 
 class ProcessCrew:
@@ -60,13 +51,15 @@ class ProcessCrew:
     Args:
         pool: a reserved pool.
         wanted: how many of its workers.
+        tuning: of the call.
     """
 
     kind = "process"
     forks = False
 
-    def __init__(self, pool: WorkerPool, wanted: int) -> None:
+    def __init__(self, pool: WorkerPool, wanted: int, tuning: Tuning = DEFAULT) -> None:
         self.pool = pool
+        self.tuning = tuning
         self.size = wanted
         self._starts: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
@@ -174,7 +167,7 @@ class ProcessCrew:
             if not member.outstanding:
                 continue
             if chunk < 0:  # between two chunks, or still busy with the job's imports; or it has been stopped
-                found[number] = (self._firsts.get(number, 0), member.heard + START_SECONDS)
+                found[number] = (self._firsts.get(number, 0), member.heard + self.tuning.start_seconds)
             elif since == member.control[at.SINCE]:
                 found[number] = (chunk, since / 1e9)
         return found
@@ -321,7 +314,7 @@ class ProcessCrew:
 
     def _have_back(self) -> None:
         """Wait, for a moment, until workers have let go of what they were lent; those that end never will."""
-        deadline = time.monotonic() + LET_GO_SECONDS
+        deadline = time.monotonic() + self.tuning.let_go_seconds
         while self._loans and (left := deadline - time.monotonic()) > 0:
             for number in [number for number in self._loans if number not in self.pool.members]:
                 self._take_back(number)
@@ -343,7 +336,7 @@ class ProcessCrew:
         busy = [m for m in list(self.pool.members.values()) if m.outstanding]
         for member in busy:
             member.control[at.CANCEL] = 1
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + self.tuning.grace_seconds
         while (left := deadline - time.monotonic()) > 0 and any(
             m.outstanding and m.number in self.pool.members for m in busy
         ):

@@ -26,7 +26,7 @@ from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.crews.base import Joined
-from tdmap.runtime.crews.processes import START_SECONDS, ProcessCrew
+from tdmap.runtime.crews.processes import ProcessCrew
 from tdmap.runtime.crews.raypool import RayMember, RayPool
 from tdmap.runtime.crews.windows import (
     Answer,
@@ -166,7 +166,7 @@ class RayCrew(ProcessCrew):
         for member in self._far():
             found.pop(member.number, None)
             if member.leases:
-                since = member.heard if member.has_begun else member.heard + START_SECONDS
+                since = member.heard if member.has_begun else member.heard + self.tuning.start_seconds
                 found[member.number] = member.leases[0].start, since
         return found
 

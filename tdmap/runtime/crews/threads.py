@@ -16,9 +16,7 @@ from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sinks import Sink
-
-LEAVE_SECONDS = 5.0
-"""Who leaves an iteration waits so long for the chunks that run. They go on to their end then, unheard."""
+from tdmap.tuning import DEFAULT
 
 
 def _serve(
@@ -60,15 +58,17 @@ class ThreadCrew(LocalCrew):
     Args:
         num_workers: how many threads.
         worker_threads: threads that torch uses in each of them.
+        leave_seconds: an iteration that is left waits so long for the chunks that run. They end unheard then.
     """
 
     kind = "thread"
     forks = False
 
-    def __init__(self, num_workers: int, worker_threads: int) -> None:
+    def __init__(self, num_workers: int, worker_threads: int, leave_seconds: float = DEFAULT.leave_seconds) -> None:
         super().__init__()
         self.size = num_workers
         self._worker_threads = worker_threads
+        self._leave_seconds = leave_seconds
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._threads: list[threading.Thread] = []
@@ -124,7 +124,7 @@ class ThreadCrew(LocalCrew):
         Not for ever when a consumer has left. Perhaps it was the collector, in whatever thread ran it: in one of ours,
         or in one that holds a lock which a function of ours waits for.
         """
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + self._leave_seconds
         for thread in self._threads:
             if thread.ident is None or thread is threading.current_thread():
                 continue
