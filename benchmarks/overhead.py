@@ -33,6 +33,7 @@ from benchmarks._workload import Workload, invert_rows, normalise_rows
 from tdmap.diagnostics import StatusFile
 from tdmap.resume import journal
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
+from tdmap.tuning import DEFAULT, use
 from tensordict_lite import TensorDict
 
 JOURNAL_WANTED = 1.03
@@ -86,16 +87,14 @@ def _pair(
 def add_journal(bench: Benchmark, work: Workload) -> None:
     """`resume=True`, out of place and in place."""
 
-    def into_folder(resume: bool, sync_seconds: float = journal.SYNC_SECONDS) -> Callable[[], float]:
+    def into_folder(resume: bool, sync_seconds: float = DEFAULT.sync_seconds) -> Callable[[], float]:
         def run() -> float:
             data = work.open()
-            default, journal.SYNC_SECONDS = journal.SYNC_SECONDS, sync_seconds
-            with work.fresh_folder() as folder:
+            with work.fresh_folder() as folder, use(sync_seconds=sync_seconds):
                 start = time.perf_counter()
                 result = data.map(normalise_rows, num_workers=work.workers, out=folder / "td", resume=resume)
                 seconds = time.perf_counter() - start
                 work.check(result["image"])
-                journal.SYNC_SECONDS = default
                 journal.wait_for_disk()  # the cases that follow shall not pay for it
             return seconds
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from tdmap.frames import warn_user
+from tdmap.tuning import current
 from tdmap.user_code import is_users_own
 from tensordict_lite.base import TensorCollection
 
@@ -172,8 +173,8 @@ class own_streams(contextlib.AbstractContextManager[None]):
     """The global generators for seeded work in the caller's process: nobody else's meanwhile, and put back at the end.
 
     All threads of a process share them, so whoever else has seeded work here waits until this is done: two iterations
-    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited `WAIT_SECONDS` for
-    one and the same work goes on too, with a warning: that work may be waiting for it.
+    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited a minute for one and
+    the same work goes on too, with a warning: that work may be waiting for it.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -218,9 +219,6 @@ class own_streams(contextlib.AbstractContextManager[None]):
             self._end()
 
 
-WAIT_SECONDS = 60.0
-"""Whoever has the streams keeps them for a lease, which is over long before, or waits for the one who waits."""
-
 LONGEST_NAP = 0.05
 """Seconds after which one who waits looks whether an exception has kept the one before from waking it."""
 
@@ -255,17 +253,17 @@ class _Turn:
             return
         place.woken.acquire(blocking=False)
         self._line.append(place)
-        awaited, end = None, 0.0
+        awaited, end, seconds = None, 0.0, current().turn_seconds
         while (first := self._first()) is not place and first is not None:
             if first.thread == place.thread:  # we are a signal handler, on top of one who waits: it has the turn now
                 return self.leave(place)
             now = time.monotonic()
             if first is not awaited:
-                awaited, end = first, now + WAIT_SECONDS
+                awaited, end = first, now + seconds
             if first.overdue or now >= end:
                 is_news, first.overdue = not first.overdue, True
                 self.leave(place)
-                return _warn_of_both() if is_news else None
+                return _warn_of_both(seconds) if is_news else None
             place.woken.acquire(timeout=min(end - now, LONGEST_NAP))
         return None
 
@@ -287,9 +285,9 @@ class _Turn:
         return (*self._line, None)[0]
 
 
-def _warn_of_both() -> None:
+def _warn_of_both(seconds: float) -> None:
     warn_user(
-        f"seeded chunks of two iterations in this process go on at once, after a wait of {WAIT_SECONDS:g} s: the "
+        f"seeded chunks of two iterations in this process go on at once, after a wait of {seconds:g} s: the "
         "random streams of both may differ from those that each has alone. Run one of them in processes "
         "(executor='process'), or one after the other."
     )

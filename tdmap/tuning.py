@@ -36,6 +36,9 @@ class Tuning:
     let_go_seconds: float = 2.0
     """Time that workers have to let go of a device's memory that they were lent. Later they do it unheard."""
 
+    turn_seconds: float = 60.0
+    """Time that seeded work in this process waits for other seeded work, which may itself be waiting for it."""
+
     leave_seconds: float = 5.0
     """Time that an abandoned iteration waits for chunks that run in threads. They end unheard then."""
 
@@ -52,6 +55,21 @@ class Tuning:
 
     bucket_bytes: int = 16 << 20
     """The least that is read and written in one piece where rows go over the disk."""
+
+    read_bytes: int = 32 << 20
+    """Of an array, or of the samples of an archive, read from a foreign file at a time."""
+
+    text_bytes: int = 4 << 20
+    """Of CSV and JSON Lines, parsed at a time; more where a row is longer."""
+
+    # Runs that can be resumed
+
+    log_seconds: float = 0.1
+    """Time between two notes of what is done: work that a killed program loses. States that take long to save are
+    saved less often."""
+
+    sync_seconds: float = 5.0
+    """Time between two waits for the disk: work that a power failure loses."""
 
     # Operations by key
 
@@ -81,6 +99,11 @@ class Tuning:
 
     join_bytes: int = 16 << 20
     """Pairs of rows that a worker makes at a time."""
+
+    # Profiles
+
+    traced_leases: int = 100_000
+    """Leases that a profile of a job keeps one by one, for pictures; of later ones it keeps the sums."""
 
 
 DEFAULT = Tuning()

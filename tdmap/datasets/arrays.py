@@ -26,6 +26,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tables.about import joined
 from tdmap.errors import UnreadableFile, add_note
+from tdmap.tuning import current
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
@@ -33,9 +34,6 @@ from tensordict_lite.persistent.entries import walk
 
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
-
-PART_BYTES = 32 << 20
-"""Bytes of rows that are read at a time."""
 
 FIRST_ROWS = 1 << 10
 """Rows that are read first where nothing tells how long they are."""
@@ -190,7 +188,8 @@ def _parts_of(
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
     count, start = next(iter(lengths.values())), 0
-    step = PART_BYTES // max(sum(map(_row_bytes, arrays.values())), 1)
+    read_bytes = current().read_bytes
+    step = read_bytes // max(sum(map(_row_bytes, arrays.values())), 1)
     if any(array.dtype.kind in "OT" for array in arrays.values()):
         step = min(step, FIRST_ROWS)
     while start < count or not start:  # an empty one tells the columns
@@ -200,7 +199,7 @@ def _parts_of(
                 part[name] = _column(array[start:stop])
         yield Part(stop - start, part)
         size = sum(_bytes_of(column) for column in part.values())
-        start, step = max(stop, 1), PART_BYTES * max(stop - start, 1) // max(size, 1)
+        start, step = max(stop, 1), read_bytes * max(stop - start, 1) // max(size, 1)
 
 
 @contextlib.contextmanager

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-TASK_BYTES = 4 << 20
-"""Bytes that a worker gathers between two looks at its messages."""
-
 KEPT_ROWS = 1 << 22
 """Lengths of so many chosen rows are kept between the two times that they are needed."""
 
@@ -187,7 +184,7 @@ def fill_jagged(chosen: Choice, made: Any, execution: Execution) -> None:
     if not total:
         return  # offsets are 0, as new files are
     item = rows.values.element_size() * rows.row_shape.numel()
-    plan = ChunkPlan(chosen.extent, max(chosen.extent * TASK_BYTES // max(total * item, 1), 1))
+    plan = ChunkPlan(chosen.extent, max(chosen.extent * execution.tuning.gather_bytes // max(total * item, 1), 1))
     places = Places.of([made["values"], made["offsets"]])
     assert places is not None
     firsts, at, first = [], 0, 0

@@ -29,12 +29,10 @@ from tdmap.datasets.arrays import numpy_of
 from tdmap.datasets.arrow import Part
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.tuning import current
 
 KEY = "__key__"
 NUMBERS, TEXTS = ("cls", "id"), ("txt", "text", "json", "caption")
-BATCH_BYTES = 32 << 20
-"""Contents of files that go through memory at a time."""
-
 Open = Callable[[str, str], AbstractContextManager[Any]]
 """Opens a path for reading or writing bytes."""
 
@@ -47,7 +45,7 @@ def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generato
     """
     batch: dict[str, list[bytes]] = {}
     keys: list[str] = []
-    size = 0
+    size, read_bytes = 0, current().read_bytes
     with opened(path, "rb") as source:
         for key, files in _samples(path, source):
             if batch and files.keys() != batch.keys():
@@ -58,7 +56,7 @@ def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generato
             for name, content in files.items():
                 batch.setdefault(name, []).append(content)
             size += sum(map(len, files.values()))
-            if size >= BATCH_BYTES or len(keys) >= BATCH_ROWS:
+            if size >= read_bytes or len(keys) >= BATCH_ROWS:
                 yield _part(path, keys, batch, columns)
                 keys, batch, size = [], {name: [] for name in batch}, 0
     if keys:

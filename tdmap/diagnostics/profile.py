@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tdmap.events import JobEnded, JobStarted, LeaseDone, Measures
+from tdmap.tuning import current
 
 PARTS = {
     "computing": "the function computes",
@@ -44,9 +45,6 @@ MAPPED_BYTES = 64 << 10
 
 SOME_WAITS = 0.02
 """A stage that was left without work in fewer of its chunks does not count as one that waits."""
-
-TRACED = 100_000
-"""Leases that a job keeps one by one, for pictures; of later ones only the sums are kept."""
 
 LEADING = 4096
 """Times of the consumer that are remembered to see what a worker waited for."""
@@ -150,6 +148,7 @@ class JobProfile:
     stalled: float = 0.0
     """Seconds that something on this machine waited for memory (the kernel's pressure figures)."""
     spans: list[Span] = field(default_factory=list)
+    _most_spans: int = field(default_factory=lambda: current().traced_leases)
     _heard: float = 0.0
     """How long the driver had been without a core when it heard of the last lease."""
     _taken: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LEADING))
@@ -239,7 +238,7 @@ class JobProfile:
         worker.from_device += measures.from_device
         worker.rss = max(worker.rss, measures.rss)
         worker.uss = max(worker.uss, measures.uss)
-        if len(self.spans) < TRACED:
+        if len(self.spans) < self._most_spans:
             parts = measures.read, measures.fn, measures.write
             times = measures.began, measures.ended
             self.spans.append(Span(event.worker, event.start, event.stop, *times, event.rows, parts, measures.rss))

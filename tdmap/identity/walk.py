@@ -69,14 +69,16 @@ class Reached:
 
     Args:
         bounded: large contents count by pieces.
+        whole_bytes: larger contents do.
 
     Attributes:
         parts: a digest for each.
         packages: their versions.
     """
 
-    def __init__(self, bounded: bool = True) -> None:
+    def __init__(self, bounded: bool = True, whole_bytes: int = WHOLE_BYTES) -> None:
         self.bounded = bounded
+        self.whole_bytes = whole_bytes
         self.parts: dict[str, str] = {}
         self.packages: dict[str, str] = {}
         self._sources = Sources(self.parts, self.packages)
@@ -153,7 +155,7 @@ class Reached:
 
     def _digest_bytes(self, view: memoryview) -> str:
         found, total = hashlib.blake2b(digest_size=16), len(view)
-        most = WHOLE_BYTES if self._bytes < BUDGET_BYTES else SAMPLE_BYTES
+        most = self.whole_bytes if self._bytes < BUDGET_BYTES else SAMPLE_BYTES
         if total <= most or not self.bounded:
             found.update(view)
             self._bytes += total

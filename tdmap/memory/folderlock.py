@@ -182,7 +182,9 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
         lock.release()
 
 
-def take(folder: Path, call: str) -> FolderLock:
+def take(
+    folder: Path, call: str, stray_seconds: float = STRAY_SECONDS, unknown_seconds: float = UNKNOWN_SECONDS
+) -> FolderLock:
     """Take the lock of a folder. Does not wait for a call that is at work. Errors as `locked`."""
     began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
     while True:
@@ -190,7 +192,7 @@ def take(folder: Path, call: str) -> FolderLock:
         try:
             fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError as error:  # its holder has just removed it all
-            if time.monotonic() - began > STRAY_SECONDS:
+            if time.monotonic() - began > stray_seconds:
                 raise _cannot_write(folder, error) from None
             continue
         except OSError as error:
@@ -200,7 +202,7 @@ def take(folder: Path, call: str) -> FolderLock:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _wait_for(_holder_in(fd), path, began)
+                _wait_for(_holder_in(fd), path, began, stray_seconds, unknown_seconds)
                 continue
             except OSError as error:
                 if error.errno not in NO_LOCKS:
@@ -280,7 +282,13 @@ def _holder_in(fd: int) -> Holder | None:
     return Holder.unpack(os.pread(fd, 1 << 16, 0))
 
 
-def _wait_for(holder: Holder | None, path: Path, began: float) -> None:
+def _wait_for(
+    holder: Holder | None,
+    path: Path,
+    began: float,
+    stray_seconds: float = STRAY_SECONDS,
+    unknown_seconds: float = UNKNOWN_SECONDS,
+) -> None:
     """Wait a moment for the holder of a lock, if it is about to give it up.
 
     Raises:
@@ -288,7 +296,7 @@ def _wait_for(holder: Holder | None, path: Path, began: float) -> None:
     """
     folder, waited = path.parent.parent, time.monotonic() - began
     alive = None if holder is None else holder.process.is_alive
-    if alive is False and waited < STRAY_SECONDS or alive is None and waited < UNKNOWN_SECONDS:
+    if alive is False and waited < stray_seconds or alive is None and waited < unknown_seconds:
         time.sleep(_PAUSE)
         return
     if holder is None:

@@ -33,15 +33,6 @@ from tensordict_lite.memmap.disk.placed import is_placed
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
 
-ARENA_BYTES = 1 << 26
-"""Size of the blocks that an `Arena` gives out; untouched pages cost nothing."""
-
-ALONE_BYTES = 1 << 23
-"""A tensor of so many bytes has a block of its own: the kernel lets one process at a time `pwrite` to a file."""
-
-MOST_ALONE = 64
-"""But not more tensors than these of an `Arena`, unless they are larger than a block: each takes a descriptor."""
-
 
 def align(offset: int) -> int:
     """The next multiple of `ALIGNMENT`."""
@@ -106,9 +97,18 @@ def anonymous_tensor(nbytes: int) -> torch.Tensor:
 
 
 class Arena:
-    """Shared memory for tensors: small ones are given out from the front of large blocks."""
+    """Shared memory for tensors: small ones are given out from the front of large blocks.
 
-    def __init__(self) -> None:
+    Args:
+        block_bytes: of a block; a larger tensor gets a file of its own.
+        alone_bytes: a tensor of so many bytes gets a file of its own too, so that others may be written meanwhile,
+        most_alone: as long as there are few, since each takes a descriptor.
+    """
+
+    def __init__(self, block_bytes: int = 64 << 20, alone_bytes: int = 8 << 20, most_alone: int = 64) -> None:
+        self._block_bytes = block_bytes
+        self._alone_bytes = alone_bytes
+        self._most_alone = most_alone
         self._block: torch.Tensor | None = None
         self._used = 0
         self._alone = 0
@@ -128,12 +128,12 @@ class Arena:
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Zeroed shared memory as a contiguous tensor."""
         nbytes = shape.numel() * dtype.itemsize
-        if nbytes > ARENA_BYTES or (nbytes >= ALONE_BYTES and self._alone < MOST_ALONE):
+        if nbytes > self._block_bytes or (nbytes >= self._alone_bytes and self._alone < self._most_alone):
             self._alone += 1
             return anonymous_tensor(nbytes).view(dtype).view(shape)
         start = align(self._used)
         if self._block is None or start + nbytes > self._block.numel():
-            self._block = anonymous_tensor(ARENA_BYTES)
+            self._block = anonymous_tensor(self._block_bytes)
             start = 0
         self._used = start + nbytes
         return self._block[start : start + nbytes].view(dtype).view(shape)

@@ -38,18 +38,13 @@ from tdmap.plan import merge_ranges
 from tdmap.process_state import Owner, close_end, register_end
 from tdmap.process_state import boot_number as boot_number
 from tdmap.resume import syncer
+from tdmap.tuning import current
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1
 _RECORD = struct.Struct("<BBHIIqqI")
 RECORD_BYTES = _RECORD.size
 _BODY = RECORD_BYTES - 4
-
-COMMIT_SECONDS = 0.1
-"""Seconds between two writes of ranges."""
-
-SYNC_SECONDS = 5.0
-"""Seconds between two syncs of the rows to the disk; more where a sync takes long."""
 
 SYNC_SHARE = 0.25
 """The helper may keep the disk busy for this share of the time."""
@@ -234,20 +229,11 @@ class Journal:
         path: a journal that `create` made.
         contents: what it says so far (see `read`); a torn tail is cut.
         files: the files whose rows must be on the disk before a range is durable.
-        commit_seconds: how often ranges are appended; None: `COMMIT_SECONDS`.
-        sync_seconds: how often files are brought to the disk; None: `SYNC_SECONDS`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        contents: Contents,
-        files: Iterable[str] = (),
-        commit_seconds: float | None = None,
-        sync_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, path: Path, contents: Contents, files: Iterable[str] = ()) -> None:
         self.path = path
-        self.commit_seconds = COMMIT_SECONDS if commit_seconds is None else commit_seconds
+        self.tuning = current()
         self._fd = open_file(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, contents.stop)
         sessions = [r.session for r in contents.records if r.type is Type.SESSION]
@@ -255,7 +241,7 @@ class Journal:
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
         self._owner = Owner()
-        self._helper = Helper(path.parent, self._fd, SYNC_SECONDS if sync_seconds is None else sync_seconds)
+        self._helper = Helper(path.parent, self._fd, self.tuning.sync_seconds)
         self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
 
@@ -285,7 +271,7 @@ class Journal:
 
     def tick(self, now: float) -> None:
         """Write what is due, by the monotonic clock."""
-        if now - self._last >= self.commit_seconds:
+        if now - self._last >= self.tuning.log_seconds:
             self._last = now
             self.flush()
             self._helper.tick(now)

@@ -60,15 +60,10 @@ from tdmap.resume.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.rowerrors import RowError
 from tdmap.runtime.commits import LOG, CommitLog, Ranges
 from tdmap.sinks import Collect, Fold, Preallocated, Sink
-
-FLUSH_SECONDS = 0.1
-"""How often chunks that are done are written."""
-
-STATE_SECONDS, DISK_SECONDS = 0.25, 5.0
-"""How often the state of a reduction is saved, and brought to the disk; less often where that takes long."""
+from tdmap.tuning import current
 
 STATE_SHARE = 0.02
-"""Share of the time that saving a state may take."""
+"""Share of the time that saving a state may take: it is saved less often where that takes long."""
 
 SPILL, STATES = "spill-", "states-"
 
@@ -248,6 +243,7 @@ class Log:
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
         self.path = folder / "journal"
+        self.tuning = current()
         self._asked: dict[str, int] = {}
         self._begun = self._spills = 0
         self._began = time.monotonic()
@@ -257,7 +253,7 @@ class Log:
         self._history = self._open(identity)
         self._fd = open_file(self.path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, self._history.stop)
-        self._helper = journals.Helper(folder, self._fd, journals.SYNC_SECONDS, "log")
+        self._helper = journals.Helper(folder, self._fd, self.tuning.sync_seconds, "log")
         if not self.is_complete:
             self.write(_SESSION.pack(b"S", int(time.time()), journals.boot_number()))
 
@@ -518,7 +514,7 @@ class JobLog:
         self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
         self._modules = modules_of(job.fn)
         self._pending: list[tuple[int, int]] = []
-        self._next = time.monotonic() + FLUSH_SECONDS
+        self._next = time.monotonic() + log.tuning.log_seconds
         self._warned = False
         self.committed = self._restore(job.plan.num_known)
         self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
@@ -547,7 +543,7 @@ class JobLog:
         """Write what is due."""
         if now >= self._next:
             self.flush()
-            self._next = now + FLUSH_SECONDS
+            self._next = now + self._log.tuning.log_seconds
             self._log.tick(now)
 
     def flush(self) -> None:
@@ -582,8 +578,7 @@ class StateLog(JobLog):
 
     def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
         super().__init__(log, number, known, job, sink)
-        now = time.monotonic()
-        self._next, self._next_disk, self._checked = now + STATE_SECONDS, now + DISK_SECONDS, False
+        self._next_disk, self._checked = time.monotonic() + log.tuning.sync_seconds, False
 
     def _restore(self, chunks: int) -> list[tuple[int, int]]:
         assert isinstance(self._sink, Fold)
@@ -595,11 +590,11 @@ class StateLog(JobLog):
         if self._pending and now >= self._next:
             self.flush()
             after = time.monotonic()
-            self._next = after + max(STATE_SECONDS, (after - now) / STATE_SHARE)
+            self._next = after + max(self._log.tuning.log_seconds, (after - now) / STATE_SHARE)
             if after >= self._next_disk:
                 self._save(".disk", durable=True)
                 end = time.monotonic()
-                self._next_disk = end + max(DISK_SECONDS, (end - after) / STATE_SHARE)
+                self._next_disk = end + max(self._log.tuning.sync_seconds, (end - after) / STATE_SHARE)
 
     def flush(self) -> None:
         if self._pending:

@@ -18,12 +18,6 @@ from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
-IN_FLIGHT_BYTES = 32 << 20
-"""Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
-
-GROUP_BYTES = 4 << 20
-"""Small results share their copies' mark until they are so many bytes."""
-
 LEASE_BYTES = 16 << 20
 """Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
 
@@ -52,13 +46,23 @@ class DeviceBuffer(PlainSink):
     Args:
         out: a tensor or a collection whose tensors are on the device of `link`.
         link: the way there.
+        in_flight_bytes: results whose copies have begun and not ended, beyond the last chunk's.
+        group_bytes: small results share their copies' mark until they are so many bytes.
     """
 
     writer: RowWriter | None = None
 
-    def __init__(self, out: Data, link: DeviceLink) -> None:
+    def __init__(
+        self,
+        out: Data,
+        link: DeviceLink,
+        in_flight_bytes: int = 32 << 20,
+        group_bytes: int = 4 << 20,
+    ) -> None:
         self.out = out
         self.link = link
+        self._in_flight_bytes = in_flight_bytes
+        self._group_bytes = group_bytes
         self._copying: deque[_Copying] = deque()
         self._bytes = 0
 
@@ -93,7 +97,7 @@ class DeviceBuffer(PlainSink):
                 new = self._pairs(chunk, value)
                 pairs += new
                 nbytes += sum(source.nbytes for _, source in new)
-                if nbytes >= GROUP_BYTES:
+                if nbytes >= self._group_bytes:
                     self._send(pairs, first, chunk + 1)
                     pairs, nbytes, first = [], 0, chunk + 1
             if pairs:
@@ -152,7 +156,7 @@ class DeviceBuffer(PlainSink):
         while self._copying:
             oldest = self._copying[0]
             if not oldest.mark.is_done():
-                if self._bytes <= IN_FLIGHT_BYTES or len(self._copying) == 1:
+                if self._bytes <= self._in_flight_bytes or len(self._copying) == 1:
                     return
                 oldest.mark.wait()
             self._copying.popleft()

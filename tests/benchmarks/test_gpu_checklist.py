@@ -16,10 +16,10 @@ PLAYED = [one for one in gpu.EXPERIMENTS if not one.needs_cuda]
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch):
+def _as_it_was():
     tdmap.close_pools()
-    monkeypatch.setattr(device, "LINKS", dict(device.LINKS))
     yield
+    device.LINKS.pop("mtia", None)
     device.NO_FORKS.discard("mtia")
     tdmap.close_pools()
 

@@ -18,7 +18,7 @@ from tdmap import tuning
 from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
 from tdmap.reducers import Count, Mean, Sum
-from tdmap.resume import journal, log
+from tdmap.resume import journal
 from tdmap.runtime import driver
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tests.processes import in_child, kill_at
@@ -67,10 +67,8 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.fixture
 def small(monkeypatch):
     """Many jobs, chunks and partitions of few rows, all of which are noted at once."""
-    monkeypatch.setattr(log, "FLUSH_SECONDS", 0)
-    monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
-    with tuning.use(partition_bytes=700, gather_bytes=1 << 9):
+    with tuning.use(log_seconds=0, partition_bytes=700, gather_bytes=1 << 9):
         yield
 
 

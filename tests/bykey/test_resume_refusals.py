@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
 from tdmap.resume import journal, log
@@ -50,11 +51,10 @@ class Stop(tdmap.Callback):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "FLUSH_SECONDS", 0)
-    monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
     x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
-    return TensorDict({"x": x, "v": torch.arange(ROWS).double(), "b": x % 3}, [ROWS]).memmap(tmp_path / "in")
+    with tuning.use(log_seconds=0):
+        yield TensorDict({"x": x, "v": torch.arange(ROWS).double(), "b": x % 3}, [ROWS]).memmap(tmp_path / "in")
 
 
 def sort(data: Any, out: Path, **options: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tdmap import tuning
 from tdmap.datasets import Jagged, Table, read, write
 from tdmap.datasets import arrays as arrays_module
 from tdmap.errors import UnreadableFile
@@ -29,9 +30,9 @@ def data(rows: int = 50) -> TensorDict:
 
 
 @pytest.mark.parametrize("ending", ["h5", "zarr"])
-def test_tensors_go_out_and_come_back(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@tuning.use(read_bytes=300)  # some rows at a time
+def test_tensors_go_out_and_come_back(tmp_path: Path, ending: str) -> None:
     pytest.importorskip({"h5": "h5py", "zarr": "zarr"}[ending])
-    monkeypatch.setattr(arrays_module, "PART_BYTES", 300)  # some rows at a time
     rows = data()
     write(rows, tmp_path / f"d.{ending}", batch_rows=17)
     write(rows, tmp_path / f"d.{ending}", batch_rows=23)  # in the place of the first
@@ -215,8 +216,8 @@ def test_times_that_are_too_large_are_refused_and_nat_is_null(tmp_path: Path, en
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_npz_file_is_read_some_rows_at_a_time(tmp_path: Path, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays_module, "PART_BYTES", 1 << 18)
+@tuning.use(read_bytes=1 << 18)
+def test_an_npz_file_is_read_some_rows_at_a_time(tmp_path: Path, order: Any) -> None:
     rows = np.arange(1 << 16, dtype=np.int64).reshape(-1, 1) + np.zeros((1, 64), np.int64)
     np.savez_compressed(tmp_path / "x.npz", x=np.asarray(rows, order=order), y=rows[:, 0].astype(str))
     size, start = rows.nbytes, 0
@@ -352,15 +353,15 @@ def test_deep_groups_and_text_of_latin_letters_marked_as_ascii(tmp_path: Path) -
     assert found[".".join(["g"] * 1500 + ["x"])].tolist() == [0, 1] and found["t"].tolist() == ["größe", "a"]
 
 
-def test_long_rows_of_text_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@tuning.use(read_bytes=100_000)
+def test_long_rows_of_text_are_read_few_at_a_time(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
-    monkeypatch.setattr(arrays_module, "PART_BYTES", 1000)
-    monkeypatch.setattr(arrays_module, "FIRST_ROWS", 2)
-    rows = ["x" * 400] * 20 + ["y"] * 200
+    rows = ["x" * 400] * 2000 + ["y"] * 9000
     with h5py.File(tmp_path / "d.h5", "w") as file:
         file.create_dataset("t", data=rows, dtype=h5py.string_dtype())
     parts = [part.columns["t"].tolist() for part in arrays_module.read_hdf5(str(tmp_path / "d.h5"), None)]
-    assert sum(parts, []) == rows and max(map(len, parts[:8])) <= 2 and max(map(len, parts)) > 50
+    assert sum(parts, []) == rows and len(parts[0]) == 1 << 10  # whose length is not known
+    assert max(map(len, parts[1:4])) <= 250 and max(map(len, parts)) > 2000
 
 
 COLUMNS: dict[str, Any] = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tdmap.datasets import Jagged, Table, jaggedfile
+from tdmap import tuning
+from tdmap.datasets import Jagged, Table
 from tdmap.memory.scratch import Scratch
 
 WORDS = [f"{'w' * (i % 7)}{i}" if i % 5 else "" for i in range(503)]
@@ -23,9 +25,9 @@ def words(request: pytest.FixtureRequest, tmp_path: Path) -> Jagged:
 
 
 @pytest.fixture(params=[1, 40, 1 << 20])
-def many_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaggedfile, "TASK_BYTES", request.param)
-    monkeypatch.setattr(jaggedfile, "BLOCK_ROWS", request.param)
+def many_parts(request: pytest.FixtureRequest) -> Iterator[None]:
+    with tuning.use(gather_bytes=request.param):
+        yield
 
 
 @pytest.mark.usefixtures("many_parts")
@@ -33,8 +35,8 @@ def test_every_choice_gives_its_rows(words: Jagged, tmp_path: Path) -> None:
     check_choices(words, tmp_path, num_workers=0)
 
 
-def test_workers_that_inherit_nothing_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaggedfile, "TASK_BYTES", 1000)
+@tuning.use(gather_bytes=1000)
+def test_workers_that_inherit_nothing_write_them(tmp_path: Path) -> None:
     words = Jagged.from_list(WORDS).save(tmp_path / "words", num_workers=0)
     check_choices(words, tmp_path, num_workers=2, mp_start_method="forkserver")
 

@@ -222,31 +222,31 @@ def test_a_spoilt_file_ends_the_call_and_is_named(tmp_path: Path) -> None:
     assert len(pictures) == 24
 
 
-def test_another_folder_does_not_take_the_place_of_an_unfinished_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingesting, "CHUNK_BYTES", 1)  # a picture is a chunk: some are done
+LARGE = 840
+"""Pixels a side of a picture that is a chunk of its own: some are done when one cannot be read."""
+
+
+def test_another_folder_does_not_take_the_place_of_an_unfinished_one(tmp_path: Path) -> None:
     for name in ("in", "other"):
         make_folder(tmp_path / name)
         (tmp_path / name / "b" / "bad.jpg").write_bytes(name.encode())
     with pytest.raises(PictureError):
-        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0)
+        images.ingest(tmp_path / "in", tmp_path / "out", size=LARGE, num_workers=0)
     with pytest.raises(ResumeMismatch, match="files"):
-        images.ingest(tmp_path / "other", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+        images.ingest(tmp_path / "other", tmp_path / "out", size=LARGE, num_workers=0, on_error="skip")
 
 
 def test_a_run_goes_on_under_another_on_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingesting, "CHUNK_BYTES", 1)
     read: list[int] = []
     monkeypatch.setattr(ingesting.DecodeFiles, "read", _counting(ingesting.DecodeFiles.read, read))
     make_folder(tmp_path / "in")
     (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
     with pytest.raises(PictureError):
-        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0)
+        images.ingest(tmp_path / "in", tmp_path / "out", size=LARGE, num_workers=0)
     before = set(read)
     read.clear()
     with pytest.warns(SkippedPictures):
-        pictures = images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+        pictures = images.ingest(tmp_path / "in", tmp_path / "out", size=LARGE, num_workers=0, on_error="skip")
     assert len(pictures) == 24
     assert len(before) > 5 and len(before & set(read)) == 1  # the spoilt one
 

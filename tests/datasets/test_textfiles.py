@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from tdmap import tuning
 from tdmap.datasets import Jagged, Table, convert, from_arrow, read, to_arrow, write
-from tdmap.datasets.textfiles import blocks
+from tdmap.datasets.textfiles.blocks import Records, blocks_of
 
 pa = pytest.importorskip("pyarrow")
 from_csv = pytest.importorskip("pyarrow.csv")
@@ -38,24 +39,22 @@ def values(table: Table, name: str) -> list[Any]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv.gz", "x.jsonl", "x.ndjson.zst"])
 def test_a_row_may_be_longer_than_a_block(tmp_path: Path, name: str, target: str) -> None:
-    words = ["ant", "b" * (blocks.BLOCK + 9), "", 'c\n",\t' * 900_000, "dog"]
+    words = ["ant", "b" * (tuning.DEFAULT.text_bytes + 9), "", 'c\n",\t' * 900_000, "dog"]
     write(Table.of({"i": torch.arange(5), "word": Jagged.from_list(words)}), tmp_path / name)
     found = through(tmp_path / name, target, tmp_path)
     assert found["i"].tolist() == [0, 1, 2, 3, 4] and found["word"].tolist() == words
 
 
-def test_a_row_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 10)
-    monkeypatch.setattr(blocks, "LONGEST", 1 << 12)
+def test_a_row_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n" + '3,"4\n' + "5,6\n" * 9000)
     with pytest.raises(ValueError, match=r"x\.csv: the row that begins at byte 8 has no end .*: close its quotes"):
-        read(tmp_path / "x.csv")
+        list(blocks_of(str(tmp_path / "x.csv"), Records(",").last, 1 << 10, longest=1 << 12))
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_records_end_where_arrow_ends_them(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_end_where_arrow_ends_them(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
-    monkeypatch.setattr(blocks, "BLOCK", choose.choice([16, 40, 100]))
+    block_bytes = choose.choice([16, 40, 100])
     pieces = ["a", "1", '"', '""', ",", "\n", "\r\n", "\r", "x y", " ", '5"', "é"]
     names = [f"c{number}" for number in range(choose.randint(1, 4))]
     if seed % 3:  # what Python writes; else anything
@@ -81,12 +80,13 @@ def test_records_end_where_arrow_ends_them(tmp_path: Path, seed: int, monkeypatc
     try:
         expected = from_csv.read_csv(pa.BufferReader(content), None, parse, convert_options).to_pydict()
     except pa.ArrowInvalid:
-        with pytest.raises(ValueError, match=r"x\.csv"):
+        with tuning.use(text_bytes=block_bytes), pytest.raises(ValueError, match=r"x\.csv"):
             read(tmp_path / "x.csv", types=types)
         return
     if not expected["c0"]:
         return
-    assert to_arrow(read(tmp_path / "x.csv", types=types)).to_pydict() == expected
+    with tuning.use(text_bytes=block_bytes):
+        assert to_arrow(read(tmp_path / "x.csv", types=types)).to_pydict() == expected
 
 
 LATER = {
@@ -129,11 +129,12 @@ def rows_of(name: str, cells: list[str]) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("where", ["same block", "later block", "other file"])
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in LATER.items() for case in cases])
+@tuning.use(text_bytes=1 << 10)
 def test_a_later_value_widens_the_type_of_its_column(
     tmp_path: Path, name: str, case: tuple[str, str, list[Any]], where: str, target: str
 ) -> None:
     first, later, expected = case
-    count = 3 if where == "same block" else blocks.BLOCK // 8 if where == "later block" and target == "memory" else 9
+    count = 3 if where == "same block" else 500 if where == "later block" else 9
     parts = [[first] * count, [later]]
     if where == "other file":
         for number, cells in enumerate(parts):
@@ -147,8 +148,8 @@ def test_a_later_value_widens_the_type_of_its_column(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_field_may_come_late(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 10)
+@tuning.use(text_bytes=1 << 10)
+def test_a_field_may_come_late(tmp_path: Path, target: str) -> None:
     lines = [*['{"a": 1, "s": {"x": 1}}\n'] * 500, '{"b": "x", "s": {"y": 2}}\n', '{"a": 2, "s": {}}\n']
     (tmp_path / "x.jsonl").write_text("".join(lines))
     with pytest.raises(ValueError, match=r"x\.jsonl: the column '(a|b|s\.x|s\.y)' has .* nulls"):
@@ -179,10 +180,10 @@ def test_a_field_may_come_late(tmp_path: Path, target: str, monkeypatch: pytest.
         ("x.jsonl", ["1", '"x"'], "from number to string"),
     ],
 )
+@tuning.use(text_bytes=1 << 10)
 def test_a_value_that_no_type_holds_is_refused_by_name(
-    tmp_path: Path, name: str, cells: list[str], told: str, where: int, target: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, cells: list[str], told: str, where: int, target: str
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 10)
     (tmp_path / name).write_text(rows_of(name, [cells[0]] * where + cells))
     with pytest.raises(ValueError, match=told) as caught:
         through(tmp_path / name, target, tmp_path)
@@ -225,10 +226,8 @@ def test_types_are_those_that_are_said(
 @pytest.mark.parametrize(
     ("name", "cell"), [("x.csv", "x"), ("x.csv", "300"), ("x.csv", "1.5"), ("x.jsonl", "300"), ("x.jsonl", '"x"')]
 )
-def test_a_value_of_another_type_than_is_said_is_named(
-    tmp_path: Path, name: str, cell: str, where: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 10)
+@tuning.use(text_bytes=1 << 10)
+def test_a_value_of_another_type_than_is_said_is_named(tmp_path: Path, name: str, cell: str, where: int) -> None:
     (tmp_path / name).write_text(rows_of(name, ["1"] * where + [cell, "2"]))
     with pytest.raises(ValueError, match=rf"{name}: .*['/]v.* row ({where}|{where + 1})\b"):
         read(tmp_path / name, types={"v": torch.uint8})

@@ -39,10 +39,10 @@ def negate(td: TensorDict) -> TensorDict:
     return TensorDict({"x": -td["x"].float(), "meta": {"row": td["meta", "row"] * 10}}, td.batch_size)
 
 
-def run(data, fn, out, link, *, dim=0, chunksize=4, policy=None, **options):
+def run(data, fn, out, link, *, dim=0, chunksize=4, policy=None, bounds=(), **options):
     options.setdefault("num_workers", 2)
     plan = plan_for(data, fn, dim, chunksize, None, out)
-    with DeviceBuffer(out, link) as sink:
+    with DeviceBuffer(out, link, *bounds) as sink:
         return Execution(**options).run(Job(Source(data), plan, fn, policy or Policy()), sink)
 
 
@@ -109,10 +109,7 @@ def test_without_page_locks_copies_are_made_all_the_same(data):
     assert torch.equal(out["x"], -data["x"].float()) and link.pageable > 0 and link.locks == 0
 
 
-def test_what_is_in_flight_is_bounded(data, monkeypatch):
-    monkeypatch.setattr("tdmap.sinks.device.IN_FLIGHT_BYTES", 100_000)
-    monkeypatch.setattr("tdmap.sinks.device.GROUP_BYTES", 1)
-
+def test_what_is_in_flight_is_bounded(data):
     class Lazy(FakeLink):
         """Nothing is ever done before somebody waits."""
 
@@ -122,7 +119,7 @@ def test_what_is_in_flight_is_bounded(data, monkeypatch):
             self.most = max(self.most, len(self._copies.operations))
 
     link, out = Lazy(), device_memory(data)
-    run(data, negate, out, link, executor="serial")
+    run(data, negate, out, link, executor="serial", bounds=(100_000, 1))
     assert torch.equal(out["x"], -data["x"].float())
     assert link.most <= 2 * (100_000 // (4 * WIDTH * 4) + 2)  # two leaves a chunk
 

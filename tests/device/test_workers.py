@@ -12,7 +12,6 @@ from tdmap.devices import FN_WORKERS, Placement
 from tdmap.execution import Execution
 from tdmap.memory import links as device_module
 from tdmap.process_state import ProcessSettings, ThreadSettings
-from tdmap.runtime import ondevice
 from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
@@ -23,8 +22,9 @@ def no_forks(monkeypatch):
     """The fake is a device that no fork can use, as CUDA is once anything has asked for it. CPU workers are forks."""
     monkeypatch.setattr("tdmap.runtime.workers.launch.safe_to_fork", lambda worker_threads: True)
     monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
-    monkeypatch.setattr(device_module, "NO_FORKS", {FAKE})
-    monkeypatch.setattr(ondevice, "NO_FORKS", {FAKE})
+    device_module.NO_FORKS.add(FAKE)
+    yield
+    device_module.NO_FORKS.discard(FAKE)
 
 
 def pids(x):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import tdmap
+from tdmap import tuning
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports import flame
 from tdmap.reducers import Count, Mean
@@ -280,8 +281,8 @@ def test_two_profiles_are_compared(prof, data):
     assert "before" in text and "after" in text and "ratio" in text and str(prof.verdict) in " ".join(text.split())
 
 
-def test_many_leases_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("tdmap.diagnostics.profile.TRACED", 5)
+@tuning.use(traced_leases=5)
+def test_many_leases_do_not_fill_the_memory():
     with tdmap.Profiler() as prof:
         tdmap.map(torch.zeros(3000, 1), lambda x: x, num_workers=2, chunksize=1)
     job: JobProfile = prof.jobs[0]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tdmap.memory import shm
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "ARENA_BYTES", 1 << 16)
-    monkeypatch.setattr(shm, "ALONE_BYTES", 1 << 13)
-    monkeypatch.setattr(shm, "MOST_ALONE", 3)
+def small_arena() -> Arena:
+    return Arena(block_bytes=1 << 16, alone_bytes=1 << 13, most_alone=3)
 
 
 def files(tensors: list[torch.Tensor]) -> list[str]:
@@ -22,7 +17,7 @@ def files(tensors: list[torch.Tensor]) -> list[str]:
 
 
 def test_large_tensors_lie_in_files_of_their_own_as_long_as_they_are_few() -> None:
-    arena = Arena()
+    arena = small_arena()
     large = [arena.empty(torch.int64, torch.Size([1024])) for _ in range(8)]
     small = [arena.empty(torch.uint8, torch.Size([100, 3])) for _ in range(4)]
     huge = arena.empty(torch.uint8, torch.Size([1 << 17]))
@@ -35,7 +30,7 @@ def test_large_tensors_lie_in_files_of_their_own_as_long_as_they_are_few() -> No
 
 
 def test_addresses_are_aligned() -> None:
-    arena = Arena()
+    arena = small_arena()
     for count in (0, 1, 63, 5000, 1 << 14):
         tensor = arena.empty(torch.uint8, torch.Size([count]))
         assert tensor.numel() == count and (not count or tensor.data_ptr() % 64 == 0)

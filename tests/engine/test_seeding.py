@@ -16,6 +16,7 @@ import torch
 
 import tdmap
 import tdmap.seeding
+from tdmap import tuning
 from tdmap.seeding import derive
 
 
@@ -131,12 +132,12 @@ def test_a_chunk_may_map_and_goes_on_with_its_own_stream(outer, inner):
     assert torch.equal(result[:3, 0], own[:3, 0]) and torch.equal(result[:3, 4], own[3:6, 0])
 
 
-def test_a_chunk_that_waits_for_a_thread_of_its_own_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(tdmap.seeding, "WAIT_SECONDS", 0.1)
+def test_a_chunk_that_waits_for_a_thread_of_its_own_is_not_waited_for_for_ever():
+    hurried = tuning.use(turn_seconds=0.1)(run)
 
     def waits(x):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            return pool.submit(run, 1, executor="serial").result()[: len(x)]
+            return pool.submit(hurried, 1, executor="serial").result()[: len(x)]
 
     with pytest.warns(RuntimeWarning, match="go on at once, after a wait of 0.1 s"):
         result = tdmap.map(torch.arange(3), waits, chunksize=3, seed=2, executor="serial")

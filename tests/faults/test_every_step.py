@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.reducers import Reducer
-from tdmap.resume import journal, log
+from tdmap.resume import journal
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
@@ -56,9 +57,9 @@ class Total(Reducer):
         return a + b
 
 
+@tuning.use(log_seconds=0)
 def run(mode: str, folder: Path) -> list[int]:
     """The whole program; the rows that it reports as skipped."""
-    journal.COMMIT_SECONDS = log.FLUSH_SECONDS = log.STATE_SECONDS = 0
     journal.Helper._start = lambda self: False  # what matters here is the death of processes, not the disk
     errors = tdmap.RowErrors()
     data = TensorDict.load_memmap(folder / "in")

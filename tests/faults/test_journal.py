@@ -9,16 +9,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tdmap import tuning
 from tdmap.plan import merge_ranges
 from tdmap.resume import journal
 from tdmap.resume.journal import RECORD_BYTES, Journal, Record, Type
 from tests import interpreters
 
 
-def open_journal(path, **options):
+def open_journal(path, files=()):
     if not path.exists():
         journal.create(path, {"identity": "mine"})
-    return Journal(path, journal.read(path), **options)
+    return Journal(path, journal.read(path), files)
 
 
 def write(path, ranges):
@@ -100,10 +101,11 @@ def test_merged_ranges_cover_the_same_numbers(pairs):
     assert all(b < c for (_, b), (c, _) in itertools.pairwise(merged))
 
 
+@tuning.use(log_seconds=0, sync_seconds=0)
 def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
     path, rows = tmp_path / "journal", tmp_path / "rows"
     rows.write_bytes(b"rows")
-    log = open_journal(path, files=[str(rows)], commit_seconds=0, sync_seconds=0)
+    log = open_journal(path, [str(rows)])
     log.add(0, 10)
     deadline = time.monotonic() + 300
     while not any(r.type is Type.DURABLE for r in journal.read(path).records):
@@ -171,10 +173,12 @@ def test_the_helper_goes_on_to_the_disk_when_the_driver_is_killed(tmp_path):
     code = """
 import os, signal, sys, time
 from pathlib import Path
+from tdmap import tuning
 from tdmap.resume import journal
 path = Path(sys.argv[1])
 journal.create(path, {})
-log = journal.Journal(path, journal.read(path), [sys.argv[2]], commit_seconds=0, sync_seconds=0)
+with tuning.use(log_seconds=0, sync_seconds=0):
+    log = journal.Journal(path, journal.read(path), [sys.argv[2]])
 log.add(0, 10)
 while log._helper._process is None:
     log.tick(time.monotonic())

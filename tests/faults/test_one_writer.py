@@ -355,8 +355,7 @@ def test_a_look_at_the_status_does_not_turn_a_writer_away(tmp_path):
 # -- what is said -----------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(folderlock, "STRAY_SECONDS", 0.05)
+def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -371,31 +370,28 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path, monkeypa
     grandchild = int(os.read(read, 16))
     try:
         with pytest.raises(FolderInUse, match=rf"process {child}, .*which has ended; but something that it started"):
-            folderlock.take(tmp_path, "next")
+            folderlock.take(tmp_path, "next", stray_seconds=0.05)
     finally:
         os.kill(grandchild, signal.SIGKILL)
-    monkeypatch.setattr(folderlock, "STRAY_SECONDS", 60)
-    folderlock.take(tmp_path, "next").release()
+    folderlock.take(tmp_path, "next", stray_seconds=60).release()
 
 
-def test_a_holder_of_another_machine_is_named(tmp_path, monkeypatch):
+def test_a_holder_of_another_machine_is_named(tmp_path):
     own = folderlock.Holder.own("map(far)")
     far = own._replace(process=own.process._replace(host="node7", boot=1, pid=11))
-    monkeypatch.setattr(folderlock, "UNKNOWN_SECONDS", 0)
     with locked(tmp_path, "map(far)"):
         (tmp_path / ".tdmap" / "lock").write_bytes(far.pack())
         with pytest.raises(FolderInUse, match=r"map\(far\), in process 11 on node7, since") as caught:
-            folderlock.take(tmp_path, "next")
+            folderlock.take(tmp_path, "next", unknown_seconds=0)
     assert (caught.value.host, caught.value.pid) == ("node7", 11)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 5000, b"[1, 2]", b"\xff" * 100, b"[1e999,1,1,1,1,1,1,1,1]"])
-def test_a_lock_that_says_nothing_is_a_lock(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(folderlock, "UNKNOWN_SECONDS", 0)
+def test_a_lock_that_says_nothing_is_a_lock(tmp_path, text):
     with locked(tmp_path, "map(f)"):
         (tmp_path / ".tdmap" / "lock").write_bytes(text)
         with pytest.raises(FolderInUse, match="by somebody"):
-            folderlock.take(tmp_path, "next")
+            folderlock.take(tmp_path, "next", unknown_seconds=0)
 
 
 def test_a_file_system_without_locks_has_another(tmp_path, monkeypatch):

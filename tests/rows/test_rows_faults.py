@@ -118,11 +118,7 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 SCRIPT = """
     import os, signal, sys, warnings
     import tdmap, tdmap.tuning
-    import tdmap.resume.journal, tdmap.resume.log
     from tensordict_lite import TensorDict
-    # What is done is noted at once, however late the caller is.
-    tdmap.resume.journal.COMMIT_SECONDS = tdmap.resume.log.FLUSH_SECONDS = 0
-    tdmap.tuning.use(copy_bytes=1 << 9, gather_bytes=1 << 9).__enter__()
     warnings.simplefilter("error")
 
     class Killer(tdmap.Callback):
@@ -147,7 +143,8 @@ SCRIPT = """
 
     data = TensorDict.load_memmap(source)
     options = dict(resume=True, num_workers=2, chunksize=3, callbacks=[Killer()])
-    tdmap.filter(data, third, out, **options) if name == "filter" else tdmap.flat_map(data, kept, out, **options)
+    with tdmap.tuning.use(log_seconds=0, copy_bytes=1 << 9, gather_bytes=1 << 9):  # what is done is noted at once
+        tdmap.filter(data, third, out, **options) if name == "filter" else tdmap.flat_map(data, kept, out, **options)
 """
 
 

@@ -12,7 +12,6 @@ import torch
 
 import tdmap
 from tdmap.operations.permute import permute
-from tdmap.stores import store as stores
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests.processes import comes_true
@@ -150,7 +149,6 @@ def test_a_store_that_fails_for_good_is_an_error_that_names_the_object(
 ) -> None:
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
     data = tdmap.open(url, storage_options={"endpoint_url": faults.url, **through})
     faults.spoil("500", 1 << 30, lambda method, path: path.endswith("x.memmap"))
     with pytest.raises(OSError, match=r"x\.memmap failed 3 times"):

@@ -11,9 +11,6 @@ import numpy as np
 from tdmap.datasets.arrow import pyarrow
 from tdmap.datasets.extras import opened
 
-BLOCK = 4 << 20
-"""Bytes that are parsed at a time; more where a row is longer."""
-
 LONGEST = 1 << 30
 """Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""
 
@@ -33,17 +30,21 @@ def codec_of(path: str) -> str | None:
     return CODECS.get(os.path.splitext(path)[1].lower())
 
 
-def blocks_of(path: str, cut: Callable[[bytes], int]) -> Generator[bytes, None, None]:
+def blocks_of(
+    path: str, cut: Callable[[bytes], int], size: int, longest: int = LONGEST
+) -> Generator[bytes, None, None]:
     """The content of a file, local or of a URL, as it is before compression, without its byte order mark.
 
     Args:
         path: the file.
         cut: the number of bytes that whole rows take at the beginning of some content.
+        size: bytes of a block; more where a row is longer.
+        longest: bytes of the longest row.
 
     Raises:
         ValueError: a row has no end for 1 GiB.
     """
-    codec, held, wanted, rows_end = codec_of(path), b"", BLOCK, 0
+    codec, held, wanted, rows_end = codec_of(path), b"", size, 0
     with opened(path) as source:
         file = source if codec is None else pyarrow().CompressedInputStream(source, codec)
         while found := file.read(wanted):
@@ -51,8 +52,8 @@ def blocks_of(path: str, cut: Callable[[bytes], int]) -> Generator[bytes, None, 
             end = cut(held)
             if end:
                 yield held[:end]
-                held, wanted, rows_end = held[end:], BLOCK, rows_end + end
-            elif len(held) >= LONGEST:
+                held, wanted, rows_end = held[end:], size, rows_end + end
+            elif len(held) >= longest:
                 raise ValueError(
                     f"{path}: the row that begins at byte {rows_end} has no end for 1 GiB: close its quotes, or cut it."
                 )

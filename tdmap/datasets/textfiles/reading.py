@@ -14,6 +14,7 @@ from tdmap.datasets.extras import require_columns
 from tdmap.datasets.textfiles.blocks import blocks_of
 from tdmap.datasets.textfiles.dialects import Dialect, Misfit
 from tdmap.datasets.textfiles.kinds import asked_types, joined_kind, with_given
+from tdmap.tuning import current
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class TextTypes:
     def __init__(self, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> None:
         self._columns = columns
         self._given = asked_types(types)
+        self._block_bytes = current().text_bytes
         self._known: dict[str, Any] = {}
         self._grew = False
 
@@ -50,7 +52,7 @@ class TextTypes:
     def tables(self, path: str, dialect: Dialect) -> Generator[Any, None, None]:
         """The tables of a file; none from the block on that does not fit."""
         is_first = True
-        for block in blocks_of(path, dialect.cut):
+        for block in blocks_of(path, dialect.cut, self._block_bytes):
             if is_first:
                 is_first, block = False, dialect.begin(block)
             table = self._parsed(block, dialect) if block else None

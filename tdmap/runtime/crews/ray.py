@@ -51,6 +51,7 @@ from tdmap.runtime.workers.pool import Member
 from tdmap.runtime.workers.surroundings import Surroundings
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind
+from tdmap.tuning import DEFAULT, Tuning
 
 CANNOT_START = ("RuntimeEnvSetupError", "ActorUnschedulableError", "ActorPlacementGroupRemoved")
 """What Ray says where no second try would help."""
@@ -65,13 +66,14 @@ class RayCrew(ProcessCrew):
     Args:
         pool: a reserved pool.
         wanted: how many of its actors.
+        tuning: of the call.
     """
 
     kind = "ray"
     pool: RayPool
 
-    def __init__(self, pool: RayPool, wanted: int) -> None:
-        super().__init__(pool, wanted)
+    def __init__(self, pool: RayPool, wanted: int, tuning: Tuning = DEFAULT) -> None:
+        super().__init__(pool, wanted, tuning)
         self._nodes: dict[int, str] = {}
         self._shares_memory = pool.cluster.transport in ("auto", "memory")
         self._travel: _Travel | None = None
