@@ -1,8 +1,8 @@
 """Sizes, shares and waits that the engine chooses: one immutable object a call.
 
-An operation reads `current()` once, when its call begins, and hands the object down: `Execution.tuning`, and attributes
-of the functions that workers get with a job. What is set later does not change a call that runs, in whichever thread
-its results are taken.
+`Execution` reads `current()` once, when a call begins, and hands the object down: to crews, to the driver, and to the
+functions that workers get with a job. Readers of files and logs have no execution, and read it when they are made. What
+is set later does not change a call that runs, in whichever thread its results are taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DEFAULT", "Tuning", "current", "use"]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a call goes by. Results do not depend on it, only their cost does.
+    """What decides the cost of a call. It changes no row; float states of groups may be summed in another order.
 
     Sizes are in bytes, times in seconds, shares between 0 and 1.
     """
@@ -60,7 +60,7 @@ class Tuning:
     """Of an array, or of the samples of an archive, read from a foreign file at a time."""
 
     text_bytes: int = 4 << 20
-    """Of CSV and JSON Lines, parsed at a time; more where a row is longer."""
+    """Of CSV and JSON Lines, parsed at a time; more where a row is longer. The first block tells the types."""
 
     # Runs that can be resumed
 
@@ -89,16 +89,16 @@ class Tuning:
     """A sample has all frequent keys when at most this share of its rows has a key that occurs in it once."""
 
     kept_bytes: int = 8 << 20
-    """States of all chunks that are merged in the caller. More go through files to the workers."""
+    """States of all chunks that are merged in the caller, in milliseconds. More go through files to the workers."""
 
     lookup_bytes: int = 512 << 20
-    """The largest table for a join. An index of more bytes stays in its files and is searched."""
+    """The largest table for a join, which would crowd out the data. A larger index stays in files and is searched."""
 
     lookup_here_bytes: int = 16 << 20
-    """An index for a join of no more bytes is made in the caller."""
+    """An index for a join of no more bytes is made in the caller, sooner than it would be sent."""
 
     join_bytes: int = 16 << 20
-    """Pairs of rows that a worker makes at a time."""
+    """Pairs of rows that a worker makes at a time: a few times what it reads of each side."""
 
     # Profiles
 

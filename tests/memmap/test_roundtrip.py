@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import shutil
@@ -14,6 +15,7 @@ import torch
 
 from tensordict_lite import MemoryMappedTensor, TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.files import BLOCK
 from tests.descriptors import descriptors
 
 DTYPES = sorted(
@@ -166,9 +168,11 @@ def test_memory_layouts(tmp_path: Path, tensor: torch.Tensor) -> None:
         assert torch.equal(out, tensor.detach().resolve_conj().resolve_neg())
 
 
-def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict_lite.memmap.disk.files.BLOCK", 1000)
-    for tensor in (torch.randn(300, 7).t(), torch.randn(9, 40, 50).permute(2, 0, 1), torch.randn(1, 1, 900, 2).mT):
+def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path) -> None:
+    assert BLOCK < 17 << 20
+    shapes = (1 << 16, 70), (80, 400, 150), (1, 1, 1 << 16, 70)
+    large = [torch.arange(math.prod(shape), dtype=torch.int32).view(shape) for shape in shapes]
+    for tensor in (large[0].t(), large[1].permute(2, 0, 1), large[2].mT):
         td = TensorDict({"x": tensor}, [])
         assert torch.equal(td.memmap(tmp_path / "d")["x"], tensor)
 
