@@ -38,12 +38,12 @@ def same(a, b):
     return all(torch.equal(a[key], b[key]) for key in b)
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 4])
-def test_saved_rows_come_back_bit_by_bit(chunk):
-    data = dataset()
+@pytest.mark.parametrize(("count", "chunk"), [(20, 0), (20, 1), (20, 4), (1, 0)])
+def test_saved_rows_come_back_bit_by_bit(count, chunk):
+    data = dataset(count)
     data["x"][::3] = float("nan")
     data["x"][1::3] = -0.0
-    before, plan = bits(data), ChunkPlan(20, 4)
+    before, plan = bits(data), ChunkPlan(count, 4)
     undo = Undo(data, plan, Undo.allocate(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
     rows = data[slice(*plan.rows(chunk))]
     undo.save(chunk)
