@@ -88,6 +88,14 @@ def test_another_call_is_refused_and_told_apart(changed, said, data, tmp_path):
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
 
 
+def test_another_key_function_is_refused(data, tmp_path):
+    with pytest.raises(Interrupt):
+        sort(data, tmp_path / "out", key=negated, callbacks=[Stop()])
+    with pytest.raises(ResumeMismatch, match="the call of sort differs in: key function"):
+        sort(data, tmp_path / "out", key=lambda chunk: chunk["x"])
+    assert torch.equal(sort(data, tmp_path / "out", key=negated)["x"], torch.arange(ROWS).flip(0))
+
+
 def test_other_operations_and_other_data_are_refused(data, tmp_path):
     out = tmp_path / "out"
     begin(data, out)
