@@ -196,8 +196,8 @@ class GroupBy:
     ) -> Data:
         """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
 
-        Rows go through files, a range of keys at a time. The rows of a group of more than 64 MiB are
-        mapped from such a file, so that they need not fit into memory.
+        Rows go through files, a range of keys at a time. The rows of a group of more than 64 MiB are mapped from
+        such a file, so that they need not fit into memory.
 
         Args:
             fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the

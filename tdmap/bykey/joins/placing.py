@@ -159,6 +159,7 @@ class PlacePairs(Step):
         keep: rows without a partner stay.
         streamed: the columns of the first dataset whose rows are in the chunks, beside what was found; None where they
             are those of `sides`.
+        block_bytes: of pairs, made at a time.
     """
 
     def __init__(
