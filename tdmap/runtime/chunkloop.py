@@ -141,6 +141,8 @@ class ChunkLoop:
         self.control = control
         self.pack = pack
         self.fresh = FreshResults()
+        self.resized = reader.plan.num_known
+        """The chunk from which on chunks have another size; a function may have another buffer for their results."""
         self.emit = emit
         self.in_caller = in_caller
         self.own_process = own_fn
@@ -190,7 +192,6 @@ class ChunkLoop:
 
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
-        self.fresh.renew()
         self.reader.replan(plan)
         if self.writer is not None:
             self.writer.plan = plan
@@ -435,6 +436,9 @@ class _Segments:
             self.since = time.perf_counter()
         if not kind.travels:
             return
+        if chunk >= self.loop.resized:
+            self.loop.resized = self.loop.plan.num_chunks
+            self.loop.fresh.renew()
         value = self.loop.fresh(value)
         if self.merge is None:
             self.values.append(self.loop.pack(value))

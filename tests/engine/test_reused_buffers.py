@@ -147,6 +147,29 @@ def test_a_buffer_that_is_returned_again_loses_no_rows(call: Any, kind: Any, exp
     assert call(data, kind(), chunksize=4, **workers) == expected
 
 
+class LargeOnly:
+    """Has a buffer for many rows, and returns new memory for few."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, torch.Tensor] = {}
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if len(rows) < 100:
+            return rows.clone()
+        return self.buffers.setdefault(len(rows), torch.empty_like(rows)).copy_(rows)
+
+
+@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
+def test_later_chunks_of_another_size_may_have_another_buffer(executor: str) -> None:
+    x, sizes = torch.arange(500_000), set()
+    parts = []
+    for part in tdmap.map_iter(x, LargeOnly(), num_workers=1, executor=executor):
+        sizes.add(len(part) < 100)
+        parts.append(part)
+    assert sizes == {True, False}  # the first chunks are small: nothing is known of results
+    assert torch.equal(torch.cat(parts), x)
+
+
 @pytest.mark.parametrize("kind", [Entry, Array, Collection, Two])
 def test_a_loader_over_a_pipeline_loses_no_rows(kind: Any) -> None:
     data = TensorDict({"i": torch.arange(ROWS)}, [ROWS])
