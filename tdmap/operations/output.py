@@ -60,7 +60,7 @@ class Output:
     Args:
         out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
-        execution: who copies rows into shards.
+        execution: who copies rows into shards; None where the caller does not have them copied.
         overwrite, rows_per_shard, storage_options, resume: as the operations take them.
 
     Raises:
@@ -82,8 +82,8 @@ class Output:
         resume: bool = False,
     ) -> None:
         self.shards: Shards | None = None
-        if rows_per_shard is not None or is_url(out):
-            shards = Shards(out, rows_per_shard, execution or Execution(), overwrite, storage_options, resume)
+        if execution is not None and (rows_per_shard is not None or is_url(out)):
+            shards = Shards(out, rows_per_shard, execution, overwrite, storage_options, resume)
             self.shards, out = shards, shards.folder
         else:
             out = destination(out, overwrite)

@@ -13,27 +13,39 @@ ROOT = Path(__file__).parents[2]
 DEADLY = """
 import os, random, signal, sys, threading, time
 from tdmap.resume.journal import Journal, Type
+from tdmap.resume.log import Log
 
-def be_deadly(write=Journal._write, complete=Journal.complete):
+def be_deadly():
     chance, dies = random.Random(int(sys.argv[1])), threading.Event()
 
     def die():
         time.sleep(chance.uniform(0, 0.01))
         os.killpg(0, signal.SIGKILL)
 
-    def note(self, records):
-        write(self, records)
-        if any(record.type is Type.RANGE for record in records) and not dies.is_set():
+    def noted(has_chunks):
+        if has_chunks and not dies.is_set():
             dies.set()
             threading.Thread(target=die).start()
 
-    def end(self, rows):
-        self.flush()
-        if dies.is_set():
-            threading.Event().wait()
-        complete(self, rows)
+    def note(self, records, write=Journal._write):
+        write(self, records)
+        noted(any(record.type is Type.RANGE for record in records))
 
-    Journal._write, Journal.complete = note, end
+    def write(self, body, write=Log.write):
+        write(self, body)
+        noted(body[:1] == b"C")
+
+    def end(complete):
+        def ended(self, *arguments):
+            if isinstance(self, Journal):
+                self.flush()
+            if dies.is_set():
+                threading.Event().wait()
+            complete(self, *arguments)
+        return ended
+
+    Journal._write, Journal.complete = note, end(Journal.complete)
+    Log.write, Log.finish = write, end(Log.finish)
 
 be_deadly()
 """

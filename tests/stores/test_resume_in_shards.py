@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.reducers import Count
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
@@ -66,8 +67,8 @@ def left_behind() -> list[str]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@tuning.use(log_seconds=0)
 def test_whoever_is_killed_goes_on(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("tdmap.resume.log.FLUSH_SECONDS", 0)
     monkeypatch.setattr("tdmap.resume.journal.Helper._start", lambda self: False)
     wanted = rows_of(call(name, None, rows_per_shard=None, resume=False))
     killed, number = True, 17
