@@ -36,6 +36,9 @@ from tdmap.resume.sharding import (
 from tdmap.stores.opening import open
 from tdmap.stores.targets import PER_SHARD, LocalTarget
 
+ROWS = "rows"
+"""Name of the folder that the operation writes, in that of its state."""
+
 CHUNK_BYTES = 4 << 20
 """Rows that are copied at a time."""
 
@@ -80,7 +83,7 @@ class Shards:
     @property
     def folder(self) -> str:
         """Where the operation writes its rows."""
-        return f"{self._above or f'{self.target.name}/{HIDDEN}'}/rows"
+        return f"{self._above or f'{self.target.name}/{HIDDEN}'}/{ROWS}"
 
     def known_by(self, identity: dict[str, Any]) -> None:
         """Have the rows of a dataset in a store lie in a folder that another session of the same call finds again."""
@@ -131,6 +134,7 @@ class Shards:
         """
         if not is_written(self.target, {**identity, "plan": self._plan(identity)}, call):
             return None
+        self._forget()  # of a session that was killed before it did
         return open(self.target.name, storage_options=self.target.options)
 
     def _plan(self, identity: dict[str, Any]) -> dict[str, Any]:

@@ -306,6 +306,11 @@ class Log:
                 os.ftruncate(self._fd, before)
                 raise OSError(errno.ENOSPC, "no space left on device for the log of this call", str(self.path))
 
+    def sync(self) -> None:
+        """Wait until the log is on the disk."""
+        if self._owner.is_here:
+            os.fdatasync(self._fd)
+
     @property
     def milliseconds(self) -> int:
         """Since the session began."""
@@ -396,6 +401,8 @@ class Log:
         self._begun += 1
         if number < len(jobs) and jobs[number].known_by == known_by:
             return number, jobs[number]
+        for path in self.folder.glob(f"{STATES}{number}*"):  # of another job in its place
+            remove(path)
         chunks = 0 if job.plan.is_open else job.plan.num_chunks
         jobs[number:] = [LoggedJob(known_by, chunks, job.plan.length)]
         self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
@@ -592,6 +599,7 @@ class StateLog(JobLog):
             after = time.monotonic()
             self._next = after + max(self._log.tuning.log_seconds, (after - now) / STATE_SHARE)
             if after >= self._next_disk:
+                self._log.sync()  # says of which job the state is
                 self._save(".disk", durable=True)
                 end = time.monotonic()
                 self._next_disk = end + max(self._log.tuning.sync_seconds, (end - after) / STATE_SHARE)

@@ -19,6 +19,7 @@ from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal
 from tdmap.resume.identity import IN_PLACE, check_identity, plan_of
+from tdmap.resume.inshards import ROWS
 from tdmap.resume.journal import Type
 from tdmap.resume.log import History
 from tdmap.resume.run import AFTER_CRASH
@@ -166,7 +167,8 @@ def _status_of_shards(path: Path) -> Status | None:
     """The same of a run that writes several folders, from what it notes of each; None when there was none."""
     data = hidden.read(path / RUN, own=False)
     if data is None:
-        return None
+        rows = path / HIDDEN / ROWS  # which an operation writes before they are copied into shards
+        return read_status(rows) if rows.is_dir() and not rows.is_symlink() else None
     header: Any = None
     with contextlib.suppress(ValueError):
         header = hidden.parse_json(data)

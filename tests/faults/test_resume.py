@@ -291,6 +291,16 @@ def test_states_that_are_torn_are_not_trusted(data, tmp_path):
     assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
 
 
+def test_states_without_their_log_are_not_trusted(data, tmp_path):
+    fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
+    (tmp_path / "out" / ".tdmap" / "journal").unlink()
+    options = {**OPTIONS, "chunksize": OPTIONS["chunksize"] + 2}
+    wanted = tdmap.map_reduce(data, None, Ordered(), **options)
+    assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **options) == wanted
+
+
 # -- another run ---------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.reducers import Count
+from tdmap.resume.status import read_status
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
 
@@ -141,6 +142,7 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
     except Interrupt:
         assert stage != "complete"
     assert (out / ".tdmap" / "run.json").exists() is (stage != "rows")
+    assert read_status(out).state == ("complete" if stage == "complete" else "interrupted")
     with pytest.raises(tdmap.ResumeMismatch, match="the key was 'x', and is 'y'"):
         tdmap.sort(make(), "y", out, chunksize=20, **options)
     with pytest.raises(FileExistsError, match="holds a dataset already" if stage == "complete" else "unfinished run"):
