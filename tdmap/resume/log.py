@@ -65,12 +65,14 @@ from tdmap.tuning import current
 STATE_SHARE = 0.02
 """Share of the time that saving a state may take: it is saved less often where that takes long."""
 
-SPILL, STATES = "spill-", "states-"
+SPILL, STATES, DISK = "spill-", "states-", ".disk"
+"""How the names of files beside the log begin, and end."""
 
 _SESSION = struct.Struct("<cqq")
 _CHUNKS = struct.Struct("<cIqqI")
 _END = struct.Struct("<cqI")
 _DURABLE = struct.Struct("<cqq")
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass
@@ -128,7 +130,7 @@ class History:
     def __init__(self, path: Path, boot: int | None = None, own: bool = True) -> None:
         self.header: dict[str, Any] | None = None
         self.jobs: list[LoggedJob] = []
-        self.decided: dict[str, memoryview] = {}
+        self.decided: dict[str, bytes] = {}
         self.made: dict[str, tuple[int, Any]] = {}
         self.failures: list[dict[str, Any]] = []
         self.is_complete = False
@@ -150,20 +152,22 @@ class History:
             if len(body) > _CHUNKS.size:
                 job.values.append((start, body[_CHUNKS.size :]))
             self._last_for(milliseconds)
-        elif kind == b"B":
-            number, known_by, chunks, rows = parse_json(bytes(body[1:]))
+            return
+        content = bytes(body[1:])
+        if kind == b"B":
+            number, known_by, chunks, rows = parse_json(content)
             if not all(type(n) is int and 0 <= n < 1 << 62 for n in (number, chunks, rows)) or number > len(self.jobs):
                 raise ValueError("jobs are missing")
             self.jobs[number:] = [LoggedJob(str(known_by), chunks, rows)]
         elif kind == b"N":
-            (length,) = struct.unpack_from("<I", body[1:])
-            self.decided[bytes(body[1:][4 : 4 + length]).decode()] = body[1:][4 + length :]
+            (length,) = _LENGTH.unpack_from(content)
+            self.decided[content[4 : 4 + length].decode()] = content[4 + length :]
         elif kind == b"M":
-            name, before, what = parse_json(bytes(body[1:]))
+            name, before, what = parse_json(content)
             self.made[str(name)] = before, what
             del self.jobs[before:]
         elif kind == b"K":
-            number, chunk, errors = parse_json(bytes(body[1:]))
+            number, chunk, errors = parse_json(content)
             if type(chunk) is not int or not are_failures(errors):
                 raise ValueError("no rows that were skipped")
             self.jobs[number].skipped[chunk] = {"errors": errors}
@@ -175,9 +179,9 @@ class History:
             self.is_complete = True
             self._last_for(_END.unpack(body)[2])
         elif kind == b"F":
-            self.failures.append(parse_json(bytes(body[1:])))
+            self.failures.append(parse_json(content))
         elif kind == b"H":
-            self.header = parse_json(bytes(body[1:]))
+            self.header = parse_json(content)
 
     def _last_for(self, milliseconds: int) -> None:
         if self.sessions:
@@ -226,7 +230,7 @@ def _counting(frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
 
 
 class Log:
-    """The log of a call, open for writing. Begin it with `resuming` or `Log.begin`.
+    """The log of a call, open for writing. Begin it with `logged`.
 
     Args:
         folder: the hidden folder. The caller holds its lock.
@@ -336,9 +340,9 @@ class Log:
         finally:
             LOG.reset(token)
         packed = pack(value)
-        self._history.decided[name] = memoryview(packed)
+        self._history.decided[name] = packed
         key = name.encode()
-        self.write(b"N" + struct.pack("<I", len(key)) + key + packed)
+        self.write(b"N" + _LENGTH.pack(len(key)) + key + packed)
         return value
 
     def spill(self) -> LoggedSpill:
@@ -401,8 +405,8 @@ class Log:
         self._begun += 1
         if number < len(jobs) and jobs[number].known_by == known_by:
             return number, jobs[number]
-        for path in self.folder.glob(f"{STATES}{number}*"):  # of another job in its place
-            remove(path)
+        for suffix in ("", DISK):  # of another job in its place
+            remove(self.folder / f"{STATES}{number}{suffix}")
         chunks = 0 if job.plan.is_open else job.plan.num_chunks
         jobs[number:] = [LoggedJob(known_by, chunks, job.plan.length)]
         self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
@@ -413,7 +417,6 @@ class Log:
         name = f"chunk size of job {number}"
         if name in self._history.decided:
             return replace(job, plan=job.plan.settled(int(self._decision(name, int))))
-
         return replace(job, on_settled=lambda plan: self._decision(name, lambda: plan.size))
 
     def is_there(self, file: str, nbytes: int) -> bool:
@@ -600,7 +603,7 @@ class StateLog(JobLog):
             self._next = after + max(self._log.tuning.log_seconds, (after - now) / STATE_SHARE)
             if after >= self._next_disk:
                 self._log.sync()  # says of which job the state is
-                self._save(".disk", durable=True)
+                self._save(DISK, durable=True)
                 end = time.monotonic()
                 self._next_disk = end + max(self._log.tuning.sync_seconds, (end - after) / STATE_SHARE)
 
@@ -624,7 +627,7 @@ def read_states(folder: Path, job: int, modules: frozenset[str]) -> list[Any]:
     Raises:
         UntrustedFile: the file is not the caller's, or holds something else.
     """
-    for name in (f"{STATES}{job}", f"{STATES}{job}.disk"):
+    for name in (f"{STATES}{job}", f"{STATES}{job}{DISK}"):
         data = memoryview(read(folder / name, available_memory() // 2) or b"")
         body = data[FRAME.size :]
         if len(data) < FRAME.size or FRAME.unpack_from(data) != (len(body), zlib.crc32(body)):
@@ -687,6 +690,8 @@ def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Ite
         keep: the state of a reduction stays: it is the answer.
     """
     log = Log(folder, dict(identity))
+    if not keep and not log.is_complete:  # the state of a reduction waits for the disk by itself
+        log.files = [str(log.path)]
     try:
         yield log
         if not keep:  # also of a session that was killed when it had ended
