@@ -24,6 +24,7 @@ import torch
 import tdmap
 from tdmap.reducers import Reducer
 from tdmap.resume import journal
+from tdmap.resume.log import History
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,8 +127,11 @@ class Chaos:
         self.killed_workers = self.killed_drivers = 0
 
     def done(self) -> int:
-        contents = journal.read(hidden(self.mode, self.folder) / "journal")
-        return 0 if contents is None else sum(stop - start for start, stop in contents.ranges())
+        path = hidden(self.mode, self.folder) / "journal"
+        contents = journal.read(path)
+        if contents is None:
+            return sum(job.chunks_done for job in History(path).jobs)
+        return sum(stop - start for start, stop in contents.ranges())
 
     def run(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TDMAP_CHAOS_LIMIT": str(self.limit)}

@@ -19,6 +19,7 @@ import tdmap
 from tdmap.errors import FolderInUse
 from tdmap.memory import folderlock
 from tdmap.memory.folderlock import holder_of, locked
+from tdmap.process_state import forking_worker
 from tdmap.resume import journal
 from tdmap.resume.log import History
 from tdmap.resume.status import read_status
@@ -359,13 +360,16 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        lock = folderlock.take(tmp_path, "map(gone)")
-        with folderlock.shared_with_worker():
-            grandchild = os.fork()
-        if grandchild == 0:
-            time.sleep(600)
-        os.write(write, str(grandchild).encode())
-        os._exit(0 if lock else 1)
+        lock = None
+        try:
+            lock = folderlock.take(tmp_path, "map(gone)")
+            with forking_worker():
+                grandchild = os.fork()
+            if grandchild == 0:
+                time.sleep(600)
+            os.write(write, str(grandchild).encode())
+        finally:  # never on into the tests that follow
+            os._exit(0 if lock else 1)
     os.waitpid(child, 0)
     grandchild = int(os.read(read, 16))
     try:
