@@ -143,6 +143,7 @@ def close() -> None:
     """End the server of this process."""
     for owner, ours, server in _started:
         if owner == os.getpid():
+            ours.shutdown(socket.SHUT_RDWR)  # a fork of this process that a test has left may hold it open
             ours.close()
             server.wait()
     _started.clear()
