@@ -16,10 +16,11 @@ from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
+from tdmap.resume.inshards import in_shards
 from tdmap.seeding import permutation, seed_or_drawn
 from tdmap.times import time_type
 from tensordict_lite import TensorDict
-from tensordict_lite.paths import local_path
+from tensordict_lite.paths import is_url, local_path
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def train_test_split(
         stratify: an entry of numbers or strings, or one of them a row: each of its values has about the same share of
             both parts.
         shuffle: False: the first rows train, the last ones test.
-        out: folder for two datasets, `train` and `test`. None: in memory.
+        out: folder, or the URL of a place in a store, for two datasets, `train` and `test`. None: in memory.
         **options: about workers, as `tdmap.map`.
 
     Returns:
@@ -180,7 +181,10 @@ def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:
 def _take(data: Any, rows: Tensor, out: str | None, options: Any) -> Any:
     take: Callable[..., Any] | None = getattr(type(data), "__tdmap_operations__", None) and data.take
     if take is None:
-        return permute(data, rows, out, Execution.of(**options))
+        execution = Execution.of(**options)
+        if out is not None and is_url(out):
+            return in_shards(lambda folder: permute(data, rows, folder, execution), out, None, execution)
+        return permute(data, rows, out, execution)
     if hasattr(data, "jagged"):
         return take(rows, out, **options)
     chosen = take(rows)

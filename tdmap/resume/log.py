@@ -6,7 +6,7 @@
     H  identity     JSON                              M  file made     JSON: name, jobs before it, what it holds
     S  session      time, boot of the machine         K  rows skipped  JSON: job, chunk, errors
     B  job begins   JSON: job, description, size      D  durable       frames before this position are on the disk
-    C  chunks done  job, chunks, time │ values        E  end           rows, time
+    C  chunks done  job, chunks, rows, time │ values        E  end           rows, time
     N  decision     name │ value                      F  failure       JSON: time, error
 
 An operation runs the same jobs in the same order each time, so job k of a later session is job k of the first one. What
@@ -51,7 +51,7 @@ from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Extent, Spill
-from tdmap.plan import merge_ranges
+from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import Owner
 from tdmap.resume import journal as journals
 from tdmap.resume.identity import COMMAND, check_identity, differences, refuse_other
@@ -69,7 +69,7 @@ SPILL, STATES, DISK = "spill-", "states-", ".disk"
 """How the names of files beside the log begin, and end."""
 
 _SESSION = struct.Struct("<cqq")
-_CHUNKS = struct.Struct("<cIqqI")
+_CHUNKS = struct.Struct("<cIqqqI")
 _END = struct.Struct("<cqI")
 _DURABLE = struct.Struct("<cqq")
 _LENGTH = struct.Struct("<I")
@@ -89,6 +89,8 @@ class LoggedJob:
     """The first of some chunks, and their packed values."""
     skipped: dict[int, Any] = field(default_factory=dict)
     """By chunk: the rows that were skipped."""
+    rows_done: int = 0
+    """Rows of the chunks that are done."""
 
     @property
     def chunks_done(self) -> int:
@@ -146,9 +148,10 @@ class History:
     def _apply(self, frame: Frame) -> None:
         _, kind, body = frame
         if kind == b"C":
-            _, number, start, stop, milliseconds = _CHUNKS.unpack_from(body)
+            _, number, start, stop, rows, milliseconds = _CHUNKS.unpack_from(body)
             job = self.jobs[number]
             job.done.append((start, stop))
+            job.rows_done = min(job.rows_done + rows, job.rows)
             if len(body) > _CHUNKS.size:
                 job.values.append((start, body[_CHUNKS.size :]))
             self._last_for(milliseconds)
@@ -389,14 +392,13 @@ class Log:
             if not lasts(job, sink):
                 return run(job, sink, None)
             number, known = self._next_job(job)
-            if job.plan.is_open:
-                job = self._planned(number, job)
+            job = self._planned(number, job)
             kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
             with kind(self, number, known, job, sink) as log:
                 if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
                     sink.open(job.plan, None)  # type: ignore[arg-type]
                     return sink.result()
-                return run(job, sink, log)
+                return run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
         finally:
             LOG.reset(token)
 
@@ -413,11 +415,14 @@ class Log:
         return number, jobs[number]
 
     def _planned(self, number: int, job: Job) -> Job:
-        """The job, cut as an earlier session has decided; else this one logs what it decides."""
-        name = f"chunk size of job {number}"
-        if name in self._history.decided:
-            return replace(job, plan=job.plan.settled(int(self._decision(name, int))))
-        return replace(job, on_settled=lambda plan: self._decision(name, lambda: plan.size))
+        """The job, cut as an earlier session has decided."""
+        if not job.plan.is_open or _size_of(number) not in self._history.decided:
+            return job
+        return replace(job, plan=job.plan.settled(self.settle(number, job.plan)))
+
+    def settle(self, number: int, plan: ChunkPlan) -> int:
+        """The size of the later chunks of a job, which its first result has settled, or that of an earlier session."""
+        return int(self._decision(_size_of(number), lambda: plan.size))
 
     def is_there(self, file: str, nbytes: int) -> bool:
         """Whether an intermediate file of this folder has so many bytes."""
@@ -498,6 +503,11 @@ class LoggedSpill(Spill):
         """Nothing yet: see `Log.clean`."""
 
 
+def _size_of(job: int) -> str:
+    """What a decision of the size of chunks is called."""
+    return f"chunk size of job {job}"
+
+
 class SkippedRows:
     """The rows of one job that its sessions have skipped, for `SkipLog`."""
 
@@ -520,7 +530,7 @@ class JobLog:
     elsewhere: Ranges = ()
 
     def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
-        self._log, self._number, self._known, self._sink = log, number, known, sink
+        self._log, self._number, self._known, self._sink, self._plan = log, number, known, sink, job.plan
         self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
         self._modules = modules_of(job.fn)
         self._pending: list[tuple[int, int]] = []
@@ -545,6 +555,11 @@ class JobLog:
         self._sink.restore({chunk: values[chunk] for chunk in sorted(done & values.keys())}, self._log.is_there)
         return merge_ranges((chunk, chunk + 1) for chunk in self._sink.restored)
 
+    def settled(self, plan: ChunkPlan) -> None:
+        """The first result has settled how rows are cut. Written at once, before any later chunk."""
+        self._plan = plan
+        self._log.settle(self._number, plan)
+
     def add(self, start: int, stop: int) -> None:
         """The chunks are done; written at the next `tick` that is due."""
         self._pending.append((start, stop))
@@ -567,7 +582,9 @@ class JobLog:
                 except SerializationError as error:
                     self._warn(error)
                     continue
-            self._log.write(_CHUNKS.pack(b"C", self._number, start, stop, self._log.milliseconds) + values)
+            rows = self._plan.count(start, stop)
+            head = _CHUNKS.pack(b"C", self._number, start, stop, rows, self._log.milliseconds)
+            self._log.write(head + values)
 
     def _warn(self, error: SerializationError) -> None:
         if not self._warned:

@@ -69,8 +69,8 @@ class Status:
     """Of a run that ranks share, until all of them are done: rank, world_size and state of each that has begun."""
     step: tuple[int, int, int] | None = None
     """Of an operation of several jobs that is not complete: the number of the job that was begun last, counted from 1,
-    how many of its chunks are done, and how many it has (0: not known yet). `rows_done` are 0 until all jobs are
-    done."""
+    how many of its chunks are done, and how many it has (0: not known yet). `rows_done` are
+    those of the first job, as long as no other has begun."""
     torn: bool = False
     """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
@@ -148,7 +148,7 @@ def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
         kind=printable(identity["kind"]),
         state="complete" if log.is_complete else "interrupted" if writer is None else "running",
         rows=rows,
-        rows_done=rows if log.is_complete else 0,
+        rows_done=rows if log.is_complete else log.jobs[0].rows_done if len(log.jobs) == 1 else 0,
         rows_per_second=None,
         seconds=sum(log.sessions) / 1000,
         sessions=len(log.sessions),

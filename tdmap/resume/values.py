@@ -73,7 +73,8 @@ def unpack(content: bytes | memoryview, modules: Collection[str] = ()) -> Any:
         ValueError: the bytes hold something else, or an instance of a class that is not accepted.
     """
     try:
-        with torch.serialization.safe_globals([*_SAFE, *_classes_of(modules)]):
+        declared = set(map(id, torch.serialization.get_safe_globals()))  # those stay when the block ends
+        with torch.serialization.safe_globals([x for x in [*_SAFE, *_classes_of(modules)] if id(x) not in declared]):
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # of torch, of its unpickler, of a class: the bytes may be anybody's
         text = str(error)

@@ -232,7 +232,8 @@ def test_classes_of_other_modules_are_refused():
     with pytest.raises(ValueError, match=r"test_log_values\.Frozen is not accepted"):
         unpack(pack(Frozen(1, [])))
     with torch.serialization.safe_globals([Frozen]):
-        assert unpack(pack(Frozen(1, []))) == Frozen(1, [])
+        for _ in range(2):  # reading leaves what is declared as it is
+            assert unpack(pack(Frozen(1, []))) == Frozen(1, [])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.99])

@@ -458,7 +458,7 @@ def test_a_planted_pickle_of_pieces_is_not_run(tmp_path):
     out, mark = begun("flat_map", tmp_path), tmp_path / "pwned"
     for body in (pickle.dumps([Evil(mark)]), pack([Evil(mark)])):
         with open(out / ".tdmap" / "journal", "ab") as file:
-            file.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 1, 0) + body))
+            file.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 1, 10, 0) + body))
     result = RESUMABLE["flat_map"](make(), out, num_workers=0)
     assert not mark.exists() and torch.equal(result["x"], torch.arange(0, 60, 3))
 
@@ -473,7 +473,7 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
 
     pieces = [(Piece(2, Schema(schema).digest, file, 0, {}, Schema(schema)),)] * 6
     with open(out / ".tdmap" / "journal", "ab") as frames:
-        frames.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 6, 0) + pack(pack_pieces(pieces))))
+        frames.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 6, 60, 0) + pack(pack_pieces(pieces))))
     assert torch.equal(RESUMABLE["flat_map"](make(), out, num_workers=0)["x"], torch.arange(0, 60, 3))
 
 

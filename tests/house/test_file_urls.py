@@ -118,9 +118,7 @@ USES: dict[str, Callable[[Callable[[str], str], Path], Any]] = {
     "DatasetWriter": lambda url, place: DatasetWriter(url("out"), table()[0]).append(table()),
 }
 
-WRITERS_OF_FOLDERS = (
-    "Pipeline.cache reduce Table Jagged train_test_split memmap memmap_like archive consolidate DatasetWriter".split()
-)
+WRITERS_OF_FOLDERS = "Pipeline.cache reduce Table Jagged memmap memmap_like archive consolidate DatasetWriter".split()
 
 
 @pytest.mark.parametrize("use", USES)

@@ -125,7 +125,7 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
         (f"map shardfns:double {PARTS} part1 --rows-per-shard 3", "OUT is IN"),
         (f"sort {PARTS} out --by x --executor ray2", "--executor"),
         (f"sort {PARTS} out --by x --address auto", "--address"),
-        ("filter 'x < 3' part0 out --resume --rows-per-shard 3", "--resume"),
+        ("filter 'x < 3' part0 out --resume --overwrite --rows-per-shard 3", "give one of them"),
         ("group part0 count --by x --rows-per-shard 3", "give --out"),
     ],
 )
