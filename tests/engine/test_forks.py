@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 import gc, os, signal, sys, time, warnings
 signal.alarm(360)  # a hang ends here, and in no child
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12, of any fork
 import torch, tdmap
 from tensordict_lite import TensorDict
 x = torch.arange(400)
