@@ -24,6 +24,8 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.files import open_at_once
 
@@ -82,6 +84,8 @@ ITEMSIZE: dict[str, int] = {
     **{f"torch.{name}": 8 for name in ("float64", "int64", "uint64", "complex64")},
     "torch.complex128": 16,
     "torch.float4_e2m1fn_x2": 1,
+    # Those that a newer torch has: what is saved can be loaded.
+    **{str(v): v.itemsize for v in vars(torch).values() if isinstance(v, torch.dtype) and "torch.q" not in str(v)},
 }
 
 # -- keys as file names -------------------------------------------------------------------------------------
