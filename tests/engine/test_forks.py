@@ -142,6 +142,26 @@ def test_a_child_maps_with_workers_of_its_own(tmp_path):
     assert program(tmp_path, code) == ["True", "True", "0", "True"]
 
 
+def test_a_child_is_not_warned_of_the_workers_of_its_parent(tmp_path):
+    code = """
+        import gc, os, sys, warnings
+        import torch, tdmap
+        warnings.simplefilter("error")
+        for method in ("forkserver", "spawn"):
+            pool = tdmap.WorkerPool(1, start_method=method)
+            tdmap.map(torch.arange(10), lambda x: x, pool=pool)
+            child = os.fork()
+            if child == 0:
+                del pool
+                gc.collect()
+                os._exit(0)
+            os.waitpid(child, 0)
+            pool.close()
+    """
+    process = interpreters.Program(["-c", textwrap.dedent(code)], cwd=tmp_path)
+    assert process.communicate(300) == ("", "") and process.returncode == 0
+
+
 def test_results_that_a_child_holds_are_not_overwritten_by_later_ones(tmp_path):
     code = """
     # Large results lie in memory of the worker, which is used again as soon as the consumer lets go of them.

@@ -37,6 +37,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -251,6 +252,10 @@ _BOOT = (
 )
 
 
+_started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+"""Interpreters that this process has started."""
+
+
 def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
     arguments = {**arguments, "path": import_path(), "parent": os.getpid()}
     # What Python was started with (-O, -W, -X utf8...), as `multiprocessing` passes it on too.
@@ -258,12 +263,14 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
     try:
         with _no_interrupts():
-            return subprocess.Popen(
+            popen = subprocess.Popen(
                 [sys.executable, *options, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
+            _started.add(popen)
+            return popen
     except OSError as error:
         raise _refused(error, f"{sys.executable} cannot be started as a worker") from error
 
@@ -432,13 +439,16 @@ _template: Template | None = None
 _template_lock = threading.RLock()
 
 
-def _forget_template() -> None:
+def _forget_in_child() -> None:
     global _template, _template_lock
+    for popen in list(_started):  # first: no children of the fork, which is warned of those that it lets go of
+        popen.returncode = 0
+    _started.clear()
     _template = None
     _template_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_template)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def template() -> Template:
