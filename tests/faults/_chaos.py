@@ -23,9 +23,8 @@ import torch
 
 import tdmap
 from tdmap.reducers import Reducer
-from tdmap.resume import journal
-from tdmap.resume.log import History
 from tensordict_lite import TensorDict
+from tests import journals
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 64
@@ -127,11 +126,7 @@ class Chaos:
         self.killed_workers = self.killed_drivers = 0
 
     def done(self) -> int:
-        path = hidden(self.mode, self.folder) / "journal"
-        contents = journal.read(path)
-        if contents is None:
-            return sum(job.chunks_done for job in History(path).jobs)
-        return sum(stop - start for start, stop in contents.ranges())
+        return journals.chunks_done(hidden(self.mode, self.folder) / "journal")
 
     def run(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TDMAP_CHAOS_LIMIT": str(self.limit)}

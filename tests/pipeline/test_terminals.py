@@ -12,10 +12,8 @@ import torch
 import tdmap
 from tdmap.errors import OutputMismatch, ResumeMismatch
 from tdmap.reducers import Count, Mean, Sum
-from tdmap.resume import journal
-from tdmap.resume.log import History
 from tensordict_lite import TensorDict
-from tests import interpreters
+from tests import interpreters, journals
 from tests.processes import comes_true
 
 ROOT = Path(__file__).parents[2]
@@ -114,11 +112,7 @@ def test_a_killed_write_goes_on(data, tmp_path, kind):
         return interpreters.Program(["script.py", kind], cwd=tmp_path, env={**os.environ, "NOTES": notes})
 
     def chunks_done() -> int:
-        path = tmp_path / f"out-{kind}" / ".tdmap" / "journal"
-        contents = journal.read(path)
-        if contents is None:
-            return sum(job.chunks_done for job in History(path).jobs)
-        return sum(stop - start for start, stop in contents.ranges())
+        return journals.chunks_done(tmp_path / f"out-{kind}" / ".tdmap" / "journal")
 
     first = start("first")
     assert comes_true(lambda: first.poll() is not None or chunks_done() > 0) and first.poll() is None
