@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,14 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     if contents is None:
         log = History(folder / "journal", own=False)
         return _status_of_shards(Path(path)) if log.header is None else _status_of_log(Path(path), log.header, log)
-    identity = check_identity(contents.header, folder / "journal")
+    header = contents.header
+    identity = check_identity(header, folder / "journal")
     plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
     complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
     ranks, errors = [], _errors(folder / "errors.jsonl")
-    if contents.header.get("ranks") and not complete:
+    if header.get("ranks") and not complete:
         for rank, home in RankFolder(path).homes():
             own = journal.read(home / HIDDEN / "journal", own=False)
             if own is None:
@@ -118,19 +120,13 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
             errors += _errors(home / HIDDEN / "errors.jsonl")
             skipped += row_errors(skipfile.read(home / HIDDEN / skipfile.NAME, own=False))
     return Status(
-        name=printable(identity["name"]),
-        kind=printable(identity["kind"]),
-        state="complete" if complete else "interrupted" if writer is None else "running",
+        **_told_by(header, identity, complete, writer),
         rows=plan.length,
         rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
         rows_per_second=rate,
         seconds=seconds,
         sessions=sessions,
-        began=_seconds(contents.header.get("began")),
-        argv=[printable(word) for word in _list(contents.header.get("argv"))],
-        command=_command(contents.header.get("command")),
         errors=sorted(errors, key=lambda error: error["time"]),
-        writer=_describe_writer(writer),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         ranks=ranks,
@@ -144,19 +140,13 @@ def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
     rows, job = identity["plan"]["rows"], log.jobs[-1] if log.jobs else None
     skipped = [bad for one in log.jobs for bad in row_errors(one.skipped)]
     return Status(
-        name=printable(identity["name"]),
-        kind=printable(identity["kind"]),
-        state="complete" if log.is_complete else "interrupted" if writer is None else "running",
+        **_told_by(header, identity, log.is_complete, writer),
         rows=rows,
         rows_done=rows if log.is_complete else log.jobs[0].rows_done if len(log.jobs) == 1 else 0,
         rows_per_second=None,
         seconds=sum(log.sessions) / 1000,
         sessions=len(log.sessions),
-        began=_seconds(header.get("began")),
-        argv=[printable(word) for word in _list(header.get("argv"))],
-        command=_command(header.get("command")),
         errors=[error for line in log.failures for error in _error(line)],
-        writer=_describe_writer(writer),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         step=None if job is None or log.is_complete else (len(log.jobs), job.chunks_done, job.chunks),
@@ -182,19 +172,28 @@ def _status_of_shards(path: Path) -> Status | None:
     done = [int(note.name) for note in notes.iterdir() if note.name.isdecimal()] if notes.is_dir() else []
     writer = _writer_of(path)
     return Status(
-        name=printable(identity["name"]),
-        kind=printable(identity["kind"]),
-        state="complete" if complete else "interrupted" if writer is None else "running",
+        **_told_by(header, identity, complete, writer),
         rows=rows,
         rows_done=rows if complete else sum(max(min(size, rows - number * size), 0) for number in done),
         rows_per_second=None,
         seconds=None,
         sessions=header["sessions"] if type(header.get("sessions")) is int else 1,
-        began=_seconds(header.get("began")),
-        argv=[printable(word) for word in _list(header.get("argv"))],
-        command=_command(header.get("command")),
-        writer=_describe_writer(writer),
     )
+
+
+def _told_by(
+    header: Mapping[str, Any], identity: Mapping[str, Any], complete: bool, writer: Holder | Somebody | None
+) -> dict[str, Any]:
+    """What a status says of every kind of run, by the header that it began with."""
+    return {
+        "name": printable(identity["name"]),
+        "kind": printable(identity["kind"]),
+        "state": "complete" if complete else "interrupted" if writer is None else "running",
+        "began": _seconds(header.get("began")),
+        "argv": [printable(word) for word in _list(header.get("argv"))],
+        "command": _command(header.get("command")),
+        "writer": _describe_writer(writer),
+    }
 
 
 def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, float, int]:
