@@ -176,8 +176,8 @@ class Execution:
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
-        steps = LOG.get()
-        return self._run(job, sink, log) if steps is None or log is not None else steps.run(job, sink, self._run)
+        call = LOG.get()
+        return self._run(job, sink, log) if call is None or log is not None else call.run(job, sink, self._run)
 
     def _run(self, job: Job, sink: Sink, log: CommitLog | None) -> Any:
         for _ in self.stream(job, sink, log):

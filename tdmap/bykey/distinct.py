@@ -64,15 +64,7 @@ def unique(
         >>> unique(data, "shop", num_workers=0)["shop"]
         tensor([3, 7])
     """
-    output = Output(
-        out,
-        data,
-        Execution.of(**options),
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, Execution.of(**options), overwrite, rows_per_shard, storage_options)
     spec = KeySpec.of(key, "unique")
 
     def work() -> Data:
@@ -121,15 +113,7 @@ def value_counts(
         >>> counts["shop"], counts["count"]
         (tensor([7, 3]), tensor([2, 1]))
     """
-    output = Output(
-        out,
-        data,
-        Execution.of(**options),
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, Execution.of(**options), overwrite, rows_per_shard, storage_options)
     spec = KeySpec.of(key, "value_counts")
 
     def work() -> Data:

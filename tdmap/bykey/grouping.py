@@ -158,15 +158,7 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        target = Output(
-            out,
-            self._data,
-            execution,
-            overwrite=overwrite,
-            rows_per_shard=rows_per_shard,
-            storage_options=storage_options,
-            resume=resume,
-        )
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
 
         def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
@@ -225,15 +217,7 @@ class GroupBy:
         fn = user_function(fn)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(
-            out,
-            self._data,
-            execution,
-            overwrite=overwrite,
-            rows_per_shard=rows_per_shard,
-            storage_options=storage_options,
-            resume=resume,
-        )
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
 
         def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
@@ -312,15 +296,7 @@ class GroupBy:
             )
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(
-            out,
-            self._data,
-            execution,
-            overwrite=overwrite,
-            rows_per_shard=rows_per_shard,
-            storage_options=storage_options,
-            resume=resume,
-        )
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
 
         def work() -> Data:
             result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
@@ -387,15 +363,7 @@ class GroupBy:
             raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(
-            out,
-            self._data,
-            execution,
-            overwrite=overwrite,
-            rows_per_shard=rows_per_shard,
-            storage_options=storage_options,
-            resume=resume,
-        )
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
 
         def work() -> Data:
             with open_spill(Output(None, self._data), self._spill_dir) as spill:

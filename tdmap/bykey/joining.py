@@ -155,15 +155,7 @@ def join(
     b = as_tensordict(b) if is_tensorclass(b) else b
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
-    output = Output(
-        out,
-        a,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, a, execution, overwrite, rows_per_shard, storage_options)
     output.refuse_hidden_key(a)
 
     def work() -> Data:

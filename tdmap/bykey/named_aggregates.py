@@ -67,7 +67,7 @@ def parse(spec: Any) -> Asked:
 
     Raises:
         TypeError: it is no mapping, or a value is none of the forms.
-        ValueError: a statistic that there is not; names those that there are.
+        ValueError: an unknown statistic; the message lists the valid ones.
 
     Example:
         >>> asked = parse({"x": ["mean", "max"], "y": "sum", "n": ("x", "count")})

@@ -89,15 +89,7 @@ def sample(
         raise ValueError(
             f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
         )
-    output = Output(
-        out,
-        data,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
 
     def work() -> Data:
         known = decide("seed", lambda: seed_or_drawn(seed))

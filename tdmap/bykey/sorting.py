@@ -111,15 +111,7 @@ def sort(
     policy = policy_for(None, None, retries, timeout, undo=False)
     require_rows(data, "sort")
     output, directions = (
-        Output(
-            out,
-            data,
-            execution,
-            overwrite=overwrite,
-            rows_per_shard=rows_per_shard,
-            storage_options=storage_options,
-            resume=resume,
-        ),
+        Output(out, data, execution, overwrite, rows_per_shard, storage_options),
         _directions(descending, spec),
     )
     output.refuse_hidden_key(data)

@@ -65,15 +65,7 @@ def top_k(
     """
     require_entry(data, key, "the entry of top_k")
     execution = Execution.of(**options)
-    output = Output(
-        out,
-        data,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
 
     def work() -> Data:
         best = reduce(data.select(key), TopK(key, k, largest), **options)["row"]

@@ -118,15 +118,7 @@ def filter(
     plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
-    output = Output(
-        out,
-        data,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
     job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
     source = SourceRows(data)
     source.check(output)
@@ -363,15 +355,7 @@ def flat_map(
     plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
-    output = Output(
-        out,
-        data,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
     return append_rows(
         data,
         fn,

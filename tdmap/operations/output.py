@@ -61,7 +61,7 @@ class Output:
         out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
         execution: who copies rows into shards; None where the caller does not have them copied.
-        overwrite, rows_per_shard, storage_options, resume: as the operations take them.
+        overwrite, rows_per_shard, storage_options: as the operations take them.
 
     Raises:
         FileExistsError: the folder is in use.
@@ -75,15 +75,13 @@ class Output:
         out: Data | str | os.PathLike[str] | OutputFolder | None,
         source: Data,
         execution: Execution | None = None,
-        *,
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        resume: bool = False,
     ) -> None:
         self.shards: Shards | None = None
         if execution is not None and (rows_per_shard is not None or is_url(out)):
-            shards = Shards(out, rows_per_shard, execution, overwrite, storage_options, resume)
+            shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
             self.shards, out = shards, shards.folder
         else:
             out = destination(out, overwrite)
@@ -268,8 +266,8 @@ def create_in(store: OutputFolder, example: Data, what: Any) -> Data:
         example: as `OutputFolder.create`.
         what: plain data that tells one example from another.
     """
-    steps = LOG.get()
-    return store.create(example) if steps is None else steps.create(store, example, what)
+    log = LOG.get()
+    return store.create(example) if log is None else log.create(store, example, what)
 
 
 def create_anew(store: OutputFolder, example: Data) -> Data:
@@ -285,20 +283,20 @@ def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, late
         spill_dir: where they are to lie.
         later: as `Spill`.
     """
-    steps = LOG.get()
-    if steps is not None:
-        spill: Spill = steps.spill()
+    log = LOG.get()
+    if log is not None:
+        spill: Spill = log.spill()
         return spill
     return Spill(spill_folder(output, spill_dir), later=later)
 
 
 def shared_columns(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
     """Memory of so many numbers that workers fill, for each name; files, in an operation that can be resumed."""
-    steps = LOG.get()
-    if steps is None:
+    log = LOG.get()
+    if log is None:
         arena = Arena()
         return {name: arena.empty(dtype, torch.Size([rows])) for name in names}
-    spill: Spill = steps.spill()
+    spill: Spill = log.spill()
     return {name: spill.mapped(name, rows * dtype.itemsize).view(dtype) for name in names}
 
 

@@ -83,15 +83,7 @@ def shuffle(
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
-    output = Output(
-        out,
-        data,
-        execution,
-        overwrite=overwrite,
-        rows_per_shard=rows_per_shard,
-        storage_options=storage_options,
-        resume=resume,
-    )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
     output.refuse_hidden_key(data)
 
     def work() -> Data:

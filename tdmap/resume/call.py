@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +20,10 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.resume.fingerprint import function_parts, source_parts
-from tdmap.resume.identity import STEPWISE, describe_plan
+from tdmap.resume.identity import STEPWISE, describe_plan, identity_of
 from tdmap.resume.inshards import Shards
 from tdmap.resume.log import STATES, Log, logged, read_states
 from tdmap.resume.values import modules_of
-from tdmap.runtime.commits import LOG
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
@@ -76,17 +74,9 @@ def parts_of_job(job: Job) -> dict[str, str]:
     return parts_of("function", job.fn) | order | plan | {"the seed": str(job.policy.seed)}
 
 
-def identity_of(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
+def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
     """What tells a call from others: the operation, its dataset, and the parts that its result depends on."""
-    return {
-        "kind": STEPWISE,
-        "name": name,
-        "function": dict(parts),
-        "source": source_parts(data),
-        "plan": describe_plan(ChunkPlan(length, max(length, 1))),
-        "seed": None,
-        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
-    }
+    return identity_of(STEPWISE, name, parts, source_parts(data), ChunkPlan(length, max(length, 1)))
 
 
 def run_call(
@@ -125,7 +115,7 @@ def run_call(
     if output.store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
     length = int(data.shape[0])
-    identity = identity_of(name, data, length, parts())
+    identity = identify_call(name, data, length, parts())
     output.known_by(identity)
     store = output.store
     with output.claimed(name, resume=True):
@@ -140,11 +130,7 @@ def run_call(
                     report_complete(name, log, job)
                 result = store.publish()
             else:
-                token = LOG.set(log)
-                try:
-                    result = work()
-                finally:
-                    LOG.reset(token)
+                result = work()
                 log.finish(length, files_of(result))
         return result if shards is None else shards.write(result, identity)
 
@@ -157,14 +143,10 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
         FileNotFoundError: the run was complete before, and the file of its answer is gone.
     """
     path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length
-    identity = identity_of(name, job.source.data, length, parts_of_job(job))
+    identity = identify_call(name, job.source.data, length, parts_of_job(job))
     with locked(path, name), logged(path / HIDDEN, identity, keep=True) as log:
         if not log.is_complete:
-            token = LOG.set(log)
-            try:
-                state = execution.run(job, Fold(reducer))
-            finally:
-                LOG.reset(token)
+            state = execution.run(job, Fold(reducer))
             log.finish(length, [])
             return state
         report_complete(name, log, job)

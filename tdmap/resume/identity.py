@@ -25,15 +25,26 @@ MAP, IN_PLACE, STEPWISE = "map", "in place", "several jobs"
 
 def identify(job: Job, kind: str) -> dict[str, Any]:
     """The identity of a run: equal in every process for the same function, source, plan and seed."""
-    plan = job.plan
     source = source_parts(job.source.data, contents=kind != IN_PLACE)
+    return identity_of(kind, job.name, function_parts(job.fn), source, job.plan, job.policy.seed)
+
+
+def identity_of(
+    kind: str,
+    name: str,
+    parts: Mapping[str, str],
+    source: Mapping[str, str],
+    plan: ChunkPlan,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """An identity, of the parts of a function or call and those of its dataset."""
     return {
         "kind": kind,
-        "name": job.name,
-        "function": function_parts(job.fn),
-        "source": source,
+        "name": name,
+        "function": dict(parts),
+        "source": dict(source),
         "plan": describe_plan(plan),
-        "seed": job.policy.seed,
+        "seed": seed,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
     }
 
@@ -146,6 +157,6 @@ WRITTEN_SINCE = (
 )
 
 
-def refuse(folder: Path, changes: list[str], found: str, advice: str) -> NoReturn:
+def refuse(folder: Path | str, changes: list[str], found: str, advice: str) -> NoReturn:
     text = "\n".join(f"  - {change}" for change in changes)
     raise ResumeMismatch(f"{folder} {found}:\n{text}\n{advice}", tuple(changes))

@@ -52,7 +52,6 @@ class Shards:
         execution: who copies.
         overwrite: replace the dataset that is there, once the new one is complete.
         options: of the store's file system.
-        resume: the call can be resumed.
 
     Raises:
         ValueError: `out` is no path, or an option is out of range.
@@ -65,13 +64,10 @@ class Shards:
         execution: Execution,
         overwrite: bool = False,
         options: Mapping[str, Any] | None = None,
-        resume: bool = False,
     ) -> None:
         check_rows_per_shard(rows_per_shard)
         if not isinstance(out, (str, os.PathLike)):
             raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
-        if resume and overwrite:
-            raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
         self.target = target_of(out, dict(options or {}))
         self.rows_per_shard = rows_per_shard
         self.execution = execution
@@ -99,10 +95,13 @@ class Shards:
         Raises:
             FolderInUse: another call writes there.
             FileExistsError: something is in the place of the shards.
+            ValueError: `resume`, and the dataset that is there is to be replaced.
         """
         if self.is_claimed:  # by the operation that this one is a part of
             yield
             return
+        if resume and self.overwrite:
+            raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(claimed(self.target, call))
             stack.callback(setattr, self, "is_claimed", False)

@@ -426,7 +426,7 @@ class Log:
 
     def is_there(self, file: str, nbytes: int) -> bool:
         """Whether an intermediate file of this folder has so many bytes."""
-        if os.path.basename(file) != file or not file.startswith(SPILL):
+        if not _is_spill_file(file):
             return False
         if file not in self._sizes:
             path = self.folder / file
@@ -468,7 +468,7 @@ class Log:
             self.write(b"F" + json.dumps(line).encode())
 
     def close(self) -> None:
-        """Close the file. The helper syncs a last time, and nobody waits for it."""
+        """Close the file. The helper syncs once more, in the background."""
         if self._owner.is_here:
             self._helper.finish()
         os.close(self._fd)
@@ -495,12 +495,17 @@ class LoggedSpill(Spill):
         super().read_many((self._own(extent), out) for extent, out in pieces)
 
     def _own(self, extent: Extent) -> Extent:
-        if os.path.basename(extent.file) != extent.file or not extent.file.startswith(SPILL):
-            raise UntrustedFile(self.folder / "journal", f"names {extent.file!r:.80}, which is no file of this folder")
+        if not _is_spill_file(extent.file):
+            raise UntrustedFile(self.folder / "journal", f"names {extent.file!r:.80}, which is not a spill file")
         return extent
 
     def remove(self) -> None:
         """Nothing yet: see `Log.clean`."""
+
+
+def _is_spill_file(name: str) -> bool:
+    """Whether a name in a log is that of an intermediate file, and leads nowhere else."""
+    return os.path.basename(name) == name and name.startswith(SPILL)
 
 
 def _size_of(job: int) -> str:
@@ -702,6 +707,8 @@ def describe_job(job: Job) -> str:
 def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
     """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `Log`.
 
+    In the block, `Execution.run` hands every job to it, until the call is complete.
+
     Args:
         folder, identity: as `Log`.
         keep: the state of a reduction stays: it is the answer.
@@ -710,7 +717,11 @@ def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Ite
     if not keep and not log.is_complete:  # the state of a reduction waits for the disk by itself
         log.files = [str(log.path)]
     try:
-        yield log
+        token = LOG.set(None if log.is_complete else log)
+        try:
+            yield log
+        finally:
+            LOG.reset(token)
         if not keep:  # also of a session that was killed when it had ended
             log.clean()
     except BaseException as error:

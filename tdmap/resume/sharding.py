@@ -31,7 +31,7 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
+from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source, function_name
@@ -39,7 +39,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
-from tdmap.resume.identity import COMMAND, MAP, check_identity, differences, identify
+from tdmap.resume.identity import COMMAND, MAP, check_identity, differences, identify, refuse
 from tdmap.resume.resumable import map_to_folder
 from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
@@ -594,11 +594,8 @@ def compared(target: Target, identity: dict[str, Any], known: bytes, whole: bool
     if not isinstance(name, str) or not name.isalnum():
         raise UntrustedFile(where, "does not say what its run is")
     if changes:
-        text = "\n".join(f"  - {change}" for change in changes)
         what = "the result of another run" if whole else "an unfinished run that is not this one"
-        raise ResumeMismatch(
-            f"{target.name} holds {what}:\n{text}\nChoose another place, or remove that one.", tuple(changes)
-        )
+        refuse(target.name, changes, f"holds {what}", "Choose another place, or remove that one.")
     return header
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import SerializationError
-from tensordict_lite import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorCollection, TensorDict
+from tensordict_lite import TensorCollection
 
 
 class Codec(NamedTuple):
@@ -76,7 +76,7 @@ def unpack(content: bytes | memoryview, modules: Collection[str] = ()) -> Any:
         declared = set(map(id, torch.serialization.get_safe_globals()))  # those stay when the block ends
         with torch.serialization.safe_globals([x for x in [*_SAFE, *_classes_of(modules)] if id(x) not in declared]):
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except Exception as error:  # of torch, of its unpickler, of a class: the bytes may be anybody's
+    except Exception as error:  # raised by torch, its unpickler or a class: the bytes are untrusted
         text = str(error)
         refused = text.partition("GLOBAL ")[2].partition(" was not")[0]
         told = (text.partition("WeightsUnpickler error:")[2] or text).strip().partition("\n")[0]
@@ -122,9 +122,8 @@ _SAFE: list[Any] = [
         _maker(np.float64(0)),
         *map(type, map(np.dtype, np.sctypeDict.values())),
     ),
-    *(TensorDict, NonTensorData, NonTensorStack, LazyStackedTensorDict),
-    *(_maker(TensorDict({}, [])), _maker(NonTensorData(0)), _maker(NonTensorStack(0))),
 ]
+"""What `torch.load` builds besides its own list, and that of `tensordict_lite`."""
 
 
 def _classes_of(modules: Collection[str]) -> list[type]:

@@ -1,4 +1,4 @@
-"""Values as data: what is written comes back, and bytes of anybody's run nothing."""
+"""Values in a log: what is written can be read, and untrusted bytes run nothing."""
 
 from __future__ import annotations
 

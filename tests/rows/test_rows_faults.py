@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def small_blocks():
-    """Every job has many chunks, so that there is a worker to kill in the middle of it."""
+    """Cut every job into many chunks, so that a worker can be killed in the middle of it."""
     with tuning.use(available_memory=0, bucket_bytes=1 << 9, gather_bytes=1 << 9, copy_bytes=1 << 9):
         yield
 
