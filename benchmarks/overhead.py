@@ -31,7 +31,7 @@ import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
 from tdmap.diagnostics import StatusFile
-from tdmap.resume import journal
+from tdmap.run import journal
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.tuning import DEFAULT, use
 from tensordict_lite import TensorDict

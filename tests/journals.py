@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tdmap.resume import journal
-from tdmap.resume.log import History
+from tdmap.run import journal
+from tdmap.run.log import History
 
 
 def chunks_done(path: Path) -> int:

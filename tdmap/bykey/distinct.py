@@ -13,11 +13,11 @@ from tdmap.bykey.grouping import group_by
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.data.kinds import Data
 from tdmap.execution import Execution
-from tdmap.operation import operation
-from tdmap.operations.output import Output
 from tdmap.operations.permute import deliver
+from tdmap.output.output import Output
 from tdmap.reducers import Count
-from tdmap.resume.call import options_of, run_call
+from tdmap.run.call import options_of, run_call
+from tdmap.run.operation import operation
 
 if TYPE_CHECKING:
     from typing import Unpack

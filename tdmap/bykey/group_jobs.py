@@ -36,7 +36,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.spill import Spill
 from tdmap.operations.append import Pieces, SpillRows
-from tdmap.operations.output import Output
+from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect

@@ -30,14 +30,14 @@ from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.job import Policy, function_name
 from tdmap.memory.spill import Spill
-from tdmap.operation import operation
 from tdmap.operations.append import Pieces, place_pieces
-from tdmap.operations.arguments import policy_for
-from tdmap.operations.output import Output, open_spill
 from tdmap.operations.permute import deliver, permute
+from tdmap.output.output import Output, open_spill
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
-from tdmap.resume.call import options_of, parts_of, run_call
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.operation import operation
 
 if TYPE_CHECKING:
     from typing import Unpack

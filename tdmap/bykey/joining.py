@@ -47,15 +47,15 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
-from tdmap.operation import operation
 from tdmap.operations.append import append_rows
-from tdmap.operations.arguments import policy_for
 from tdmap.operations.filter import copy_selected
-from tdmap.operations.output import Output, SourceRows, open_spill, travels
 from tdmap.operations.permute import block_rows, deliver
+from tdmap.output.output import Output, SourceRows, open_spill, travels
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.resume.call import options_of, parts_of, run_call
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.operation import operation
 from tdmap.sinks import Collect
 from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass

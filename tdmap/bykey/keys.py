@@ -16,7 +16,7 @@ from tdmap.bykey.order import Words
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.reducers.base import Key
-from tdmap.resume.call import parts_of
+from tdmap.run.call import parts_of
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""

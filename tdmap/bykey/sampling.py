@@ -15,10 +15,10 @@ from tdmap.bykey.prepare import require_rows
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
 from tdmap.execution import Execution
-from tdmap.operation import operation
-from tdmap.operations.output import Output
 from tdmap.operations.permute import permute
-from tdmap.resume.call import options_of, parts_of, run_call
+from tdmap.output.output import Output
+from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.operation import operation
 from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, seed_or_drawn
 

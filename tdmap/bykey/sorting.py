@@ -31,13 +31,13 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Spill
-from tdmap.operation import operation
-from tdmap.operations.arguments import policy_for
-from tdmap.operations.output import Output, SourceRows, Step, open_spill
 from tdmap.operations.permute import choose_method, permute_known
 from tdmap.operations.scatter import block_bytes
+from tdmap.output.output import Output, SourceRows, Step, open_spill
 from tdmap.plan import ChunkPlan
-from tdmap.resume.call import options_of, run_call
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import options_of, run_call
+from tdmap.run.operation import operation
 from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 

@@ -23,7 +23,7 @@ from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Order, Shape, reordered
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
-from tdmap.resume.values import Codec
+from tdmap.run.values import Codec
 
 
 class Run(NamedTuple):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
 from tdmap.execution import Execution
-from tdmap.operation import operation
-from tdmap.operations.output import Output
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import reduce
+from tdmap.output.output import Output
 from tdmap.reducers import TopK
 from tdmap.reducers.base import Key
-from tdmap.resume.call import options_of, run_call
+from tdmap.run.call import options_of, run_call
+from tdmap.run.operation import operation
 
 if TYPE_CHECKING:
     from typing import Unpack

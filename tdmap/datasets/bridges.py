@@ -17,8 +17,8 @@ from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
-from tdmap.operation import operation
 from tdmap.process_state import on_host
+from tdmap.run.operation import operation
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 

@@ -38,11 +38,11 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.append import Piece, SpillRows, run_spilled, spill_of
 from tdmap.operations.append import Pieces as AppendPieces
-from tdmap.operations.arguments import handler_of, policy_for
-from tdmap.operations.output import Output
+from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
-from tdmap.resume.fingerprint import function_parts
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, policy_for
+from tdmap.run.fingerprint import function_parts
 from tdmap.runtime.skipping import DROP
 from tensordict_lite import TensorDict
 

@@ -30,7 +30,7 @@ from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
-from tdmap.operation import operation
+from tdmap.run.operation import operation
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:

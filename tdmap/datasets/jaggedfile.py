@@ -29,7 +29,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.scratch import Scratch
-from tdmap.operations.output import Step, create_in, travels
+from tdmap.output.output import Step, create_in, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict

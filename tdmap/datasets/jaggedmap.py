@@ -21,13 +21,13 @@ from tdmap.execution import Execution
 from tdmap.functions import require_function, user_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operation import operation
-from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
-from tdmap.operations.output import Output, travels
+from tdmap.output.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
-from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, policy_for
+from tdmap.run.fingerprint import function_parts, source_parts
+from tdmap.run.operation import operation
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
 from tensordict_lite import TensorDict

@@ -22,10 +22,10 @@ from tdmap.datasets.table import Table
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.memory.scratch import temporary_folder
-from tdmap.operation import operation
 from tdmap.operations.map import map as map_chunks
-from tdmap.operations.output import travels
-from tdmap.resume.fingerprint import function_parts
+from tdmap.output.output import travels
+from tdmap.run.fingerprint import function_parts
+from tdmap.run.operation import operation
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import absolute_path
 

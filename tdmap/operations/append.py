@@ -34,11 +34,11 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.habits import ANY, plain_rows
-from tdmap.operations.output import Output, Step, open_spill
+from tdmap.output.output import Output, Step, open_spill
 from tdmap.plan import ChunkPlan
-from tdmap.resume.call import parts_of_job, run_call
-from tdmap.resume.log import SPILL
-from tdmap.resume.values import Codec
+from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.log import SPILL
+from tdmap.run.values import Codec
 from tdmap.runtime.commits import LOG
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind

@@ -34,14 +34,14 @@ from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.shm import Arena
-from tdmap.operation import operation
 from tdmap.operations.append import append_rows, each_result
-from tdmap.operations.arguments import handler_of, plan_for, policy_for
-from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.operations.permute import block_rows, place_rows
+from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
-from tdmap.resume.call import parts_of_job, run_call
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.operation import operation
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Preallocated
 

@@ -16,7 +16,7 @@ from tdmap.functions import Around, InDefaultDevice, ModuleFunction, Named, OnPi
 from tdmap.job import function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
-from tdmap.resume.fingerprint import function_parts
+from tdmap.run.fingerprint import function_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 

@@ -15,15 +15,15 @@ from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function
 from tdmap.job import Job, Source
-from tdmap.operation import operation
-from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.operations.habits import with_habits
 from tdmap.operations.keeping import marking
 from tdmap.operations.target import InShards, Target
 from tdmap.plan import CACHE_BYTES
 from tdmap.ranks.shard import ShardLike
-from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import OnError, mode_of
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.operation import operation
+from tdmap.run.run import Resume, check_resume
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import PAD
 from tensordict_lite.paths import is_url

@@ -28,10 +28,10 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.operation import operation
-from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.operations.scatter import scatter_rows
+from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.plan import ChunkPlan
+from tdmap.run.operation import operation
 from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect
 

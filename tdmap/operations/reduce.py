@@ -17,13 +17,13 @@ from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
-from tdmap.operation import operation
-from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
-from tdmap.resume.call import fold_call
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.call import fold_call
+from tdmap.run.operation import operation
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold

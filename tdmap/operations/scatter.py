@@ -31,7 +31,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
-from tdmap.operations.output import Step, travels
+from tdmap.output.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.commits import decide
 from tdmap.sinks import Collect

@@ -11,10 +11,10 @@ import torch
 from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.memory.shm import Arena
-from tdmap.operation import operation
-from tdmap.operations.output import Output, travels
 from tdmap.operations.permute import permute_known
-from tdmap.resume.call import options_of, run_call
+from tdmap.output.output import Output, travels
+from tdmap.run.call import options_of, run_call
+from tdmap.run.operation import operation
 from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 

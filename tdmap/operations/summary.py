@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tdmap.diagnostics.columns import Column, Columns, is_number
 from tdmap.execution import Execution
-from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
-from tdmap.resume.inshards import in_shards
+from tdmap.output.shards import in_shards
+from tdmap.run.operation import operation
 from tdmap.seeding import permutation, seed_or_drawn
 from tdmap.times import time_type
 from tensordict_lite import TensorDict

@@ -33,11 +33,11 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory import links
 from tdmap.operations.keeping import map_dropping, write_dropping
+from tdmap.output.sharding import check_rows_per_shard, map_to_shards, write_folder
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
-from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
-from tdmap.resume.run import Resume
-from tdmap.resume.sharding import check_rows_per_shard, map_to_shards, write_folder
+from tdmap.run.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.run.run import Resume
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import DROP

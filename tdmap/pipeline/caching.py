@@ -21,7 +21,7 @@ from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
 from tdmap.pipeline.work import stage_parts
-from tdmap.resume.fingerprint import source_parts
+from tdmap.run.fingerprint import source_parts
 
 if TYPE_CHECKING:
     from tdmap.pipeline.chain import Chain

@@ -10,7 +10,6 @@ import torch
 
 from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
-from tdmap.operation import hide_engine
 from tdmap.operations.iteration.prefetch import prefetch_over
 from tdmap.pipeline.pieces import State, Stream, next_of_round
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
@@ -20,6 +19,7 @@ from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.torchloader import divided
 from tdmap.process_state import on_host
+from tdmap.run.operation import hide_engine
 
 VERSION = 3
 

@@ -18,7 +18,7 @@ from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
-from tdmap.operation import operation
+from tdmap.output.shards import in_shards
 from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
 from tdmap.pipeline.explain import Explanation
@@ -47,7 +47,7 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.resume.inshards import in_shards
+from tdmap.run.operation import operation
 from tdmap.seeding import drawn_seed
 from tensordict_lite.paths import is_url
 

@@ -17,7 +17,7 @@ from tdmap.operations.append import each_result
 from tdmap.operations.filter import as_mask
 from tdmap.operations.habits import plain_rows
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
-from tdmap.resume.fingerprint import function_parts
+from tdmap.run.fingerprint import function_parts
 from tdmap.runtime.undo import Comparisons, have_changed
 from tensordict_lite import is_tensor_collection, lazy_stack
 

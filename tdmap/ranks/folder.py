@@ -31,10 +31,10 @@ from tdmap.memory.folderlock import Holder, holder_of, locked
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.resume import journal as journals
-from tdmap.resume.identity import IN_PLACE, identify
-from tdmap.resume.journal import Contents, Journal
-from tdmap.resume.run import Resume, Run, contents_for
+from tdmap.run import journal as journals
+from tdmap.run.identity import IN_PLACE, identify
+from tdmap.run.journal import Contents, Journal
+from tdmap.run.run import Resume, Run, contents_for
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader

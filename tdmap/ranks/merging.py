@@ -15,12 +15,12 @@ from tdmap.data.store import files_of
 from tdmap.errors import ShardsMissing, describe_rows
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
-from tdmap.operation import operation
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
-from tdmap.resume import journal as journals
-from tdmap.resume.identity import check_identity, plan_of
-from tdmap.resume.journal import Contents
+from tdmap.run import journal as journals
+from tdmap.run.identity import check_identity, plan_of
+from tdmap.run.journal import Contents
+from tdmap.run.operation import operation
 from tensordict_lite.memmap.disk.format import META
 
 

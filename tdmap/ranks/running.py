@@ -25,10 +25,10 @@ from tdmap.plan import merge_ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Rank
-from tdmap.resume import journal as journals
-from tdmap.resume.identity import IN_PLACE, MAP
-from tdmap.resume.resumable import own_folder
-from tdmap.resume.run import TRUST, Resume, Run, open_run
+from tdmap.run import journal as journals
+from tdmap.run.identity import IN_PLACE, MAP
+from tdmap.run.resumable import own_folder
+from tdmap.run.run import TRUST, Resume, Run, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none

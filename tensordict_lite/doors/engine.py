@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tdmap.devices import Devices
     from tdmap.functions import Keys
     from tdmap.memory.links import Device
-    from tdmap.resume.run import Resume
     from tdmap.rowerrors import OnError
+    from tdmap.run.run import Resume
 
 __all__ = ["EngineOps"]
 
@@ -37,13 +37,13 @@ def _knows_options(method: Method) -> Method:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         unknown = options.keys() - names
         if unknown:
-            from tdmap.operation import unknown_option
+            from tdmap.run.operation import unknown_option
 
             raise unknown_option(method.__name__, min(unknown), names)
         try:
             return method(self, *args, **options)
         except Exception as error:
-            from tdmap.operation import hide_engine
+            from tdmap.run.operation import hide_engine
 
             hide_engine(error)
             raise

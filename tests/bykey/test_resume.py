@@ -18,7 +18,7 @@ from tdmap import tuning
 from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
 from tdmap.reducers import Count, Mean, Sum
-from tdmap.resume import journal
+from tdmap.run import journal
 from tdmap.runtime import driver
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tests.processes import in_child, kill_at

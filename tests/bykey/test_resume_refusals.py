@@ -17,11 +17,11 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
-from tdmap.resume import journal, log
-from tdmap.resume.log import History, framed
-from tdmap.resume.status import describe, read_status
-from tdmap.resume.syncer import LOG_MAGIC
-from tdmap.resume.values import pack, unpack
+from tdmap.run import journal, log
+from tdmap.run.log import History, framed
+from tdmap.run.status import describe, read_status
+from tdmap.run.syncer import LOG_MAGIC
+from tdmap.run.values import pack, unpack
 from tensordict_lite import TensorDict
 from tests.processes import in_child
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 import tdmap
-from tdmap.operation import OPERATIONS as REGISTERED
 from tdmap.reducers import Count, Sum
+from tdmap.run.operation import OPERATIONS as REGISTERED
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
 from tests.cells.kinds import Row, plain, rows_of

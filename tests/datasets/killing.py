@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 DEADLY = """
 import os, random, signal, sys, threading, time
-from tdmap.resume.journal import Journal, Type
-from tdmap.resume.log import Log
+from tdmap.run.journal import Journal, Type
+from tdmap.run.log import Log
 
 def be_deadly():
     chance, dies = random.Random(int(sys.argv[1])), threading.Event()

@@ -14,7 +14,7 @@ from tdmap.bykey import GroupBy
 from tdmap.datasets import Jagged, Table, jaggedmap
 from tdmap.datasets.tables import joining, ops, picks
 from tdmap.datasets.tables.groups import TableGroups
-from tdmap.operation import worker_options
+from tdmap.run.operation import worker_options
 
 APART = {"data", "a", "b", *worker_options()}
 """What a method is called on, `other` in a join, and the options about workers, which all have as `**options`."""

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap.diagnostics import progress
 from tdmap.events import JobEnded, JobStarted, LeaseDone
-from tdmap.operation import operation
+from tdmap.run.operation import operation
 from tensordict_lite import TensorDict
 
 

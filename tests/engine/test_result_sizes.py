@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 from tdmap.plan import CACHE_BYTES, LEAD_CHUNKS, LEAD_ROWS, ChunkPlan, make_plan
-from tdmap.resume.status import read_status
+from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
 
 ROWS = 3000

@@ -18,7 +18,7 @@ import torch
 
 import tdmap
 from tdmap.identity import sources, walk
-from tdmap.resume.fingerprint import function_parts
+from tdmap.run.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -393,7 +393,7 @@ STABLE = """
     import numpy as np, torch
     import one, two
     from tensordict_lite import tensorclass, TensorDict
-    from tdmap.resume.fingerprint import function_parts
+    from tdmap.run.fingerprint import function_parts
 
     class Color(enum.Enum):
         RED = 1

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.reducers import Reducer
-from tdmap.resume import journal
+from tdmap.run import journal
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at

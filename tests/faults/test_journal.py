@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from tdmap import tuning
 from tdmap.plan import merge_ranges
-from tdmap.resume import journal
-from tdmap.resume.journal import RECORD_BYTES, Journal, Record, Type
+from tdmap.run import journal
+from tdmap.run.journal import RECORD_BYTES, Journal, Record, Type
 from tests import interpreters
 
 
@@ -174,7 +174,7 @@ def test_the_helper_goes_on_to_the_disk_when_the_driver_is_killed(tmp_path):
 import os, signal, sys, time
 from pathlib import Path
 from tdmap import tuning
-from tdmap.resume import journal
+from tdmap.run import journal
 path = Path(sys.argv[1])
 journal.create(path, {})
 with tuning.use(log_seconds=0, sync_seconds=0):

@@ -38,7 +38,7 @@ from tdmap.reducers import (
     ValueCounts,
     Var,
 )
-from tdmap.resume.values import modules_of, pack, unpack
+from tdmap.run.values import modules_of, pack, unpack
 from tensordict_lite import NonTensorData, TensorDict, lazy_stack, tensorclass
 from tensordict_lite.memmap.load import DTYPES
 
@@ -334,7 +334,7 @@ def test_pieces_are_kept_or_their_chunks_are_done_again(tmp_path, kept, monkeypa
 
     with monkeypatch.context() as patch:
         if not kept:
-            patch.setattr("tdmap.resume.log.pack", refuse)
+            patch.setattr("tdmap.run.log.pack", refuse)
         with contextlib.nullcontext() if kept else pytest.warns(RuntimeWarning, match="run again.*a file"):
             with pytest.raises(InterruptedError):
                 run(callbacks=[Stop()])

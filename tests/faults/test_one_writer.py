@@ -20,9 +20,9 @@ from tdmap.errors import FolderInUse
 from tdmap.memory import folderlock
 from tdmap.memory.folderlock import holder_of, locked
 from tdmap.process_state import forking_worker
-from tdmap.resume import journal
-from tdmap.resume.log import History
-from tdmap.resume.status import read_status
+from tdmap.run import journal
+from tdmap.run.log import History
+from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import forked
@@ -108,7 +108,7 @@ def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
             raise ArithmeticError("stop")
 
     if name == "map without rows":
-        monkeypatch.setattr("tdmap.resume.resumable.result_of_no_rows", lambda *arguments: 1 / 0)
+        monkeypatch.setattr("tdmap.run.resumable.result_of_no_rows", lambda *arguments: 1 / 0)
     with pytest.raises(ArithmeticError):
         OUT_OF_PLACE[name](make(), tmp_path / "out", num_workers=0, callbacks=[Stop()])
     if name == "cache":  # it goes on

@@ -25,9 +25,9 @@ from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.operations.append import Piece, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
-from tdmap.resume import journal, log
-from tdmap.resume.status import describe, read_status
-from tdmap.resume.values import pack
+from tdmap.run import journal, log
+from tdmap.run.status import describe, read_status
+from tdmap.run.values import pack
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 

@@ -16,8 +16,8 @@ import torch
 
 import tdmap
 from tdmap.memory import hidden
-from tdmap.resume import journal
-from tdmap.resume.status import describe, read_status
+from tdmap.run import journal
+from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same

@@ -12,9 +12,9 @@ import torch
 import tdmap
 from tdmap.cli.commands.resume import app
 from tdmap.errors import ResumeMismatch
-from tdmap.resume import journal
-from tdmap.resume.ledger import Ledger
-from tdmap.resume.status import describe, read_status
+from tdmap.run import journal
+from tdmap.run.ledger import Ledger
+from tdmap.run.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
 from tests import interpreters
 from tests.processes import comes_true

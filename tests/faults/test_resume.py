@@ -18,7 +18,7 @@ import tdmap
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
 from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
-from tdmap.resume import journal
+from tdmap.run import journal
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import comes_true

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tdmap.resume import journal
+from tdmap.run import journal
 from tensordict_lite import TensorDict
 from tests import interpreters
 

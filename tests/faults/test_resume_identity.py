@@ -17,14 +17,14 @@ import torch
 
 import tdmap
 from tdmap.reducers import Sum
-from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.run.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorClass, TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULE = """
     import functools, re, torch, numpy as np
-    from tdmap.resume.fingerprint import function_parts
+    from tdmap.run.fingerprint import function_parts
 
     NAMES = {"alpha", "beta", "gamma", "delta"}
     PATTERN = re.compile("a+")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.run.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 from tests import interpreters
 
@@ -73,7 +73,7 @@ def test_tensors_that_print_alike_are_told_apart(kind):
 
 SCRIPT = """
 import sys, torch
-from tdmap.resume.fingerprint import source_parts
+from tdmap.run.fingerprint import source_parts
 from tensordict_lite import TensorDict
 ragged = lambda: torch.nested.nested_tensor([torch.tensor([1.0, 2.0]), torch.tensor([3.0])], layout=torch.jagged)
 for _ in range(int(sys.argv[1])):

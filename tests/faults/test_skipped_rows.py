@@ -17,7 +17,7 @@ from tdmap.data import skipfile
 from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
-from tdmap.resume.status import describe, read_status
+from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import comes_true

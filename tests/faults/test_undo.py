@@ -11,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap.plan import ChunkPlan
-from tdmap.resume.ledger import Ledger
+from tdmap.run.ledger import Ledger
 from tdmap.runtime.undo import Undo
 from tensordict_lite import TensorDict
 

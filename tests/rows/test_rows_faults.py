@@ -17,7 +17,7 @@ from tdmap import tuning
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden, rowfiles
 from tdmap.operations import scatter
-from tdmap.resume import journal, log
+from tdmap.run import journal, log
 from tensordict_lite import TensorDict
 from tests import interpreters
 
@@ -292,8 +292,8 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
             moves.clear()
             patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
-                patch.setattr("tdmap.resume.run.Run.finish", interrupt)
-                patch.setattr("tdmap.resume.log.Log.finish", interrupt)
+                patch.setattr("tdmap.run.run.Run.finish", interrupt)
+                patch.setattr("tdmap.run.log.Log.finish", interrupt)
             if step == "clean":
                 patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
@@ -310,7 +310,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
 def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, tmp_path, monkeypatch):
     data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
     wanted = bits(run(data, tmp_path / "wanted"))
-    monkeypatch.setattr("tdmap.resume.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
+    monkeypatch.setattr("tdmap.run.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
     run(data, out)
     path = out / ".tdmap" / "journal"
     records, (frames, _) = journal.read(path), log._frames(path)
@@ -323,7 +323,7 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
         with open(path, "ab") as file:
             file.write(log.framed(log._DURABLE.pack(b"D", end, 0)))
     boot = journal.boot_number() + 1
-    monkeypatch.setattr("tdmap.resume.journal.boot_number", lambda: boot)
+    monkeypatch.setattr("tdmap.run.journal.boot_number", lambda: boot)
     if name != "map":
         with pytest.raises(ResumeMismatch):
             PUBLISHERS["flat_map" if name == "filter" else "filter"](data, out)

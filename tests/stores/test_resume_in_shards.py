@@ -16,7 +16,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.reducers import Count
-from tdmap.resume.status import read_status
+from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
 
@@ -70,7 +70,7 @@ def left_behind() -> list[str]:
 @pytest.mark.parametrize("name", OPERATIONS)
 @tuning.use(log_seconds=0)
 def test_whoever_is_killed_goes_on(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("tdmap.resume.journal.Helper._start", lambda self: False)
+    monkeypatch.setattr("tdmap.run.journal.Helper._start", lambda self: False)
     wanted = rows_of(call(name, None, rows_per_shard=None, resume=False))
     killed, number = True, 17
     while killed:

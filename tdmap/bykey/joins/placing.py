@@ -29,8 +29,8 @@ from tdmap.data.schema import KeyPath
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.operations.output import Step, shared_columns
 from tdmap.operations.permute import block_rows
+from tdmap.output.output import Step, shared_columns
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect, Preallocated
 from tensordict_lite import TensorDict

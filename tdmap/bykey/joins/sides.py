@@ -23,8 +23,8 @@ from tdmap.job import Source
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
-from tdmap.operations.output import SourceRows
 from tdmap.operations.permute import PlaceRows, run_blocks
+from tdmap.output.output import SourceRows
 from tdmap.reducers.base import Key
 from tdmap.runtime.commits import decide
 from tdmap.stores.widened import as_tensordict, with_room

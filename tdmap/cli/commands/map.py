@@ -145,7 +145,7 @@ def run_resumable(
     import warnings
 
     from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
-    from tdmap.resume.identity import COMMAND
+    from tdmap.run.identity import COMMAND
 
     options, skipped = _collecting(options)
     refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE)

@@ -31,7 +31,7 @@ def status(
     path: PathArgument,
 ) -> None:
     """Show how far a resumable run has come: rows done, rate, errors."""
-    from tdmap.resume.status import describe
+    from tdmap.run.status import describe
 
     end_with_reader()
     found = _status_of(path)
@@ -55,7 +55,7 @@ def resume(
     if trust and redo:
         refuse("--trust and --redo: give one of them")
     from tdmap.memory.hidden import HIDDEN
-    from tdmap.resume.run import REDO, TRUST
+    from tdmap.run.run import REDO, TRUST
 
     found = _status_of(path)
     command = _Command.of(found, path)
@@ -84,7 +84,7 @@ def resume(
 
 
 def _status_of(path: Path) -> Any:
-    from tdmap.resume.status import read_status
+    from tdmap.run.status import read_status
 
     if url_of(path) is not None:
         refuse(

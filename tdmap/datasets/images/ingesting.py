@@ -35,10 +35,10 @@ from tdmap.execution import Execution
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import printable, remove, remove_tree
-from tdmap.operation import operation
 from tdmap.operations.map import map as map_chunks
 from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
+from tdmap.run.operation import operation
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all

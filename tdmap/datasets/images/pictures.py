@@ -18,7 +18,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.process_state import on_host
-from tdmap.resume.fingerprint import source_parts
+from tdmap.run.fingerprint import source_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import decode_json, read_json, read_small

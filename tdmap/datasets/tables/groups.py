@@ -32,11 +32,11 @@ from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import function_name
-from tdmap.operation import worker_options
-from tdmap.operations.output import travels
+from tdmap.output.output import travels
 from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
-from tdmap.resume.call import options_of, parts_of
+from tdmap.run.call import options_of, parts_of
+from tdmap.run.operation import worker_options
 from tensordict_lite import TensorDict
 
 

@@ -16,7 +16,7 @@ from tdmap.datasets.tables.ops import columns_named, given, placed, take
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.execution import Execution
-from tdmap.resume.call import options_of
+from tdmap.run.call import options_of
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

@@ -34,13 +34,13 @@ from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operations.arguments import handler_of, policy_for
-from tdmap.operations.output import create_in, travels
 from tdmap.operations.permute import permute
+from tdmap.output.output import create_in, travels
 from tdmap.plan import make_plan
-from tdmap.resume.call import options_of, parts_of
-from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, policy_for
+from tdmap.run.call import options_of, parts_of
+from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
 from tensordict_lite import TensorDict

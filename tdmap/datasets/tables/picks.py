@@ -18,9 +18,9 @@ from tdmap.datasets.tables.ops import ROW, key_parts, keys_of, take, written
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
-from tdmap.operations.output import shared_columns
+from tdmap.output.output import shared_columns
 from tdmap.reducers import Count
-from tdmap.resume.call import options_of, parts_of
+from tdmap.run.call import options_of, parts_of
 from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 from tensordict_lite import TensorDict

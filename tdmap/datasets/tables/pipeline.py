@@ -17,7 +17,7 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.pipeline import Pipeline
 from tdmap.pipeline.stages import Batch
 from tdmap.process_state import on_host
-from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.run.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 
 SPANS = "__spans__"

@@ -1,4 +1,4 @@
-"""Operations on tables that can be resumed: the jobs of a table's columns as one run (see `tdmap.resume.steps`)."""
+"""Operations on tables that can be resumed: the jobs of a table's columns as one run (see `tdmap.run.steps`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tdmap.data.store import OutputFolder
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged
 from tdmap.datasets.table import Table
-from tdmap.operations.output import Output
-from tdmap.resume.call import parts_of, run_call
+from tdmap.output.output import Output
+from tdmap.run.call import parts_of, run_call
 from tensordict_lite import TensorDict
 
 
@@ -26,7 +26,7 @@ def run_table(
     """Do what an operation on a table does; with `resume`, go on where an earlier session of the same call was.
 
     Args:
-        name, parts, resume: as `tdmap.resume.call.run_call`.
+        name, parts, resume: as `tdmap.run.call.run_call`.
         table: its rows are a part of what the run is known by.
         out: None or a folder.
         work: does it; called with the folder.

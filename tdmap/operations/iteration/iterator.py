@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tdmap.operation import hide_engine
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import on_host
+from tdmap.run.operation import hide_engine
 
 VERSION = 1
 

@@ -17,15 +17,15 @@ from tdmap.functions import Keys, as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.memory.links import Device, open_link, resolve_device
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operation import operation
-from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.operations.habits import called_with
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.operations.iteration.streams import stream_values
-from tdmap.operations.output import travels
+from tdmap.output.output import travels
 from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.operation import operation
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
 from tdmap.seeding import permutation, seed_or_drawn

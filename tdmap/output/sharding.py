@@ -39,8 +39,8 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
-from tdmap.resume.identity import COMMAND, MAP, check_identity, differences, identify, refuse
-from tdmap.resume.resumable import map_to_folder
+from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
+from tdmap.run.resumable import map_to_folder
 from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skipping import DROP

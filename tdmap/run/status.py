@@ -16,15 +16,15 @@ from tdmap.errors import RemoteError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import Holder, Somebody, holder_of
 from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
+from tdmap.output.shards import ROWS
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.ranks.folder import RankFolder
-from tdmap.resume import journal
-from tdmap.resume.identity import IN_PLACE, check_identity, plan_of
-from tdmap.resume.inshards import ROWS
-from tdmap.resume.journal import Type
-from tdmap.resume.log import History
-from tdmap.resume.run import AFTER_CRASH
 from tdmap.rowerrors import RowError
+from tdmap.run import journal
+from tdmap.run.identity import IN_PLACE, check_identity, plan_of
+from tdmap.run.journal import Type
+from tdmap.run.log import History
+from tdmap.run.run import AFTER_CRASH
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.targets import PER_SHARD, RUN
 

@@ -37,7 +37,7 @@ from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, pri
 from tdmap.plan import merge_ranges
 from tdmap.process_state import Owner, close_end, register_end
 from tdmap.process_state import boot_number as boot_number
-from tdmap.resume import syncer
+from tdmap.run import syncer
 from tdmap.tuning import current
 
 MAGIC = b"TDMAPJ01"

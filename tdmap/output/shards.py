@@ -23,8 +23,7 @@ from tdmap.job import Job, Source
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.scratch import temporary_path
-from tdmap.plan import ChunkPlan
-from tdmap.resume.sharding import (
+from tdmap.output.sharding import (
     check_rows_per_shard,
     claimed,
     has_run,
@@ -33,6 +32,7 @@ from tdmap.resume.sharding import (
     replaceable,
     target_of,
 )
+from tdmap.plan import ChunkPlan
 from tdmap.stores.opening import open
 from tdmap.stores.targets import PER_SHARD, LocalTarget
 

@@ -17,13 +17,13 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
+from tdmap.output.shards import Shards
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
-from tdmap.resume.fingerprint import function_parts, source_parts
-from tdmap.resume.identity import STEPWISE, describe_plan, identity_of
-from tdmap.resume.inshards import Shards
-from tdmap.resume.log import STATES, Log, logged, read_states
-from tdmap.resume.values import modules_of
+from tdmap.run.fingerprint import function_parts, source_parts
+from tdmap.run.identity import STEPWISE, describe_plan, identity_of
+from tdmap.run.log import STATES, Log, logged, read_states
+from tdmap.run.values import modules_of
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path

@@ -14,8 +14,8 @@ from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.resume.identity import IN_PLACE, MAP
-from tdmap.resume.run import Resume, Run, can_begin_anew, open_run
+from tdmap.run.identity import IN_PLACE, MAP
+from tdmap.run.run import Resume, Run, can_begin_anew, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file

@@ -14,8 +14,8 @@ from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory.hidden import printable
 from tdmap.plan import ChunkPlan
-from tdmap.resume import journal as journals
-from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.run import journal as journals
+from tdmap.run.fingerprint import function_parts, source_parts
 
 COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
 """How `tdmap resume` can call a run again; set by the command line while it begins one."""

@@ -35,8 +35,8 @@ from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.memory.spill import Spill
+from tdmap.output.shards import Shards
 from tdmap.plan import ChunkPlan
-from tdmap.resume.inshards import Shards
 from tdmap.runtime.commits import LOG
 from tensordict_lite.paths import is_url
 

@@ -53,11 +53,11 @@ from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import Owner
-from tdmap.resume import journal as journals
-from tdmap.resume.identity import COMMAND, check_identity, differences, refuse_other
-from tdmap.resume.syncer import FRAME, LOG_MAGIC
-from tdmap.resume.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.rowerrors import RowError
+from tdmap.run import journal as journals
+from tdmap.run.identity import COMMAND, check_identity, differences, refuse_other
+from tdmap.run.syncer import FRAME, LOG_MAGIC
+from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.runtime.commits import LOG, CommitLog, Ranges
 from tdmap.sinks import Collect, Fold, Preallocated, Sink
 from tdmap.tuning import current

@@ -27,7 +27,7 @@ DURABLE = 3
 
 LOG_MAGIC = b"TDMAPL01"
 FRAME = struct.Struct("<II")
-"""Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.resume.log`)."""
+"""Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.run.log`)."""
 
 BESIDES = ("done", "undo", "skipped", "spill-")
 """Files of these names beside the journal are brought to the disk as well."""

@@ -39,12 +39,12 @@ from tdmap.job import Job
 from tdmap.memory.folderlock import without_strays
 from tdmap.memory.hidden import append_line, exists, lines, remove, remove_tree
 from tdmap.plan import ChunkPlan, subtract_ranges
-from tdmap.resume import journal as journals
-from tdmap.resume.fingerprint import PACKAGE
-from tdmap.resume.identity import COMMAND, IN_PLACE, check_identity, differences, identify, refuse, refuse_other
-from tdmap.resume.journal import Journal
-from tdmap.resume.ledger import Ledger
-from tdmap.resume.log import History
+from tdmap.run import journal as journals
+from tdmap.run.fingerprint import PACKAGE
+from tdmap.run.identity import COMMAND, IN_PLACE, check_identity, differences, identify, refuse, refuse_other
+from tdmap.run.journal import Journal
+from tdmap.run.ledger import Ledger
+from tdmap.run.log import History
 from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.format import REPLACED
 
