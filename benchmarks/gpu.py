@@ -248,7 +248,7 @@ def conjugates(place: Place) -> str:
 @experiment()
 def sparse(place: Place) -> str:
     """Sparse values are prefetched."""
-    from tdmap.operations.iteration.prefetch import prefetch_to_device
+    from tdmap.ops.iteration.prefetch import prefetch_to_device
 
     (found,) = prefetch_to_device([torch.eye(3).to_sparse()], place.device)
     check(torch.equal(found.to_dense().cpu(), torch.eye(3)), "wrong values")

@@ -13,7 +13,6 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
     from tdmap.diagnostics.profiler import Profiler
     from tdmap.diagnostics.progress import ProgressBar
     from tdmap.errors import (
@@ -34,15 +33,21 @@ if TYPE_CHECKING:
     )
     from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
     from tdmap.expressions import Expression, col
-    from tdmap.operations.filter import filter, flat_map
-    from tdmap.operations.iteration.iterator import MapIterator
-    from tdmap.operations.iteration.map_iter import map_iter
-    from tdmap.operations.iteration.prefetch import prefetch_to_device
-    from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
-    from tdmap.operations.map import map
-    from tdmap.operations.reduce import map_reduce, reduce
-    from tdmap.operations.shuffle import shuffle
-    from tdmap.operations.summary import describe, train_test_split
+    from tdmap.ops.distinct import unique, value_counts
+    from tdmap.ops.filter import filter, flat_map
+    from tdmap.ops.group_by import GroupBy, group_by
+    from tdmap.ops.iteration.iterator import MapIterator
+    from tdmap.ops.iteration.map_iter import map_iter
+    from tdmap.ops.iteration.prefetch import prefetch_to_device
+    from tdmap.ops.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
+    from tdmap.ops.join import join
+    from tdmap.ops.map import map
+    from tdmap.ops.reduce import map_reduce, reduce
+    from tdmap.ops.sample import sample
+    from tdmap.ops.shuffle import shuffle
+    from tdmap.ops.sort import sort
+    from tdmap.ops.summary import describe, train_test_split
+    from tdmap.ops.top_k import top_k
     from tdmap.pipeline import Pipeline, PipelineIterator
     from tdmap.plan import ChunkPlan
     from tdmap.ranks import merge_shards
@@ -117,7 +122,6 @@ __all__ = [
 ]
 
 _PLACES = {
-    "tdmap.bykey": "GroupBy group_by join sample sort top_k unique value_counts",
     "tdmap.diagnostics.profiler": "Profiler",
     "tdmap.diagnostics.progress": "ProgressBar",
     "tdmap.errors": (
@@ -126,15 +130,21 @@ _PLACES = {
     ),
     "tdmap.events": "Callback ChunkRetried JobEnded JobStarted LeaseDone RowsSkipped WorkerDied",
     "tdmap.expressions": "Expression col",
-    "tdmap.operations.filter": "filter flat_map",
-    "tdmap.operations.iteration.iterator": "MapIterator",
-    "tdmap.operations.iteration.map_iter": "map_iter",
-    "tdmap.operations.iteration.prefetch": "prefetch_to_device",
-    "tdmap.operations.iteration.samplers": "BalancedSampler MixedSampler WeightedSampler",
-    "tdmap.operations.map": "map",
-    "tdmap.operations.reduce": "map_reduce reduce",
-    "tdmap.operations.shuffle": "shuffle",
-    "tdmap.operations.summary": "describe train_test_split",
+    "tdmap.ops.distinct": "unique value_counts",
+    "tdmap.ops.filter": "filter flat_map",
+    "tdmap.ops.group_by": "GroupBy group_by",
+    "tdmap.ops.iteration.iterator": "MapIterator",
+    "tdmap.ops.iteration.map_iter": "map_iter",
+    "tdmap.ops.iteration.prefetch": "prefetch_to_device",
+    "tdmap.ops.iteration.samplers": "BalancedSampler MixedSampler WeightedSampler",
+    "tdmap.ops.join": "join",
+    "tdmap.ops.map": "map",
+    "tdmap.ops.reduce": "map_reduce reduce",
+    "tdmap.ops.sample": "sample",
+    "tdmap.ops.shuffle": "shuffle",
+    "tdmap.ops.sort": "sort",
+    "tdmap.ops.summary": "describe train_test_split",
+    "tdmap.ops.top_k": "top_k",
     "tdmap.pipeline": "Pipeline PipelineIterator",
     "tdmap.plan": "ChunkPlan",
     "tdmap.ranks": "merge_shards",

@@ -28,7 +28,7 @@ import torch
 from tdmap.cli.app import main
 from tdmap.memory.resources import cgroup_quota, system_memory, usable_cores
 from tdmap.memory.scratch import temporary_folder
-from tdmap.operations.map import map
+from tdmap.ops.map import map
 from tdmap.runtime.workers.launch import default_method, start_methods
 from tdmap.runtime.workers.pool import WorkerPool
 from tensordict_lite import TensorDict

@@ -34,7 +34,7 @@ def is_users_own(module: str | None) -> bool:
     included), and modules that were made without a file.
 
     Example:
-        >>> is_users_own("__main__"), is_users_own("torch"), is_users_own("json"), is_users_own("tdmap.operations.map")
+        >>> is_users_own("__main__"), is_users_own("torch"), is_users_own("json"), is_users_own("tdmap.ops.map")
         (True, False, False, False)
     """
     if module is None:

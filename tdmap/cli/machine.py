@@ -112,7 +112,7 @@ CHUNKS = 20_000
 
 
 def _timed_map(rows: int, pool: Any = None) -> float:
-    from tdmap.operations.map import map
+    from tdmap.ops.map import map
 
     data = torch.zeros(rows)
     began = time.perf_counter()

@@ -36,8 +36,8 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.operations.append import Piece, SpillRows, run_spilled, spill_of
-from tdmap.operations.append import Pieces as AppendPieces
+from tdmap.output.append import Piece, SpillRows, run_spilled, spill_of
+from tdmap.output.append import Pieces as AppendPieces
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError

@@ -18,7 +18,7 @@ from tdmap.job import Job, Policy, Source
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Place, Places
 from tdmap.memory.spill import Extent, Spill
-from tdmap.operations.append import copy_bytes
+from tdmap.output.append import copy_bytes
 from tdmap.output.output import Step
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect

@@ -21,7 +21,7 @@ from tdmap.execution import Execution
 from tdmap.functions import require_function, user_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operations.map import map as map_chunks
+from tdmap.ops.map import map as map_chunks
 from tdmap.output.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError

@@ -22,7 +22,7 @@ from tdmap.datasets.gathering import offsets_of
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import replace_file
 from tdmap.memory.spill import Spill
-from tdmap.operations.append import Piece, SpillRows
+from tdmap.output.append import Piece, SpillRows
 from tdmap.output.output import create_anew
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.plan import Plan, plan_for

@@ -22,7 +22,7 @@ from tdmap.datasets.table import Table
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.memory.scratch import temporary_folder
-from tdmap.operations.map import map as map_chunks
+from tdmap.ops.map import map as map_chunks
 from tdmap.output.output import travels
 from tdmap.run.fingerprint import function_parts
 from tdmap.run.operation import operation

@@ -10,7 +10,7 @@ import torch
 
 from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
-from tdmap.operations.iteration.prefetch import prefetch_over
+from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.pipeline.pieces import State, Stream, next_of_round
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes

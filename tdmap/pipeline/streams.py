@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tdmap.data.trees import FreshResults
-from tdmap.operations.iteration.streams import stream_values
+from tdmap.ops.iteration.streams import stream_values
 from tdmap.pipeline.pieces import (
     BatchStream,
     BufferStream,

@@ -17,9 +17,8 @@ from tdmap.diagnostics.progress import StageBars
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.spill import Spill
-from tdmap.operations.append import Pieces, SpillRows, append_rows, each_result, place_pieces
-from tdmap.operations.habits import ANY, plain_rows
-from tdmap.operations.reduce import FoldChunk
+from tdmap.ops.reduce import FoldChunk
+from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
 from tdmap.output.output import Output, spill_folder
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
@@ -29,6 +28,7 @@ from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.work import apply_stage
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
+from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.arguments import policy_for
 from tdmap.run.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated

@@ -13,8 +13,8 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.bykey import aggregates, reducing
-from tdmap.bykey.order import order_of_numbers
+from tdmap.keys import aggregates, reducing
+from tdmap.keys.order import order_of_numbers
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, Reducer, Sum, Var
 from tensordict_lite import TensorDict
 

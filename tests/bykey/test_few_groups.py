@@ -11,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.bykey import slots
+from tdmap.keys import slots
 from tdmap.reducers import Count, Max, Mean, Min, MinMax, Std, Sum, Var
 from tensordict_lite import TensorDict
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tdmap
 from tdmap import tuning
-from tdmap.bykey import Grouped
+from tdmap.keys import Grouped
 from tdmap.reducers import (
     Checksum,
     Count,

@@ -11,8 +11,8 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.bykey import joining
-from tdmap.bykey.joins import lookup
+from tdmap.keys.joins import lookup
+from tdmap.ops import join as joining
 from tensordict_lite import TensorDict
 
 KEYS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tdmap
 from tdmap import tuning
-from tdmap.operations import permute
+from tdmap.output import permute
 from tensordict_lite import TensorDict
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdmap.bykey.codec import KeyCodec, KeyColumn
-from tdmap.bykey.order import group_starts, is_sorted, search, stable_order
-from tdmap.bykey.splits import Splits
+from tdmap.keys.codec import KeyCodec, KeyColumn
+from tdmap.keys.order import group_starts, is_sorted, search, stable_order
+from tdmap.keys.splits import Splits
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

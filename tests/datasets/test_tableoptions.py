@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import GroupBy
+from tdmap import GroupBy
 from tdmap.datasets import Jagged, Table, jaggedmap
 from tdmap.datasets.tables import joining, ops, picks
 from tdmap.datasets.tables.groups import TableGroups

@@ -12,7 +12,7 @@ from tdmap.data.kinds import Data
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory.links import CudaLink
-from tdmap.operations.iteration.prefetch import prefetch_over
+from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.device import DeviceBuffer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdmap.data.reader import Reader
-from tdmap.operations.iteration.prefetch import prefetch_over, send
+from tdmap.ops.iteration.prefetch import prefetch_over, send
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import ondevice
 from tests.device.fakelink import POISON, FakeLink, launch

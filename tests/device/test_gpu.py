@@ -12,7 +12,7 @@ import torch
 import tdmap
 from tdmap.memory.links import CudaLink
 from tdmap.memory.shm import anonymous_file, map_path
-from tdmap.operations.iteration.prefetch import prefetch_to_device
+from tdmap.ops.iteration.prefetch import prefetch_to_device
 from tdmap.runtime.wire.lending import can_lend
 from tensordict_lite import TensorDict, tensorclass
 from tensordict_lite.memmap.disk.mapping import release

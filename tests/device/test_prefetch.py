@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tdmap.memory import links as device_module
-from tdmap.operations.iteration.prefetch import prefetch_over, prefetch_to_device
+from tdmap.ops.iteration.prefetch import prefetch_over, prefetch_to_device
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
 from tests.device.fakelink import FakeLink
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey.reducing import CutChunk
-from tdmap.operations.reduce import FoldChunk
+from tdmap.keys.reducing import CutChunk
+from tdmap.ops.reduce import FoldChunk
 from tdmap.reducers import Sum
 from tdmap.runtime.wire.packing import Packer, unpack
 from tensordict_lite import TensorDict

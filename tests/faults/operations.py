@@ -11,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap.execution import Execution
-from tdmap.operations.permute import permute
+from tdmap.output.permute import permute
 from tdmap.reducers import Count, Mean, Reducer
 from tensordict_lite import TensorDict
 

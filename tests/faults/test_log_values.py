@@ -347,7 +347,7 @@ def test_modules_of_what_an_operation_puts_around_a_function():
     import functools
     import json
 
-    from tdmap.operations.reduce import FoldChunk
+    from tdmap.ops.reduce import FoldChunk
     from tdmap.reducers.base import Associative, Several
 
     assert modules_of(FoldChunk(Several({"a": Handle()}), functools.partial(json.dumps, indent=1))) == {

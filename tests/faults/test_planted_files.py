@@ -23,7 +23,7 @@ from tdmap.cli import app
 from tdmap.data.store import OutputFolder
 from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
-from tdmap.operations.append import Piece, pack_pieces
+from tdmap.output.append import Piece, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
 from tdmap.run import journal, log
 from tdmap.run.status import describe, read_status

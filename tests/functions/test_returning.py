@@ -16,8 +16,8 @@ import tdmap
 from tdmap.datasets import Table
 from tdmap.errors import OutputMismatch
 from tdmap.functions import as_function, modules_of, moved
-from tdmap.operations.habits import with_habits
 from tdmap.plan import make_plan
+from tdmap.run.adapters import adapted
 from tensordict_lite import TensorDict
 
 ROWS = 12
@@ -98,7 +98,7 @@ def test_dicts_that_are_no_rows_are_told() -> None:
 def test_a_module_that_returns_dicts_is_still_one() -> None:
     """Its parameters are looked at, and go to the device, through all that lies around it."""
     module = torch.nn.Linear(2, 2)
-    called: Any = with_habits(as_function(module), make_plan(4, chunksize=2), with_indices=True)
+    called: Any = adapted(as_function(module), make_plan(4, chunksize=2), with_indices=True)
     assert list(modules_of(called)) == [module]
     there: Any = moved(called, torch.device("meta"), own=False)
     assert there is not called and there.fn.fn is not called.fn.fn and module.weight.device.type == "cpu"

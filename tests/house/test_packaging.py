@@ -104,10 +104,10 @@ def test_importing_the_engine_adds_few_megabytes_and_no_package_of_others() -> N
 def test_names_are_imported_when_they_are_asked_for() -> None:
     code = (
         "import sys, tdmap\n"
-        "print(*[name for name in ('torch', 'tdmap.operations') if name in sys.modules])\n"
+        "print(*[name for name in ('torch', 'tdmap.ops') if name in sys.modules])\n"
         "offered = {name for name in dir(tdmap) if not name.startswith('_')}\n"
         "print(*[name for name in tdmap.__all__ if name not in offered or getattr(tdmap, name, None) is None])\n"
-        "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.bykey.sort, tdmap.datasets.__name__)\n"
+        "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.ops.sort.sort, tdmap.datasets.__name__)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert ran.stdout.splitlines() == ["", "", "False True tdmap.datasets"]

@@ -11,7 +11,7 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.operations.append import append_rows
+from tdmap.output.append import append_rows
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 
@@ -199,7 +199,7 @@ def test_pieces_larger_than_a_task_are_cut(tmp_path):
 
 
 def test_copies_without_help_of_the_kernel(monkeypatch):
-    monkeypatch.setattr("tdmap.operations.append._copies_in_kernel", False)
+    monkeypatch.setattr("tdmap.output.append._copies_in_kernel", False)
     data = make()
     assert bits(tdmap.flat_map(data, repeat, num_workers=0, chunksize=7)) == bits(wanted_rows(data, 7))
 

@@ -18,8 +18,8 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.operations import scatter
-from tdmap.operations.permute import choose_method, permute
+from tdmap.output import scatter
+from tdmap.output.permute import choose_method, permute
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 

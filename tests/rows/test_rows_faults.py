@@ -16,7 +16,7 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden, rowfiles
-from tdmap.operations import scatter
+from tdmap.output import scatter
 from tdmap.run import journal, log
 from tensordict_lite import TensorDict
 from tests import interpreters

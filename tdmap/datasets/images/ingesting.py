@@ -35,8 +35,8 @@ from tdmap.execution import Execution
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import printable, remove, remove_tree
-from tdmap.operations.map import map as map_chunks
-from tdmap.operations.permute import permute
+from tdmap.ops.map import map as map_chunks
+from tdmap.output.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.run.operation import operation
 from tensordict_lite import TensorDict

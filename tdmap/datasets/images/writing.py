@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdmap.datasets.extras import opened
 from tdmap.datasets.images.pixels import pillow
-from tdmap.operations.map import map as map_chunks
+from tdmap.ops.map import map as map_chunks
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

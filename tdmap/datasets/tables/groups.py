@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.bykey import group_by
-from tdmap.bykey.named_aggregates import parse
 from tdmap.data.kinds import is_opened_by_row
 from tdmap.data.store import destination
 from tdmap.datasets.extras import no_column
@@ -32,6 +30,8 @@ from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import function_name
+from tdmap.keys.named_aggregates import parse
+from tdmap.ops.group_by import group_by
 from tdmap.output.output import travels
 from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
@@ -119,7 +119,7 @@ class TableGroups:
         """One row for each key, in their order: the key columns, and an entry for each reducer.
 
         Args:
-            reducers, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.reduce`. Reducers are of columns of
+            reducers, out, overwrite, resume, **options: as `tdmap.GroupBy.reduce`. Reducers are of columns of
                 tensors.
         """
         place = destination(out, overwrite)
@@ -152,7 +152,7 @@ class TableGroups:
         """One row for each key, of statistics that are called by their names.
 
         Args:
-            spec, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors;
+            spec, out, overwrite, resume, **options: as `tdmap.GroupBy.agg`. Statistics are of columns of tensors;
                 `"count"` and `"nunique"` of text, too.
 
         Example:
@@ -197,7 +197,7 @@ class TableGroups:
 
         Args:
             key: the column, of numbers or of text.
-            k, largest, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.top_k`.
+            k, largest, out, overwrite, resume, **options: as `tdmap.GroupBy.top_k`.
         """
         place = destination(out, overwrite)
 
@@ -223,7 +223,7 @@ class TableGroups:
         Args:
             fn: returns rows, or one row: a TensorDict, a dict of columns, or a table without lists.
             out: folder for the result, which takes no columns of bytes; None for memory.
-            overwrite, resume, **options: as `tdmap.bykey.GroupBy.map_groups`.
+            overwrite, resume, **options: as `tdmap.GroupBy.map_groups`.
 
         Returns:
             The rows, sorted by key; with `rows_per_shard=`, or a URL, the dataset that `tdmap.open` opens there.

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
 from tdmap.data.join import called_with_none
 from tdmap.data.kinds import signed_view
@@ -34,8 +33,9 @@ from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operations.permute import permute
+from tdmap.ops.sort import sort
 from tdmap.output.output import create_in, travels
+from tdmap.output.permute import permute
 from tdmap.plan import make_plan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import handler_of, policy_for

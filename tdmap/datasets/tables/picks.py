@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.bykey.sampling import sample
-from tdmap.bykey.top import top_k
 from tdmap.data.store import destination
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import save_jagged
@@ -18,6 +16,8 @@ from tdmap.datasets.tables.ops import ROW, key_parts, keys_of, take, written
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
+from tdmap.ops.sample import sample
+from tdmap.ops.top_k import top_k
 from tdmap.output.output import shared_columns
 from tdmap.reducers import Count
 from tdmap.run.call import options_of, parts_of

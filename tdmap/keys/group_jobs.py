@@ -1,0 +1,219 @@
+"""The jobs behind the methods of groups: chunks are cut by ranges of keys, and answers made of each range."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
+from tdmap.data.entries import require_entry, select
+from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row
+from tdmap.data.objects import entry_at
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema, take_apart
+from tdmap.errors import add_note
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.keys.aggregates import Grouped
+from tdmap.keys.mapping import MapPartition
+from tdmap.keys.prepare import KeyedData, count_partitions, light, plan_rows, quick
+from tdmap.keys.reducing import (
+    CutChunk,
+    ReducePartition,
+    answer_of,
+    empty_answer,
+    fold_kept,
+    key_entries,
+    one_row,
+    try_forms,
+)
+from tdmap.keys.slots import FEW, KeyTable, distinct
+from tdmap.keys.spilling import Kept, Partitions, write_run
+from tdmap.keys.splits import Splits
+from tdmap.memory.spill import Spill
+from tdmap.output.append import Pieces, SpillRows
+from tdmap.output.output import Output
+from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import Key
+from tdmap.sinks import Collect
+from tdmap.stores.sharded import entry_names
+from tensordict_lite import is_non_tensor
+
+
+def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] | None:
+    """The entries that reducers read; None for all of them."""
+    data = keyed.data
+    if isinstance(data, Tensor):
+        return None
+    names: list[Key] = []
+    for name, form in forms.items():
+        if form.key is not None:
+            require_entry(data, form.key, f"the entry of the reducer {name!r}")
+            if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
+                raise TypeError(
+                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
+                    "tensors: use map_groups(fn), or make it a part of the key."
+                )
+            names.append(form.key)
+        elif form.reads_rows:
+            return None
+    return tuple(dict.fromkeys(names))
+
+
+class Reduction:
+    """One call of `reduce`."""
+
+    def __init__(
+        self,
+        keyed: KeyedData,
+        forms: dict[str, Grouped],
+        payload: tuple[Key, ...] | None,
+        execution: Execution,
+        policy: Policy,
+    ) -> None:
+        self.keyed = keyed
+        self.forms = forms
+        self.payload = payload
+        self.execution = execution
+        self.policy = policy
+
+    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces | Data, Callable[[], Schema]]:
+        """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
+        keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.execution.tuning
+        source = _source(keyed, self.payload)
+        rows = narrow(select(source, self.payload), 0, 0, min(int(source.shape[0]), 1))
+        row = one_row(rows)
+        trial = try_forms(forms, row)
+        plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), chunksize)
+
+        def empty() -> Schema:
+            return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)))).schema
+
+        if not plan.length:
+            return Pieces(), empty
+        one_by_one = any(form.objects for form in forms.values())
+        seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
+        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= tuning.unseen_share
+        share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
+        combine = share <= tuning.combine_share and not one_by_one
+        shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
+        rows_left = plan.length
+        if combine:  # keys that repeat within a chunk, in one chunk and all over the data
+            rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
+        row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
+        splits = keyed.splits(count_partitions(self.execution, rows_left * row_bytes))
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
+        widths = [len(state) for state in trial] if combine else None
+        if combine:
+            cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
+            kept_bytes = tuning.kept_bytes
+            cut.most = kept_bytes // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= kept_bytes else 0
+        runs = _run_cut(source, plan, cut, self.execution, self.policy)
+        kept = [run for run in runs if isinstance(run, Kept)]
+        if widths is not None and kept:
+            if len(kept) == sum(run is not None for run in runs):
+                words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
+                keys = key_entries(keyed.names, codec, words)
+                return answer_of(keys, forms, states, len(words[0])), empty
+            # The sample has not told it all: some chunks had too many keys.
+            for number, run in enumerate(runs):
+                if isinstance(run, Kept):
+                    runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
+        partitions = Partitions(spill, runs, codec.num_words, shapes)
+        reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes)
+        crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
+        return _each_partition(splits, reduce, spill, crew, self.policy), empty
+
+
+def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
+    """What chunks are cut from: the entries that matter, as far as that is known."""
+    data = keyed.data
+    spec = keyed.reader.spec
+    if payload is not None and spec.fn is None:
+        return select(data, [*spec.names, *(name for name in payload if name not in spec.names)])
+    rows = data
+    if is_opened_by_row(data):
+        rows = narrow(data, 0, 0, min(int(data.shape[0]), 1))
+        data = data.select(*entry_names(rows))  # the entries of all folders in one order
+    if payload is None and not is_columnar(rows):
+        raise TypeError(
+            "a reducer that is not ready-made reads whole rows, and these are not all tensors of one length: "
+            "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
+        )
+    return data
+
+
+def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution, policy: Policy) -> list[Any]:
+    forms = (cut.forms or {}).values()
+    ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
+    # Code of somebody else's runs in workers, which may die of it.
+    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
+    choose = quick if cut.table is not None and cut.most else light  # what is sorted and written takes longer
+    crew = choose(execution, 0 if plan.num_chunks == 1 else nbytes)
+    if not cut.most or execution.is_foreign:  # whose workers may go on when the folder has been deleted
+        cut.spill.make()
+    runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
+    return runs
+
+
+def _each_partition(
+    splits: Splits,
+    fn: Callable[..., Any],
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    output: Output | None = None,
+) -> Pieces:
+    pieces = Pieces(output)
+    numbers = torch.arange(splits.count)
+    try:
+        execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
+    except Exception as error:
+        add_note(error, f"this job's rows are the {splits.count} ranges of keys, not the rows of the dataset")
+        raise
+    return pieces
+
+
+# -- map_groups --------------------------------------------------------------------------------------
+
+
+def map_each_group(
+    keyed: KeyedData,
+    data: Data,
+    fn: Callable[[Any], Any],
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    chunksize: int | None,
+    output: Output,
+) -> tuple[Pieces, Callable[[], Schema] | None]:
+    """What a function returns for the groups, as pieces in files, and what it looks like where there are no rows."""
+    length = int(data.shape[0])
+    if not length:
+        return Pieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
+    whole = is_columnar(data)
+    row_bytes = data_row_bytes(data, length)
+    nbytes = length * row_bytes
+    source = keyed.data
+    if not whole and is_opened_by_row(source) and keyed.reader.spec.fn is None:
+        source = select(source, keyed.reader.spec.names)
+        row_bytes = data_row_bytes(source, length)
+    plan = plan_rows(length, row_bytes, chunksize)
+    # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
+    heap_bytes = execution.tuning.heap_bytes
+    parts = count_partitions(execution, nbytes, at_least=64)
+    splits = keyed.splits(parts, alone=min(heap_bytes / max(nbytes, 1), 1.0))
+    # The rows themselves are the user's, without the numbers of strings.
+    payload = None if keyed.data is data else tuple(data.keys())
+    cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
+    runs = _run_cut(source, plan, cut, execution, policy)
+    example = schema_of(data) if whole else None
+    shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
+    partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
+    rows = example if whole else data
+    work = MapPartition(fn, keyed.codec, keyed.labels, partitions, rows, whole, heap_bytes)
+    return _each_partition(splits, work, spill, execution, policy, output), None

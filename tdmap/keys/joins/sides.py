@@ -1,0 +1,295 @@
+"""Both sides of a join: keys that compare, and the names that entries have in the result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tdmap.data import kinds
+from tdmap.data.columns import is_columnar
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
+from tdmap.data.reader import narrow
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.job import Source
+from tdmap.keys.codec import KeyCodec
+from tdmap.keys.keys import KeySpec
+from tdmap.keys.prepare import KeyedData, light
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.shm import Arena
+from tdmap.memory.spill import Spill
+from tdmap.output.output import SourceRows
+from tdmap.output.permute import PlaceRows, run_blocks
+from tdmap.reducers.base import Key
+from tdmap.runtime.commits import decide
+from tdmap.stores.widened import as_tensordict, with_room
+from tensordict_lite import TensorDict, is_non_tensor
+
+On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
+
+_WIDTHS = {
+    torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64,
+    torch.int8: -8, torch.int16: -16, torch.int32: -32, torch.int64: -64,
+}  # fmt: skip
+"""Bits of integers; negative with a sign."""
+
+
+def keys_of(on: On | None, left_on: Any, right_on: Any) -> tuple[KeySpec, KeySpec]:
+    """The keys of both sides.
+
+    Raises:
+        TypeError: none of the options, too many of them, or something that is no entry.
+        ValueError: not as many keys on both sides.
+    """
+    if (on is None) is (left_on is None and right_on is None) or (left_on is None) is not (right_on is None):
+        raise TypeError(
+            "join needs on=, entries that both datasets have, or both left_on= and right_on=: got "
+            f"on={on!r}, left_on={left_on!r}, right_on={right_on!r}."
+        )
+    if any(callable(one) for one in (on, left_on, right_on)):
+        raise TypeError("join takes entries for keys, not a function: map the function first, and join on its result.")
+    if isinstance(on, Mapping):
+        return KeySpec.of(list(on), "join"), KeySpec.of(list(on.values()), "join")
+    if on is not None:
+        spec = KeySpec.of(on, "join")
+        return spec, spec
+    ours, theirs = KeySpec.of(left_on, "join"), KeySpec.of(right_on, "join")
+    if len(ours.names) != len(theirs.names):
+        raise ValueError(f"join: left_on has {len(ours.names)} keys and right_on {len(theirs.names)}: pair them up.")
+    return ours, theirs
+
+
+def common_integer(one: torch.dtype, other: torch.dtype) -> torch.dtype | None:
+    """The dtype that holds integers of both; None where there is none, or one is no integer.
+
+    Example:
+        >>> common_integer(torch.int32, torch.int64), common_integer(torch.uint64, torch.int8)
+        (torch.int64, None)
+    """
+    if one is other:
+        return one
+    bits = [_WIDTHS.get(dtype) for dtype in (one, other)]
+    if None in bits:
+        return None
+    if all(bit > 0 for bit in bits if bit is not None):
+        return max((one, other), key=lambda dtype: _WIDTHS[dtype])
+    return None if torch.uint64 in (one, other) else torch.int64
+
+
+def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]:
+    """Both sides with words that mean the same.
+
+    Raises:
+        TypeError: the dtypes of keys differ.
+    """
+    pairs = zip(left.codec.columns, right.codec.columns, left.labels, right.labels)
+    commons = []
+    for index, (one, other, ours, theirs) in enumerate(pairs):
+        kinds = [
+            "strings" if labels is not None else f"{str(column.dtype).removeprefix('torch.')} {list(column.shape)}"
+            for column, labels in ((one, ours), (other, theirs))
+        ]
+        common: torch.dtype | None = None
+        if one.dtype is other.dtype and one.pieces == other.pieces:
+            common = one.dtype
+        elif one.shape == other.shape == ():
+            common = common_integer(one.dtype, other.dtype)
+        if common is None or (ours is None) is not (theirs is None):
+            raise TypeError(
+                f"join: the key {left.names[index]!r} of the first dataset is {kinds[0]}, and "
+                f"{right.names[index]!r} of the second one is {kinds[1]}: they must be of one kind. Convert one."
+            )
+        commons.append(common)
+        if ours is not None and theirs is not None:
+            known = {value: number for number, value in enumerate(sorted({*ours, *theirs}))}
+            left, right = _renumbered(left, index, ours, known), _renumbered(right, index, theirs, known)
+    left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
+    # Ranges of keys are cut by the sample, which had the old numbers.
+    return left, right if all(label is None for label in right.labels) else replace(right, sample=right.resampled())
+
+
+def _renumbered(keyed: KeyedData, index: int, labels: list[str], known: dict[str, int]) -> KeyedData:
+    """A side whose strings have other numbers."""
+    name = keyed.reader.spec.names[index]
+    column = keyed.data.get(name)
+    if not len(column):
+        return keyed
+    numbers = torch.tensor([known[label] for label in labels], dtype=torch.int64)[column]
+    if is_opened_by_row(keyed.data):  # the column is a copy
+        return replace(keyed, data=keyed.data.with_columns(TensorDict({name: numbers}, [len(numbers)])))
+    if is_dense(keyed.data):
+        column.copy_(numbers)  # what workers map already
+        return keyed
+    wider = with_room(keyed.data)  # the column was put together from the members of a lazy stack
+    wider.set(name, numbers)
+    return replace(keyed, data=wider)
+
+
+def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:
+    """Keys that are read as integers of other dtypes."""
+    columns = keyed.codec.columns
+    if all(column.dtype is dtype for column, dtype in zip(columns, dtypes)):
+        return keyed
+    codec = KeyCodec(tuple(replace(column, dtype=dtype) for column, dtype in zip(columns, dtypes)))
+    spec = replace(keyed.reader.spec, casts=dtypes)
+    wider = replace(keyed, reader=replace(keyed.reader, spec=spec, codec=codec))
+    return replace(wider, sample=wider.resampled())
+
+
+class Names(NamedTuple):
+    """Both datasets with the names of the result."""
+
+    left: TensorDict
+    """The first one."""
+    right: TensorDict
+    """The second one without its keys."""
+    mine: dict[str, str]
+    """What entries of the first one are called in the result."""
+    theirs: dict[str, str]
+    """And those of the second one."""
+
+    @property
+    def sides(self) -> tuple[TensorDict, TensorDict]:
+        """Both of them."""
+        return self.left, self.right
+
+
+def renamed(
+    a: Data, b: Data, spec: KeySpec, suffixes: tuple[str, str], ours: KeySpec, gaps: tuple[bool, bool]
+) -> Names:
+    """Both datasets under the names that they have in the result.
+
+    Args:
+        a, b: the datasets.
+        spec: the keys of the second one, which are left out.
+        suffixes: for names that both have.
+        ours: the keys of the first one, which keep their names.
+        gaps: whether rows without a partner leave gaps in the entries of the first, and of the second dataset.
+
+    Raises:
+        ValueError: a name is taken even with the suffix, or nobody knows what stands in a gap.
+    """
+    rest = TensorDict({key: _entry(b, key, "second") for key in b.keys()}, b.shape[:1])
+    for name in spec.names:
+        rest = rest.exclude(name)
+    names: list[str] = [name for name in rest.keys() if _has_entries(rest.get(name))]
+    kept = {name if isinstance(name, str) else name[0] for name in ours.names}
+    both = set(a.keys()) & set(names)
+    mine = {name: name + suffixes[0] if name in both - kept else name for name in a.keys()}
+    theirs = {name: name + suffixes[1] if name in both else name for name in names}
+    taken = [*mine.values(), *theirs.values()]
+    for name in names:
+        if taken.count(theirs[name]) > 1:
+            raise ValueError(
+                f"join: both datasets have an entry {name!r}, and there is an entry {theirs[name]!r} too: pass another "
+                "suffix= (and not an empty one), or suffixes=, or rename one of them."
+            )
+    left = TensorDict({new: _filled(a, name, gaps[0], "first") for name, new in mine.items()}, a.shape[:1])
+    right = TensorDict({new: _filled(rest, name, gaps[1], "second") for name, new in theirs.items()}, b.shape[:1])
+    return Names(left, right, mine, theirs)
+
+
+LOADED_SHARE = 1 / 8
+"""Of the available memory, that columns of a dataset of several folders may take."""
+
+
+def read_by_chunk(data: Data) -> TensorDict | None:
+    """What stands for a dataset of several folders whose rows come with the chunks of a job.
+
+    None for other datasets, and where entries are neither tensors nor objects by row.
+    """
+    if not is_opened_by_row(data) or not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
+        return None
+    return data.outline()  # type: ignore[no-any-return]
+
+
+def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
+    """A dataset of several folders with columns of which any row can be had: in shared memory, or in files when large.
+
+    Args:
+        data: any dataset; others are returned as they are.
+        spill: folder for files of as many bytes.
+        execution: who copies them.
+    """
+    if not is_opened_by_row(data):
+        return data
+    if not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
+        return as_tensordict(data.contiguous())
+    source = SourceRows(data)
+    rows, schema = len(data), source.schema
+    nbytes = rows * sum(schema.row_bytes)
+    large = decide("in one piece", lambda: int(nbytes > LOADED_SHARE * execution.available_memory()))
+    if large:
+        spill.make()
+    arena, numbers = Arena(), itertools.count()
+
+    def allocate(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        nbytes = shape.numel() * dtype.itemsize
+        if not large or not nbytes:
+            return arena.empty(dtype, shape)
+        return spill.mapped(f"side-{next(numbers)}", nbytes).view(dtype).view(shape)
+
+    made = schema.build(rows, allocate, source.objects_at(slice(None)))
+    places = Places.of(schema.tensors_of(made))
+    assert places is not None
+    run_blocks(Source(data), PlaceRows(places, schema), schema.row_bytes, light(execution, nbytes))
+    return as_tensordict(made)
+
+
+def _has_entries(value: Any) -> bool:
+    """Whether there is anything but a key in an entry."""
+    return isinstance(value, Tensor) or bool(len(list(value.keys()))) or bool(getattr(value, "_is_non_tensor", False))
+
+
+def _entry(data: Data, name: str, which: str) -> Any:
+    """A column of the first or the second dataset."""
+    try:
+        return data.get(name)
+    except RuntimeError:
+        if not kinds.has_members(data):
+            raise
+        raise OutputMismatch(
+            f"join: rows of one dataset look alike, and those of the entry {name!r} of the {which} dataset differ in "
+            "shape: leave it out with exclude(), or pad it first."
+        ) from None
+
+
+def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
+    value = _entry(data, name, which)
+    if not gaps:
+        return value
+    value = _dense(value)
+    if not (is_columnar(value) or _is_by_row(value)):
+        raise ValueError(
+            f"join: rows without a partner have zeros, and of the entry {name!r} of the {which} dataset, whose rows "
+            "differ in shape, nobody knows what zeros look like: leave it out with exclude(), or use how='inner'."
+        )
+    return value
+
+
+def _dense(value: Data) -> Data:
+    """Lazy stacks as columns, also nested ones, where members look alike; anything else as it is."""
+    if isinstance(value, Tensor) or is_columnar(value):
+        return value
+    if not is_dense(value):
+        try:
+            found = value.contiguous()
+        except (RuntimeError, ValueError, KeyError):  # members that do not look alike
+            return value
+        if not is_dense(found):
+            return value
+        value = found
+    source = {key: _dense(entry) for key, entry in kinds.entries_of(value).items()}
+    return with_entries(value, source)
+
+
+def _is_by_row(value: Data) -> bool:
+    """Whether an entry consists of tensors and of objects by row."""
+    if is_non_tensor(value):
+        return True
+    return is_columnar(value) or (is_dense(value) and all(map(_is_by_row, kinds.entries_of(value).values())))

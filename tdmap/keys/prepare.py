@@ -1,0 +1,281 @@
+"""What every operation by key begins with: the key is found, a sample is read, and the work is cut."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.data.entries import select
+from tdmap.data.kinds import Data, data_row_bytes, instead_of_data, is_data, is_opened_by_row, tensors_of
+from tdmap.data.reader import narrow
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source, require_rows_apart
+from tdmap.keys.codec import KeyCodec
+from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
+from tdmap.keys.order import Words, group_starts, stable_order
+from tdmap.keys.splits import Splits
+from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.shm import anonymous_tensor
+from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import Key
+from tdmap.sinks import Collect
+from tdmap.stores.widened import with_room
+from tensordict_lite import TensorDict
+
+CHUNK_ROWS = 1 << 18
+"""Rows of a chunk: sorting so many stays in the second-level cache."""
+
+LARGE_CHUNK_ROWS = 1 << 20
+"""Of a dataset with so many rows that its runs would be cut into small pieces."""
+
+CHUNK_BYTES = 32 << 20
+"""Bytes of a chunk, at most."""
+
+MANY_PARTITIONS = 256
+"""From here on partitions grow,"""
+
+LARGE_PARTITION_BYTES = 64 << 20
+"""up to so many bytes."""
+
+QUICK_BYTES = 32 << 20
+"""Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
+
+SAMPLE_RUNS, SAMPLE_RUN = 256, 64
+"""Rows that are sampled: so many runs of so many."""
+
+PART_ROWS = 1 << 16
+"""Rows of a chunk that are sorted to find how many keys it has."""
+
+SAMPLE_BYTES = 32 << 20
+"""And the bytes of them, at most, where a function needs whole rows."""
+
+
+def require_rows(data: Data, what: str) -> None:
+    """Raise TypeError unless `data` has rows, which can be had one by one."""
+    if not is_data(data) or not len(data.shape):
+        found = f"one of shape {tuple(data.shape)}." if is_data(data) else instead_of_data(data)
+        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}")
+    require_rows_apart(data)
+
+
+def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> ChunkPlan:
+    """Large chunks, of bounded bytes; a function of the data alone.
+
+    Raises:
+        ValueError: `chunksize` is out of range.
+    """
+    if chunksize is not None:
+        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+            raise ValueError(f"chunksize must be an integer of at least 1: got {chunksize!r}.")
+        return ChunkPlan(length, chunksize)
+    most = LARGE_CHUNK_ROWS if length >= 64 * LARGE_CHUNK_ROWS else CHUNK_ROWS
+    spread = max(-(-length // 16), 1024)
+    return ChunkPlan(length, max(min(most, spread, CHUNK_BYTES // max(row_bytes, 1)), 1))
+
+
+def count_partitions(execution: Execution, nbytes: int, at_least: int = 1) -> int:
+    """How many partitions for so many bytes."""
+    parts = -(-nbytes // execution.tuning.partition_bytes)
+    if parts > MANY_PARTITIONS:
+        parts = max(-(-nbytes // LARGE_PARTITION_BYTES), MANY_PARTITIONS)
+    return max(parts, at_least, 1)
+
+
+def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> Execution:
+    """The execution itself, or the caller alone where there is little to do."""
+    if nbytes > execution.tuning.light_bytes or (plan is not None and plan.num_chunks > 1 and nbytes):
+        return execution
+    return replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+
+
+def quick(execution: Execution, nbytes: int) -> Execution:
+    """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a job."""
+    gained = nbytes - nbytes // execution.workers
+    return light(execution, 0 if execution.tuning.light_bytes and gained <= QUICK_BYTES else nbytes)
+
+
+def expected_groups(groups: int, seen: int, rows: float) -> float:
+    """Distinct keys of so many rows, when `seen` of them have `groups`, if all keys are equally frequent.
+
+    That is k (1 - exp(-rows / k)) for k keys, of which k follows from the rows that were seen.
+    An estimate: what is done for many keys, or for few, is right for any.
+
+    Example:
+        >>> expected_groups(10, 1000, 4000), expected_groups(1000, 1000, 4000), round(expected_groups(632, 1000, 4000))
+        (10.0, 4000, 981)
+    """
+    if groups >= seen or rows <= seen:
+        return rows if groups >= seen else float(groups)
+    low, high = float(groups), float(groups) * max(seen, 2) ** 2
+    for _ in range(64):
+        keys = math.sqrt(low * high)
+        low, high = (keys, high) if keys * -math.expm1(-seen / keys) < groups else (low, keys)
+    return high * -math.expm1(-rows / high)
+
+
+@dataclass(frozen=True)
+class KeyedData:
+    """A dataset whose keys can be read."""
+
+    data: Data
+    reader: KeyReader
+    sample: Words
+    """Of evenly spread rows; those with a NaN that is to be left out are not among them."""
+    labels: tuple[list[str] | None, ...]
+    """For each column of strings, the strings that the numbers of the column stand for."""
+    names: tuple[Key, ...]
+    """What the columns are called in a result."""
+
+    @property
+    def codec(self) -> KeyCodec:
+        """How keys are encoded."""
+        return self.reader.codec
+
+    def splits(self, parts: int, alone: float = 1.0) -> Splits:
+        """At most `parts` ranges of keys with about as many rows each; see `Splits.of_sample`."""
+        return Splits.of_sample(self.sample, parts, alone)
+
+    def unseen_share(self) -> float:
+        """The chance that a row has a key that is not in the sample (Good and Turing: the share of keys seen once)."""
+        rows = len(self.sample[0])
+        if not rows:
+            return 0.0
+        starts = group_starts(stable_order(self.sample)[1])
+        return float((np.diff(starts, append=rows) == 1).sum()) / rows
+
+    def distinct_share(self, plan: ChunkPlan) -> tuple[float, int]:
+        """The share and the number of distinct keys in a chunk from the middle, as far as a part of it tells."""
+        begin, end = plan.rows(plan.num_chunks // 2)
+        part = min(end, begin + (SAMPLE_RUNS * SAMPLE_RUN if self.reader.spec.fn is not None else PART_ROWS))
+        words, _ = self.quiet.read(narrow(self.data, 0, begin, part), begin)
+        seen = len(words[0])
+        if not seen:
+            return 0.0, 0
+        groups = len(group_starts(stable_order(words)[1]))
+        rows = seen * (end - begin) / (part - begin)
+        found = expected_groups(groups, seen, rows)
+        return found / rows, math.ceil(found)
+
+    def resampled(self) -> Words:
+        """The words of evenly spread rows."""
+        return _sample(self)
+
+    @property
+    def quiet(self) -> KeyReader:
+        """A reader for samples: a NaN is reported by the worker that meets it."""
+        return replace(self.reader, dropna=True if self.reader.dropna is None else self.reader.dropna)
+
+
+def prepare(
+    data: Data,
+    spec: KeySpec,
+    what: str,
+    execution: Execution,
+    *,
+    dropna: bool | None = None,
+    descending: tuple[bool, ...] = (),
+) -> KeyedData:
+    """Find the key of a dataset, encode strings, and read a sample.
+
+    Raises:
+        KeyError, TypeError, ValueError: there is no such key, or it cannot be one.
+    """
+    require_rows(data, what)
+    spec.require(data, what)
+    MappedFiles(tensors_of(data)).check()  # a sample of them is read here
+    names = spec.names
+    length = int(data.shape[0])
+    first = spec.values(narrow(data, 0, 0, min(length, 1)))
+    labels: tuple[list[str] | None, ...] = (None,) * len(first)
+    if any(isinstance(value, list) for value in first):
+        data, spec, labels = _number_strings(data, spec, execution)
+        first = spec.values(narrow(data, 0, 0, min(length, 1)))
+    reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
+    keyed = KeyedData(data, reader, [], labels, names)
+    return replace(keyed, sample=keyed.resampled())
+
+
+def _sample(keyed: KeyedData) -> Words:
+    data, spec = keyed.data, keyed.reader.spec
+    length = int(data.shape[0])
+    if spec.fn is None:
+        data, runs = select(data, spec.names), SAMPLE_RUNS
+    else:
+        affordable = SAMPLE_BYTES // max(data_row_bytes(data, length), 1)
+        runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
+    rows = sample_rows(length, runs, SAMPLE_RUN)
+    return keyed.quiet.read(data[rows], 0)[0]
+
+
+# -- strings -----------------------------------------------------------------------------------------
+
+NUMBERED = "__key_{}__"
+"""Entry that stands for a column of strings."""
+
+
+class NumberChunk:
+    """What a worker calls: the distinct strings of a chunk, and which of them each row has."""
+
+    takes_start = True
+
+    def __init__(self, spec: KeySpec) -> None:
+        self.spec = spec
+
+    def __call__(self, chunk: Data, start: int = 0) -> list[tuple[list[str], Tensor] | Tensor]:
+        return [_numbered(value) if isinstance(value, list) else value for value in self.spec.values(chunk)]
+
+
+def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # a new string gets the next number, without a step of the interpreter
+    rows = np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))
+    return list(numbers), torch.from_numpy(rows)
+
+
+def _number_strings(
+    data: Data, spec: KeySpec, execution: Execution
+) -> tuple[Data, KeySpec, tuple[list[str] | None, ...]]:
+    """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
+    length = int(data.shape[0])
+    plan = plan_rows(length, data_row_bytes(data, length))
+    source = data if spec.fn is not None else select(data, spec.names)
+    # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
+    theirs = spec.fn is not None or (is_opened_by_row(data) and not any(True for _ in data.in_memory()))
+    crew = execution if theirs and plan.num_chunks > 1 else light(execution, 0)
+    job = Job(Source(source), plan, NumberChunk(spec), Policy(undo=False))
+    chunks = crew.run(job, Collect()) if length else [NumberChunk(spec)(source)]
+    added: dict[str, Tensor] = {}
+    names: list[Key] = []
+    labels: list[list[str] | None] = []
+    for index, parts in enumerate(zip(*chunks)):
+        name = NUMBERED.format(index)
+        if isinstance(parts[0], Tensor):
+            labels.append(None)
+            names.append(name if spec.fn is not None else spec.names[index])
+            if spec.fn is not None:
+                added[name] = torch.cat(parts)
+            continue
+        known = sorted({value for strings, _ in parts for value in strings})
+        numbers = {value: number for number, value in enumerate(known)}
+        column = anonymous_tensor(8 * length).view(torch.int64)
+        at = 0
+        for strings, rows in parts:
+            table = np.array([numbers[value] for value in strings], dtype=np.int64)
+            column[at : at + len(rows)] = torch.from_numpy(table[rows.numpy()])
+            at += len(rows)
+        added[name] = column
+        names.append(name)
+        labels.append(known)
+    if isinstance(data, Tensor):
+        raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
+    if is_opened_by_row(data):
+        return data.with_columns(TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)
+    wider = with_room(data)
+    for name, column in added.items():
+        wider.set(name, column)
+    return wider, KeySpec(tuple(names)), tuple(labels)

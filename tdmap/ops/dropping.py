@@ -1,0 +1,109 @@
+"""What `map` keeps of rows that raise: nothing (`on_error="drop"`), or a mark (`on_error="mark"`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tdmap.data.alike import VALID
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.schema import take_apart
+from tdmap.data.store import OutputFolder
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.functions import Around
+from tdmap.job import Job, Wrapped
+from tdmap.output.append import append_rows
+from tdmap.plan import ChunkPlan
+from tdmap.sinks.folder import check_for_folder, returned_none
+
+
+class Marked(Around, Wrapped):
+    """Adds a bool entry that is True to each result. Rows that raise are zeros, so it is False there."""
+
+    def __call__(self, chunk: Any, start: int = 0) -> Any:
+        result = self.call(chunk, start)
+        if result is None:
+            return None
+        if not is_dense(result) or hasattr(result, "__dataclass_fields__"):
+            raise OutputMismatch(
+                f"on_error='mark' adds an entry {VALID!r} to results, and the function returned a "
+                f"{type(result).__name__}: return a TensorDict, or pass on_error=tdmap.RowErrors(), whose mask() tells "
+                "the same."
+            )
+        marked = result.copy()
+        marked.set(VALID, torch.ones(result.batch_size, dtype=torch.bool))
+        return marked
+
+
+def marking(fn: Callable[..., Any], out: Data | None) -> Callable[..., Any]:
+    """`fn` with marks in its results; unchanged where `out` has an entry for them, which the engine keeps.
+
+    Raises:
+        ValueError: `out` has no such entry.
+    """
+    if out is None:
+        return Marked(fn)
+    mask = out.get(VALID, None) if is_dense(out) else None
+    if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool:
+        raise ValueError(
+            f"on_error='mark' needs a bool entry {VALID!r} in out: out[{VALID!r}] = torch.zeros(out.batch_size, "
+            "dtype=torch.bool)."
+        )
+    return fn
+
+
+class SameRows(Wrapped):
+    """Checks that a result has the rows of its chunk, where as many as there are would be taken."""
+
+    def __init__(self, fn: Callable[..., Any], plan: ChunkPlan) -> None:
+        super().__init__(fn)
+        self.plan = plan
+
+    def __call__(self, chunk: Any, start: int = 0) -> Any:
+        result = self.call(chunk, start)
+        rows = 1 if self.plan.unbind else int(chunk.shape[0])
+        if result is None:
+            raise returned_none("on_error='drop'")
+        check_for_folder(result, rows, self.plan, "on_error='drop'")
+        return result.unsqueeze(0) if self.plan.unbind else result
+
+
+def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: bool, execution: Execution) -> Data:
+    """Run a map into a folder that gets no rows for those that raise.
+
+    Raises:
+        ValueError: rows are not in dimension 0.
+    """
+    if job.plan.dim:
+        raise ValueError(
+            f"on_error='drop' with out='folder' needs rows in dimension 0: got dim={job.plan.dim}. Use out=None, or "
+            "on_error='skip'."
+        )
+    assert is_data(job.source.data)
+    empty = None
+    if not job.plan.length:
+        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+        if rows is None:
+            raise returned_none("the data has no rows")
+        empty = take_apart(rows).schema
+    return append_rows(
+        job.source.data,
+        SameRows(job.fn, job.plan),
+        path,
+        execution,
+        job.plan,
+        job.policy,
+        resume=resume,
+        on_row_error=job.on_row_error,
+        empty=empty,
+    )
+
+
+def write_dropping(job: Job, folder: str) -> Data:
+    """The result of a job, in a folder that gets no rows for those that raise."""
+    return map_dropping(job, folder, False, Execution(num_workers=0))

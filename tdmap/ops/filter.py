@@ -1,0 +1,379 @@
+"""`filter` and `flat_map`: fewer rows, or more, as one contiguous dataset in the order of the data.
+
+    filter    first job    chunk ──predicate──► mask, a byte a row          rows stay where they are
+              between      prefix sum: where the rows of each chunk go      the output is allocated, exactly
+              second job   rows that are wanted ──► their place             copied once, in parallel
+
+A formula (`tdmap.col("v") > 0`) reads the columns that it names, and no others; where these are small, the caller does
+it at once instead of the first job.
+
+`flat_map` makes new rows, so they wait in files until it is known how many there are: see `append`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.data.columns import row_words
+from tdmap.data.entries import require_entry, select
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, is_opened_by_row
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema, take_apart
+from tdmap.errors import OutputMismatch, add_note, describe_rows
+from tdmap.execution import Execution, WorkerOptions
+from tdmap.expressions import Expression
+from tdmap.functions import user_function
+from tdmap.job import Job, Policy, Source, function_name
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.shm import Arena
+from tdmap.output.append import append_rows, each_result
+from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
+from tdmap.output.permute import block_rows, place_rows
+from tdmap.plan import MIN_CHUNKS, ChunkPlan
+from tdmap.rowerrors import OnError
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.operation import operation
+from tdmap.runtime.skipping import DROP
+from tdmap.sinks import Collect, Preallocated
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+MASK = "mask"
+"""Name of the file of answers, a byte a row."""
+
+MASK_BYTES, MASK_ROWS = 4 << 20, 1 << 16
+"""What a predicate is asked about at a time, at most, by default: of narrow rows."""
+
+LIGHT = 64 << 20
+"""Bytes of columns that a formula is evaluated on in the caller: as fast as a job of its own."""
+
+
+@operation
+def filter(
+    data: Data,
+    predicate: Callable[[Any], Any],
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    spill_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """The rows of a dataset for which a predicate is true, in their order.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0. It is not changed.
+        predicate: called once with each chunk; returns a bool for each of its rows: a tensor or numpy array of shape
+            `[rows]`, or a list. With `chunksize=0` it is called with single rows, and returns one bool. Or a formula,
+            `tdmap.col("v") > 0`, which reads the columns that it names alone, and costs no call a chunk.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
+            which must not share memory with the data.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
+        resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
+            after any interruption, `kill -9` of every process included.
+        chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
+        on_error: `"skip"`, or a function, as `tdmap.map`: rows on which the predicate raises are left out.
+        spill_dir: folder for one byte a row. Default: within `out` when that is a path, else the temporary folder.
+        **options: about workers, as `tdmap.map`.
+
+    Returns:
+        `out`, cut to the rows that were kept; the dataset loaded from the folder; or a new one. When no row is kept,
+        zero rows with the keys and dtypes of the data.
+
+    Raises:
+        OutputMismatch: the predicate returned something else, or `out` is too small or has other shapes or dtypes;
+            names what was wanted and found.
+        ValueError: `out` is, or shares memory with, the data.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+        Exception: whatever the predicate raised, with a note that names the rows.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(10)}, [10])
+        >>> filter(data, lambda td: td["x"] % 3 == 0, num_workers=2)["x"]
+        tensor([0, 3, 6, 9])
+    """
+    predicate = user_function(predicate)
+    plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
+    execution = Execution.of(**options)
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
+    job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
+    source = SourceRows(data)
+    source.check(output)
+    if isinstance(predicate, Expression) and not plan.unbind:
+        job = _of_columns(job, predicate)
+    elif chunksize is None and num_chunks is None and seed is None and generator is None:
+        job = replace(job, plan=_with_larger_chunks(plan, data_row_bytes(data, plan.length)))
+
+    def work() -> Data:
+        if isinstance(predicate, Expression) and _is_light(job):
+            mask = Arena().empty(torch.bool, torch.Size([plan.length]))
+            _fill(mask, job)
+            copy_selected(data, source, mask, output, execution)
+            return output.result()
+        with open_spill(output, spill_dir) as spill:
+            mask = spill.mapped(MASK, plan.length).view(torch.bool)
+            if plan.length:
+                execution.run(job, Preallocated(mask))
+            copy_selected(data, source, mask, output, execution)
+        return output.result()
+
+    return run_call(f"filter({job.name})", data, lambda: parts_of_job(job), output, resume, work, job)
+
+
+def _of_columns(job: Job, predicate: Expression) -> Job:
+    """The job on the entries that a formula reads, in chunks for rows as narrow as these."""
+    data, plan = job.source.data, job.plan
+    if isinstance(data, Tensor) or not (is_dense(data) or is_opened_by_row(data)) or not predicate.keys:
+        return job  # a column of a lazy stack is a copy of it
+    keys = sorted(predicate.keys, key=str)
+    for key in keys:
+        require_entry(data, key, f"a column of the predicate {predicate!r}")
+    columns = select(data, keys)
+    plan = _with_larger_chunks(plan, data_row_bytes(columns, plan.length))
+    return replace(job, source=Source(columns), plan=plan)
+
+
+def _with_larger_chunks(plan: ChunkPlan, row_bytes: int) -> ChunkPlan:
+    """Of narrow rows a chunk has many, since an answer is a byte and each chunk costs a call."""
+    most = min(MASK_BYTES // max(row_bytes, 1), MASK_ROWS, -(-plan.length // MIN_CHUNKS))
+    return replace(plan, size=max(plan.size, most))
+
+
+def _is_light(job: Job) -> bool:
+    """Whether the caller answers for all rows before workers had begun to."""
+    data, policy = job.source.data, job.policy
+    plain = not policy.skip and job.on_row_error is None and policy.timeout is None
+    return plain and not isinstance(data, Tensor) and job.plan.length * data_row_bytes(data, job.plan.length) <= LIGHT
+
+
+def _fill(mask: Tensor, job: Job) -> None:
+    """Answer for all rows, here."""
+    for chunk in range(job.plan.num_chunks):
+        start, stop = job.plan.rows(chunk)
+        try:
+            answer: Any = job.fn
+            mask[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
+        except Exception as error:
+            add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
+            raise
+
+
+class Mask:
+    """What a worker calls in the first job: the predicate, and a check of what it returns.
+
+    Args:
+        predicate: of the user's.
+        single: it is called with rows one by one.
+    """
+
+    takes_start = True
+
+    def __init__(self, predicate: Callable[..., Any], single: bool) -> None:
+        self.predicate = predicate
+        self.single = single
+        self._positional = getattr(predicate, "takes_start", False)
+        self.__qualname__ = function_name(predicate)  # messages and progress bars name what the user wrote
+
+    def __call__(self, chunk: Any, start: int = 0) -> Tensor:
+        answer = self.predicate(chunk, start) if self._positional else self.predicate(chunk)
+        return as_mask(answer, () if self.single else (int(chunk.shape[0]),))
+
+
+def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
+    """What a predicate has returned, as a bool tensor of the shape that is wanted.
+
+    Raises:
+        OutputMismatch: it is something else.
+
+    Example:
+        >>> as_mask([True, False], (2,))
+        tensor([ True, False])
+    """
+    mask = answer
+    if isinstance(answer, (bool, np.bool_, np.ndarray)) or (
+        isinstance(answer, (list, tuple)) and all(isinstance(value, (bool, np.bool_)) for value in answer)
+    ):
+        mask = torch.as_tensor(np.asarray(answer))
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and tuple(mask.shape) in (shape, (*shape, 1)):
+        return mask.reshape(shape)  # one bool a row, also where rows have a last dimension of one, as rewards do
+    wanted = f"bools of shape {list(shape)}, one a row" if shape else "one bool for its row"
+    if isinstance(mask, Tensor):
+        found = f"{str(mask.dtype).removeprefix('torch.')} of shape {list(mask.shape)}"
+    else:
+        found = f"a {type(answer).__name__}"
+    hint = ""
+    if isinstance(mask, Tensor) and mask.dtype is not torch.bool:
+        hint = " Compare, as in `td['x'] > 0`, to get bools; row numbers are no mask."
+    elif isinstance(mask, Tensor) and shape and not mask.dim():
+        hint = (
+            " Return a bool for each row of the chunk, as in `td['x'] > 0`; tdmap.filter(chunksize=0) calls it with "
+            "one row at a time."
+        )
+    elif isinstance(mask, Tensor) and shape:
+        hint = " Reduce the other dimensions, as in `(td['x'] > 0).all(-1)`."
+    raise OutputMismatch(f"the predicate must return {wanted}, and it returned {found}.{hint}")
+
+
+class CopyRows(Step):
+    """The second job, where tensors can be read by name: its chunks are parts of the mask."""
+
+    def __init__(self, source: SharedTensors, places: Places, first: Any, size: int) -> None:
+        super().__init__("filter")
+        self.source = source
+        self.places = places
+        self.first = first
+        self.size = size
+
+    def __call__(self, mask: Tensor, start: int = 0) -> int:
+        wanted = torch.from_numpy(np.flatnonzero(mask.numpy()))  # a tenth of the time of Tensor.nonzero
+        at = int(self.first[start // self.size])
+        if len(wanted):
+            with self.places.opened() as files:
+                for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
+                    if file >= 0:
+                        rows = row_words(tensor[start : start + len(mask)])
+                        kept = rows if len(wanted) == len(mask) else rows.index_select(0, wanted)
+                        self.places.write(number, file, at, kept)
+            self.source.trim()
+        return len(wanted)
+
+
+class CopyChunks(CopyRows):
+    """The same where rows have to be asked for: its chunks are those of the data, and the mask is its only tensor."""
+
+    def __init__(self, schema: Schema, mask: SharedTensors, places: Places, first: Any, size: int) -> None:
+        super().__init__(mask, places, first, size)
+        self.schema = schema
+
+    def __call__(self, rows: Data, start: int = 0) -> int:
+        mask = self.source.tensors[0][start : start + int(rows.shape[0])]
+        if not bool(mask.any()):
+            return 0
+        count = place_rows(rows[mask], int(self.first[start // self.size]), self.places, self.schema)
+        self.source.trim()
+        return count
+
+
+def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, execution: Execution) -> None:
+    """Write the rows of `data` for which `mask` (bool `[rows]`) is true to an output of exactly that size."""
+    plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes, execution))
+    counts = torch.tensor([np.count_nonzero(part.numpy()) for part in mask.split(plan.size)], dtype=torch.int64)
+    total = int(counts.sum())
+    places = output.open(source.schema, total, source.objects_at(mask))
+    if not total:
+        return
+    first = (counts.cumsum(0) - counts).numpy()
+    if source.tensors is None:
+        fn: Any = CopyChunks(source.schema, SharedTensors([mask], travels(execution)), places, first, plan.size)
+        job = Job(Source(data), plan, fn, Policy(undo=False))
+    else:
+        fn = CopyRows(SharedTensors(source.tensors, travels(execution)), places, first, plan.size)
+        job = Job(Source(mask), plan, fn, Policy(undo=False))
+    execution.run(job, Collect())
+
+
+@operation
+def flat_map(
+    data: Data,
+    fn: Callable[[Any], Any],
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    spill_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """Any number of rows for each chunk, one after the other in the order of the chunks.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
+            columns, None for none, or an iterable of those: a generator's rows are written as they come. With
+            `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
+        chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
+        on_error: `"skip"`, or a function, as `tdmap.map`: rows on which `fn` raises give no rows.
+        spill_dir: folder for the rows until it is known how many there are: as many bytes as the result. Default:
+            within `out` when that is a path, else the temporary folder.
+        **options: about workers, as `tdmap.map`.
+
+    Returns:
+        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one. When there are no
+        rows, the first empty result tells what they would look like; for data without rows, what `fn` makes of them.
+
+    Raises:
+        OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
+        ValueError: there are no rows, and nothing tells what they would look like; or `out` shares memory
+            with the data.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+        Exception: whatever `fn` raised, with a note that names the rows.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"n": torch.tensor([2, 0, 3])}, [3])
+        >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
+        tensor([2, 2, 3, 3, 3])
+    """
+    fn = user_function(fn)
+    plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
+    execution = Execution.of(**options)
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
+    return append_rows(
+        data,
+        fn,
+        output,
+        execution,
+        plan,
+        policy,
+        resume=resume,
+        spill_dir=spill_dir,
+        on_row_error=handler_of(on_error),
+        empty=_schema_of_no_rows(data, fn, plan) if not plan.length and not is_data(out) else None,
+    )
+
+
+def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
+    def first(rows: Data) -> Data | None:
+        result = fn(rows, 0) if getattr(fn, "takes_start", False) else fn(rows)
+        return next(each_result(result), None)
+
+    rows = result_of_no_rows(first, data, plan)
+    return None if rows is None else take_apart(rows[:0]).schema

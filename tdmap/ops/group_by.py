@@ -1,0 +1,450 @@
+"""`group_by`: rows with equal keys, reduced to one row or handed to a function.
+
+    job 1   chunk ──► sorted by key, reduced to one state a key where that pays ──► run, cut into ranges of keys
+    job 2   partition (one range of keys, from every run, in the order of the chunks) ──► groups ──► answers
+    job 3   answers of the partitions ──► their place in the output
+
+Ranges come from a sample, so partitions are about as large as each other, and the answers of one partition follow
+those of the last: the result is sorted by key without another pass. Everything between the jobs is in files; a worker
+holds a chunk or a partition at a time, and a partition that is large, because many rows share a key, is folded
+batch by batch. Neither the chunks nor the batches depend on the workers, so neither do the bits of the answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.schema import Schema
+from tdmap.execution import Execution
+from tdmap.functions import user_function
+from tdmap.job import Policy, function_name
+from tdmap.keys.aggregates import grouped_form
+from tdmap.keys.group_jobs import Reduction, map_each_group, payload_of
+from tdmap.keys.keys import KeyLike, KeySpec
+from tdmap.keys.named_aggregates import Ordered, OrderedGroups, parse
+from tdmap.keys.prepare import KeyedData, light, prepare
+from tdmap.memory.spill import Spill
+from tdmap.output.append import Pieces, place_pieces
+from tdmap.output.output import Output, open_spill
+from tdmap.output.permute import deliver, permute
+from tdmap.reducers import Count, Reducer
+from tdmap.reducers.base import Key
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.operation import operation
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def group_by(
+    data: Data,
+    key: KeyLike,
+    *,
+    dropna: bool | None = None,
+    name: str = "key",
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> GroupBy:
+    """The rows of a dataset by their key: `.reduce({...})` makes one row of each group, `.map_groups(fn)` any number.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns
+            one value a row. Values are bool, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
+            `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
+        dropna: rows whose key is NaN raise ValueError (None), are left out (True), or are a group of their own, the
+            last one (False).
+        name: what the column of a function's values is called in the result.
+        spill_dir: folder for the intermediate files. Default: within `out` when that is a path, else the temporary
+            folder; the temporary folder always for `reduce` with keys that are strings.
+
+    Returns:
+        A `GroupBy`. Nothing is read before one of its methods is called.
+
+    Raises:
+        TypeError: `key` is none of those.
+        KeyError: there is no such entry; names those that there are.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> from tdmap.reducers import Count, Sum
+        >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
+        >>> result = group_by(data, "shop").reduce({"total": Sum("sold"), "n": Count()}, num_workers=0)
+        >>> result["shop"], result["total"], result["n"]
+        (tensor([3, 7]), tensor([2., 4.], dtype=torch.float64), tensor([1, 2]))
+    """
+    spec = KeySpec.of(key, "group_by", name)
+    if dropna not in (None, True, False):
+        raise ValueError(f"dropna must be None, True or False: got {dropna!r}.")
+    if is_data(data):
+        spec.require(data, "group_by")
+    return GroupBy(data, spec, dropna, spill_dir)
+
+
+class GroupBy:
+    """The groups of a dataset; made by `group_by`."""
+
+    def __init__(
+        self, data: Data, spec: KeySpec, dropna: bool | None, spill_dir: str | os.PathLike[str] | None
+    ) -> None:
+        self._data = data
+        self._spec = spec
+        self._dropna = dropna
+        self._spill_dir = spill_dir
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self._spec.names))
+        return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
+
+    @operation
+    def reduce(
+        self,
+        reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """One row for each key: what `tdmap.reduce` gives for the rows of its group.
+
+        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` work on all groups at once, and so does a
+        reducer with a method `grouped()` (`tdmap.keys.Grouped`). Others fold group by group, in Python.
+
+        Args:
+            reducers: names of the result's entries (a tuple for a nested one), and what they are; a single reducer
+                makes an entry `"result"`.
+            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
+                many rows as there are keys.
+            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+            rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+                in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
+            resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+                interruption, `kill -9` of every process included, and the result has the same bits. Intermediate files
+                lie within `out` then, whatever `spill_dir` says.
+            chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
+            retries, timeout, options: as `tdmap.map`.
+
+        Returns:
+            A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size
+            `[keys]`. Zero rows give zero keys. The same bits for any number of workers; where sums round, they
+            do so in the order of the rows, or of the chunks, of a group.
+
+        Raises:
+            KeyError: there is no such entry; names those that there are.
+            ValueError: a key is NaN; `reducers` is empty or has the name of a key; answers of one reducer differ
+                in shape.
+            TypeError: a value that is no reducer.
+            OutputMismatch: `out` has too few rows or other dtypes.
+            ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+            Exception: as `tdmap.map`.
+        """
+        parts = self._parts(reducers)
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        forms = {name: grouped_form(part, name) for name, part in parts.items()}
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+
+        def work() -> Data:
+            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+            payload = payload_of(keyed, forms)
+            reduction = Reduction(keyed, forms, payload, execution, policy)
+            return self._to_output(target, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(parts, chunksize=chunksize)
+
+        return run_call("group_by.reduce", self._data, call, target, resume, work)
+
+    @operation
+    def map_groups(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
+
+        Rows go through files, a range of keys at a time. The rows of a group of more than 64 MiB are mapped from
+        such a file, so that they need not fit into memory.
+
+        Args:
+            fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the
+                function's own. It returns rows (any number, the same entries in each call), one row (a
+                collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
+            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
+            overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
+
+        Returns:
+            The rows that the function returned, sorted by key.
+
+        Raises:
+            KeyError: there is no such entry; names those that there are.
+            ValueError: a key is NaN; or no call returned any rows, so that nothing tells what the result looks like.
+            OutputMismatch: results differ in entries, dtypes or shapes.
+            Exception: whatever `fn` raised, with a note that names the key.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
+            >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
+            tensor([2., 3.])
+        """
+        fn = user_function(fn)
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+
+        def work() -> Data:
+            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+
+            def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
+                return map_each_group(keyed, self._data, fn, spill, execution, policy, chunksize, target)
+
+            return self._to_output(target, keyed, run, execution, False)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(chunksize=chunksize) | parts_of("function", fn)
+
+        return run_call(f"map_groups({function_name(fn)})", self._data, call, target, resume, work)
+
+    @operation
+    def agg(
+        self,
+        spec: Mapping[Any, Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
+
+        Args:
+            spec: for each entry of the result what it is:
+
+                - `{"price": "mean"}`: the mean of the entry `"price"`;
+                - `{"price": ["mean", "max"]}`: a collection of both, `result["price", "mean"]`;
+                - `{"most": ("price", "max")}`: of another entry;
+                - `{"most": tdmap.reducers.Max("price")}`: any reducer.
+
+                Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
+                `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
+                list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
+                the entry, with 16 bytes of memory a row.
+            out, overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
+
+        Returns:
+            As `reduce`.
+
+        Raises:
+            ValueError: there is no such statistic.
+            TypeError: a value is none of those forms, or quantiles are wanted of groups by a function.
+            Exception: as `reduce`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> result = group_by(data, "shop").agg({"sold": ["sum", "median"]}, num_workers=0)
+            >>> result["sold", "sum"], result["sold", "median"]
+            (tensor([2., 5.], dtype=torch.float64), tensor([2.0000, 2.5000], dtype=torch.float64))
+        """
+        asked = parse(spec)
+        how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
+        self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
+        for path, key in asked.counted.items():
+            require_entry(self._data, key, f"the entry of {path!r}")
+        if not asked.ordered:
+            return self.reduce(
+                asked.reducers,
+                out=out,
+                overwrite=overwrite,
+                rows_per_shard=rows_per_shard,
+                storage_options=storage_options,
+                resume=resume,
+                **how,
+            )
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+
+        def work() -> Data:
+            result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
+            if not asked.reducers:
+                result = result.exclude("__count__")
+            with open_spill(Output(None, self._data), self._spill_dir) as spill:
+                self._add_ordered(result, asked.ordered, execution, policy, spill)
+            return deliver(result, target)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(asked.reducers, chunksize=chunksize, ordered=asked.ordered)
+
+        return run_call("group_by.agg", self._data, call, target, resume, work)
+
+    def _add_ordered(
+        self, result: Data, asked: Mapping[Any, Ordered], execution: Execution, policy: Policy, spill: Spill
+    ) -> None:
+        for key in dict.fromkeys(one.key for one in asked.values()):
+            groups = OrderedGroups(self._data, self._spec, key, self._dropna, execution, policy, spill)
+            for path, one in asked.items():
+                if one.key == key:
+                    result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
+
+    @operation
+    def top_k(
+        self,
+        key: Key,
+        k: int,
+        *,
+        largest: bool = True,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """The `k` rows of each group with the largest values of an entry: group by group, largest first.
+
+        Args:
+            key: an entry with one number a row; NaN rank last, ties go to the earlier row.
+            k: how many rows; all of a group that has fewer.
+            largest: False: the smallest, smallest first.
+            out, overwrite, resume, retries, timeout, options: as `reduce`.
+
+        Returns:
+            The rows, with all their entries.
+
+        Raises:
+            KeyError: there is no such entry.
+            TypeError: the key is a function, or the entry has no one number a row.
+            ValueError: `k` is less than 1.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> group_by(data, "shop").top_k("sold", 1, num_workers=0)["sold"]
+            tensor([2., 4.])
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+
+        def work() -> Data:
+            with open_spill(Output(None, self._data), self._spill_dir) as spill:
+                groups = OrderedGroups(
+                    self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
+                )
+                return permute(self._data, groups.first_rows(k), target, execution)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(entry=key, k=k, largest=largest)
+
+        return run_call("group_by.top_k", self._data, call, target, resume, work)
+
+    def _call_parts(self, reducers: Mapping[Any, Any] | None = None, **options: Any) -> dict[str, str]:
+        """What the result of a method depends on."""
+        parts = self._spec.identity_parts() | options_of(dropna=self._dropna, **options)
+        for name, reducer in (reducers or {}).items():
+            parts |= parts_of(f"reducer {name!r}", reducer)
+        return parts
+
+    def _parts(self, reducers: Any) -> dict[Any, Any]:
+        parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
+        if not parts:
+            raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
+        for name in parts:
+            path = (name,) if isinstance(name, str) else name
+            if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
+                raise TypeError(f"the names of reducers are strings, or tuples of them: got {name!r}.")
+            if path[0] in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
+                raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
+        return dict(parts)
+
+    def _to_output(
+        self,
+        target: Output,
+        keyed: KeyedData,
+        run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
+        execution: Execution,
+        has_keys: bool,
+    ) -> Data:
+        strings = has_keys and any(label is not None for label in keyed.labels)
+        if strings and target.given is not None:
+            raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
+        output = Output(None, self._data) if strings else target
+        with open_spill(output, self._spill_dir, later=True) as spill:
+            pieces, empty = run(spill)
+            if isinstance(pieces, Pieces):
+                _place(pieces, empty, spill, output, execution)
+        # The files of the spill are gone before the folder that they lie in is published.
+        result = output.result() if isinstance(pieces, Pieces) else deliver(pieces, output)
+        if not strings:
+            return result
+        result = _with_strings(result, keyed)
+        target.refuse_hidden_key(result)
+        return result if target.store is None else deliver(result, target)
+
+
+def _place(
+    pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    """Bring answers from files to their place.
+
+    Raises:
+        ValueError: there are none, and nothing tells what they would look like.
+    """
+    schema = pieces.schema or (None if empty is None else empty())
+    if schema is None:
+        raise ValueError(
+            "map_groups: the function returned no rows for any group, so nothing tells what the result looks like. "
+            "Return an empty TensorDict with its entries instead of None."
+        )
+    found = pieces.all
+    nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
+    place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
+
+
+def _with_strings(result: Data, keyed: KeyedData) -> Data:
+    """The strings that the numbers of key columns stand for."""
+    for name, labels in zip(keyed.names, keyed.labels):
+        numbers = result.get(name, None) if labels is not None else None
+        if labels is not None and isinstance(numbers, Tensor):
+            result = result.copy() if result.is_locked else result
+            result.set(name, [labels[number] for number in numbers.tolist()])
+    return result

@@ -1,0 +1,154 @@
+"""`map_iter`: the results of chunks one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tdmap.data.kinds import Data
+from tdmap.devices import OUT_CHUNKS, check_start_method
+from tdmap.events import Callback
+from tdmap.execution import Execution
+from tdmap.functions import Keys, as_function, check_placement
+from tdmap.job import Job, Source
+from tdmap.memory.links import Device, open_link, resolve_device
+from tdmap.memory.rowfiles import SharedTensors
+from tdmap.ops.iteration.iterator import MapIterator
+from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
+from tdmap.ops.iteration.streams import stream_values
+from tdmap.output.output import travels
+from tdmap.plan import CACHE_BYTES, ChunkPlan
+from tdmap.rowerrors import OnError
+from tdmap.run.adapters import called_with
+from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.operation import operation
+from tdmap.runtime.crews.cluster import RayCluster
+from tdmap.runtime.skipping import DROP
+from tdmap.seeding import permutation, seed_or_drawn
+
+
+@operation
+def map_iter(
+    data: Data,
+    fn: Callable[[Any], Any],
+    dim: int = 0,
+    num_workers: int | None = None,
+    *,
+    device: Device | None = None,
+    prefetch: int = 2,
+    in_keys: Keys | None = None,
+    out_keys: Keys | None = None,
+    with_indices: bool = False,
+    fn_kwargs: Mapping[str, Any] | None = None,
+    shuffle: bool = False,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    max_memory: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = True,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    executor: str | RayCluster = "process",
+    seed: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    undo: bool = True,
+    on_error: OnError = "raise",
+    callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
+) -> MapIterator:
+    """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
+
+    A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
+    The arguments are those of `map`, and `fn` may return any value that can be pickled. Results of tensors lie in
+    shared memory that is used again when the consumer lets go of them.
+    Where `fn` runs in this process (`num_workers=0`, `executor="serial"` or `"thread"`), entries of the chunk that it
+    returns unchanged are views of `data`: clone them before they are changed, to keep `data` as it is.
+
+    Args:
+        with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]`, or one int with
+            `chunksize=0`; with `shuffle`, those that the rows have in `data`.
+        fn_kwargs: call `fn` with these keyword arguments.
+        device: yield results there, copied ahead on a stream of its own; `fn` runs on the CPU, as ever.
+        prefetch: with `device`, how many results to copy ahead of the one that is yielded.
+        on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
+        shuffle: chunks take their rows from a random permutation, drawn with `seed`, `generator` or torch's own
+            random stream.
+        index_with_generator: accepted for compatibility; must be True with `shuffle`.
+
+    Returns:
+        An iterator over the result of each chunk, None included. Its `state_dict()` says how far it is, and
+        `load_state_dict()` goes on there, in the middle of a shuffled epoch too.
+
+    Raises:
+        RuntimeError: `shuffle` without `index_with_generator`.
+        ValueError: at once, as `map`: the device does not exist, or an option is out of range.
+        Exception: as `map`, at the first step of the iteration or when it occurs.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+        >>> [int(total) for total in map_iter(data, lambda td: td["x"].sum(), num_workers=2, chunksize=2)]
+        [1, 5, 9]
+    """
+    if shuffle and not index_with_generator:
+        raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
+    execution = Execution(
+        num_workers,
+        pool,
+        executor,
+        mp_start_method,
+        worker_threads,
+        max_tasks_per_child,
+        max_memory,
+        pbar,
+        callbacks,
+        profile,
+    )
+    target = _target(device, prefetch, execution)
+    factor = 1 if target is None else OUT_CHUNKS
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
+    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
+    fn = as_function(fn, in_keys, out_keys)
+    check_placement(fn, execution.in_processes, None)
+    called = called_with(fn, plan, with_indices, fn_kwargs)
+
+    def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
+        order = None if order_seed is None else permutation(plan.length, order_seed)
+        here = called
+        if with_indices and order is not None:
+            here = called_with(fn, plan, True, fn_kwargs, SharedTensors([order], travels(execution)))
+        # A job of its own each time: what a worker still says about the last one must not count.
+        job = Job(
+            Source(data, order),
+            plan,
+            here,
+            replace(policy, seed=seed),
+            on_row_error=handler_of(on_error),
+            chunk_bytes=CACHE_BYTES * factor,
+            on_settled=settled,
+        )
+        if target is None:
+            return stream_values(job, execution, position)
+        link = open_link(target)
+        return prefetch_over(link, stream_values(job, execution, position, link=link), prefetch)
+
+    return MapIterator(begin, plan, policy.seed, seed_or_drawn(policy.seed) if shuffle else None)
+
+
+def _target(device: Device | None, prefetch: int, execution: Execution) -> torch.device | None:
+    """The device that results go to, once it has been checked; None: they stay."""
+    check_prefetch(prefetch)
+    target = None if device is None else resolve_device(device)
+    if target is None or target.type == "cpu":
+        return None
+    check_start_method(execution, target)
+    return target

@@ -1,0 +1,169 @@
+"""`sample`: rows at random."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data
+from tdmap.execution import Execution
+from tdmap.keys.prepare import require_rows
+from tdmap.output.output import Output
+from tdmap.output.permute import permute
+from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.operation import operation
+from tdmap.runtime.commits import decide
+from tdmap.seeding import checked_seed, seed_or_drawn
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def sample(
+    data: Data,
+    n: int | None = None,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    frac: float | None = None,
+    weights: str | tuple[str, ...] | Tensor | NDArray[Any] | Sequence[float] | None = None,
+    replace: bool = False,
+    shuffle: bool = False,
+    seed: int | None = None,
+    overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """Rows drawn at random, each at most once unless `replace`.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        n: how many rows.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        frac: instead of `n`, their share of all rows.
+        weights: how likely each row is drawn, next: an entry, or a tensor, an array or a list of `[rows]` numbers that
+            are not negative. They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
+        replace: a row may be drawn again.
+        shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
+        seed: the same seed draws the same rows. None draws one from torch's global random stream.
+        overwrite: replace the dataset in the folder `out`, if there is one.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
+        options: as `tdmap.map`.
+
+    Raises:
+        TypeError: not one of `n` and `frac`.
+        ValueError: more rows than there are, or than have a weight; or a weight that is negative or not finite.
+        KeyError: there is no such entry of weights.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(10), "w": (torch.arange(10) == 7).float()}, [10])
+        >>> sample(data, 1, weights="w", seed=0, num_workers=0)["x"]
+        tensor([7])
+    """
+    require_rows(data, "sample")
+    seed = checked_seed(seed)
+    if isinstance(weights, np.ndarray) or (isinstance(weights, (list, tuple)) and not _is_key(weights)):
+        weights = torch.as_tensor(weights)
+    length = int(data.shape[0])
+    execution = Execution.of(**options)
+    count = _count(n, frac, length)
+    odds = None if weights is None else _odds(data, weights, length)
+    possible = length if odds is None else int(np.count_nonzero(odds))
+    if count > possible and (not replace or not possible):
+        what = "rows" if odds is None else "rows with a weight"
+        raise ValueError(
+            f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
+        )
+    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
+
+    def work() -> Data:
+        known = decide("seed", lambda: seed_or_drawn(seed))
+        random = np.random.Generator(np.random.Philox(known % (1 << 64)))
+        rows = _drawn(random, length, count, odds, replace)
+        if shuffle:
+            random.shuffle(rows)
+        else:
+            rows.sort()
+        return permute(data, torch.from_numpy(rows), output, execution)
+
+    def parts() -> dict[str, str]:
+        named = weights if weights is None or isinstance(weights, (str, tuple)) else "of a tensor"
+        found = options_of(rows=count, weights=named, replace=replace, shuffle=shuffle, seed=seed)
+        return found | (parts_of("weights", weights) if isinstance(weights, Tensor) else {})
+
+    return run_call("sample", data, parts, output, resume, work)
+
+
+_SMALLEST, _LARGEST = 1e-200, 1e200
+"""Weights are added as they are when the largest one lies between."""
+
+
+def _count(n: Any, frac: Any, length: int) -> int:
+    if (n is None) is (frac is None):
+        raise TypeError(f"sample takes a number of rows n=, or their share frac=: got n={n!r}, frac={frac!r}.")
+    if n is not None:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError(f"n must be a number of rows: got {n!r}.")
+        return int(n)
+    if not isinstance(frac, (int, float)) or not 0 <= frac < float("inf"):
+        raise ValueError(f"frac must be a share of the rows, as 0.1: got {frac!r}.")
+    return round(frac * length)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+
+
+def _odds(data: Data, weights: Any, length: int) -> NDArray[np.float64]:
+    if not isinstance(weights, Tensor):
+        require_entry(data, weights, "the entry of weights")
+        weights = data.get(weights)
+    if not isinstance(weights, Tensor) or weights.numel() != length or len(weights) != length:
+        raise ValueError(f"weights must be one number a row ({length}): got {getattr(weights, 'shape', weights)!r}.")
+    odds: NDArray[np.float64] = weights.detach().reshape(-1).double().numpy()
+    if not np.isfinite(odds).all() or (odds < 0).any():
+        row = int(np.flatnonzero(~(np.isfinite(odds) & (odds >= 0)))[0])
+        raise ValueError(f"weights are finite and not negative: the one of row {row} is {odds[row]}.")
+    return odds
+
+
+def _drawn(
+    random: np.random.Generator, length: int, count: int, odds: NDArray[np.float64] | None, replace: bool
+) -> NDArray[np.int64]:
+    if odds is None:
+        if replace:
+            return random.integers(0, max(length, 1), count)
+        return random.choice(length, count, replace=False) if count else np.zeros(0, dtype=np.int64)
+    if replace:
+        likely = np.flatnonzero(odds)
+        if not len(likely):
+            return np.zeros(0, dtype=np.int64)
+        if not _SMALLEST < odds.max() < _LARGEST:  # sums of such would be infinite, or lack most of their bits
+            with np.errstate(all="ignore"):
+                odds = odds / odds.max()
+        ends = np.cumsum(odds)
+        found = np.searchsorted(ends, random.random(count) * ends[-1], side="right")
+        drawn: NDArray[np.int64] = np.minimum(found, likely[-1])  # a product may be rounded up to the sum
+        return drawn
+    # The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
+    # reservoir", 2006).
+    with np.errstate(all="ignore"):
+        # By their logarithms: the time of a weight near the least number would be infinite, as that of no weight.
+        times = np.log(random.standard_exponential(length)) - np.log(odds)
+    order = np.argpartition(times, count - 1)[:count] if 0 < count < length else np.arange(length)[:count]
+    return order[np.argsort(times[order], kind="stable")]

@@ -1,0 +1,285 @@
+"""`sort`: a dataset in the order of its keys.
+
+Two ways, with the same result:
+
+    by index   keys and numbers of rows are sorted; then rows are gathered, each from where it lies
+    by rows    chunk ──rows, cut into ranges of keys──► run        for data that does not fit into memory: every byte
+               range of keys ──rows, sorted──► its place in `out`  is read and written twice, from beginning to end
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.columns import Shape, reordered
+from tdmap.data.entries import path_of
+from tdmap.data.kinds import Data
+from tdmap.data.schema import take_apart
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.keys.codec import KeyCodec
+from tdmap.keys.index import PartitionWork, sorted_rows
+from tdmap.keys.keys import KeyLike, KeyReader, KeySpec
+from tdmap.keys.order import Words, is_sorted, stable_order
+from tdmap.keys.prepare import KeyedData, plan_rows, prepare, require_rows
+from tdmap.keys.spilling import RUNS, Partitions, Run, write_run
+from tdmap.keys.splits import Splits
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.spill import Spill
+from tdmap.output.output import Output, SourceRows, Step, open_spill
+from tdmap.output.permute import choose_method, permute_known
+from tdmap.output.scatter import block_bytes
+from tdmap.plan import ChunkPlan
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import options_of, run_call
+from tdmap.run.operation import operation
+from tdmap.runtime.commits import decide
+from tdmap.sinks import Collect
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def sort(
+    data: Data,
+    key: KeyLike,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    descending: bool | Sequence[bool] = False,
+    chunksize: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
+
+    Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order. Rows that
+    are small and do not fit into memory travel with their keys, with two sequential passes over the disk.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        key: an entry, a nested entry (a tuple of strings), a list of entries (the first one counts most), or a
+            function of a chunk that returns one value a row; of the kinds that `tdmap.group_by` takes. NaN is larger
+            than every number, as for `torch.sort`.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
+        descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
+            then, too.
+        chunksize: rows whose keys are read at a time. Default: some hundred thousand.
+        spill_dir: folder for intermediate files, 24 bytes a row or more. Rows that do not fit into memory wait there,
+            too, with 8 bytes more each; by default within `out`, when that is a path. Default: the temporary folder.
+            With `resume` all of them lie within `out`.
+        retries, timeout, options: as `tdmap.map`.
+
+    Returns:
+        `out`, cut to the number of rows; the dataset loaded from the folder; or a new one. The same bits for any
+        number of workers.
+
+    Raises:
+        KeyError: there is no such entry; names those that there are.
+        TypeError, ValueError: an entry that cannot be a key, or an option out of range.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        Exception: as `tdmap.map`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"age": torch.tensor([3, 1, 2]), "name": torch.tensor([30, 10, 20])}, [3])
+        >>> sort(data, "age", num_workers=0)["name"], sort(data, "age", descending=True, num_workers=0)["name"]
+        (tensor([10, 20, 30]), tensor([30, 20, 10]))
+    """
+    spec = KeySpec.of(key, "sort")
+    execution = Execution.of(**options)
+    policy = policy_for(None, None, retries, timeout, undo=False)
+    require_rows(data, "sort")
+    output, directions = (
+        Output(out, data, execution, overwrite, rows_per_shard, storage_options),
+        _directions(descending, spec),
+    )
+    output.refuse_hidden_key(data)
+
+    def work() -> Data:
+        keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
+        rows = SourceRows(data)
+        rows.check(output)
+        if decide("rows travel", lambda: _sorts_rows(keyed, data, rows, execution)):
+            with open_spill(output, spill_dir) as spill:
+                sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
+            return output.result()
+        with open_spill(Output(None, data), spill_dir) as spill:
+            index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
+            return permute_known(data, index.rows, output, execution, spill_dir=spill_dir)
+
+    def parts() -> dict[str, str]:
+        return spec.identity_parts() | options_of(descending=directions, chunksize=chunksize)
+
+    return run_call("sort", data, parts, output, resume, work)
+
+
+def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:
+    count = len(spec.names)
+    if isinstance(descending, bool):
+        return (descending,) * count
+    if isinstance(descending, Sequence) and len(descending) == count and all(isinstance(d, bool) for d in descending):
+        return tuple(descending)
+    raise ValueError(f"descending must be a bool, or one for each of {count} keys: got {descending!r}.")
+
+
+# -- by rows -----------------------------------------------------------------------------------------
+
+
+class CutRows(Step):
+    """What a worker calls with each chunk: its rows, cut into ranges of keys.
+
+    Args:
+        reader: finds the keys.
+        spill: where the run goes.
+        splits: the ranges of keys.
+        keys: as `SortRows`.
+    """
+
+    value_codec = RUNS
+
+    def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, keys: Mapping[int, int]) -> None:
+        super().__init__("sort")
+        self.reader = reader
+        self.spill = spill
+        self.splits = splits
+        self.keys = keys
+
+    def __call__(self, chunk: Data, start: int = 0) -> Run | None:
+        words, _ = self.reader.read(chunk, start)
+        if not len(words[0]):
+            return None
+        columns = [column for number, column in enumerate(take_apart(chunk).tensors) if number not in self.keys]
+        return write_run(self.spill, self.splits, words, columns)
+
+
+class SortRows(PartitionWork):
+    """What a worker calls with the number of a partition: its rows are sorted, column by column, and written.
+
+    Args:
+        partitions, firsts, places, name, whole_bytes: as `PartitionWork`.
+        codec: of the keys.
+        keys: the columns that do not travel, because words tell them: their numbers, and which column of the key each
+            of them is.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        firsts: list[int],
+        places: Places,
+        name: str,
+        whole_bytes: int,
+        codec: KeyCodec,
+        keys: Mapping[int, int],
+    ) -> None:
+        super().__init__(partitions, firsts, places, name, whole_bytes)
+        self.codec = codec
+        self.keys = keys
+        travelling = (number for number in range(len(places.places)) if number not in keys)
+        self.place_of = {number: place for place, number in enumerate(travelling)}
+
+    def sort(self, partition: int, first: int, count: int) -> int:
+        if count * self.partitions.row_bytes > self.whole_bytes and self._copied(partition, first):
+            return 0
+        words, order = self.partitions.read_words(partition), None
+        if not is_sorted(words):
+            order, words = stable_order(words)
+        keys = self._keys(words)
+        del words
+        with self.places.opened() as files:
+            for number, file in enumerate(files):
+                if file < 0:
+                    continue
+                if number in self.keys:
+                    column = keys[self.keys[number]]
+                else:
+                    column = self.partitions.read_column(partition, self.place_of[number])
+                    column = column if order is None else reordered(column, order)
+                self.places.write(number, file, first, column)
+        return 0
+
+    def _keys(self, words: Words) -> list[Tensor]:
+        """The columns of the key, where any of them is needed."""
+        return self.codec.decode(words) if self.keys else []
+
+    def _copied(self, partition: int, first: int) -> bool:
+        """Whether all rows have one key; they are in their order then, and have been copied piece by piece."""
+        if self.partitions.only_key(partition, self.whole_bytes) is None:
+            return False
+        with self.places.opened() as files:
+            for begin, end in self.partitions.batches(partition, self.whole_bytes):
+                words, columns = self.partitions.read(partition, begin, end)
+                keys = self._keys(words)
+                for number, file in enumerate(files):
+                    column = keys[self.keys[number]] if number in self.keys else columns[self.place_of[number]]
+                    self.places.write(number, file, first, column)
+                first += len(words[0])
+        return True
+
+
+def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows, execution: Execution) -> bool:
+    """Whether rows travel with their keys."""
+    if keyed.data is not data:  # it has columns besides, of numbers that stand for strings
+        return False
+    if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
+        return False
+    return choose_method(rows.schema.row_bytes, rows.tensors, execution) == "scatter"
+
+
+def _told_by_words(keyed: KeyedData, source: SourceRows) -> dict[int, int]:
+    """Columns of rows of which words have every bit: the number of each, and which column of the key it is."""
+    if keyed.reader.spec.fn is not None:
+        return {}
+    numbers = {field.path: number for number, field in enumerate(source.schema.tensors)}
+    columns = enumerate(zip(keyed.reader.spec.names, keyed.codec.columns))
+    # 0.0 and -0.0 have one word, and so have all NaN.
+    return {numbers[path_of(name)]: index for index, (name, column) in columns if not column.is_float}
+
+
+def sort_rows(
+    keyed: KeyedData,
+    source: SourceRows,
+    output: Output,
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    chunksize: int | None,
+) -> None:
+    """Write the rows of a dataset to its output in the order of their keys."""
+    length, words = int(keyed.data.shape[0]), keyed.codec.num_words
+    keys = _told_by_words(keyed, source)
+    shapes = [Shape.of(tensor) for number, tensor in enumerate(source.tensors or ()) if number not in keys]
+    nbytes = length * (sum(shape.nbytes for shape in shapes) + 8 * words)
+    size = decide("block", lambda: block_bytes(nbytes, execution))
+    places = output.open(source.schema, length)
+    splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
+    cut = CutRows(keyed.reader, spill, splits, keys)
+    row_bytes = max(sum(source.schema.row_bytes), 1)
+    plan = plan_rows(length, row_bytes, chunksize or max(size // row_bytes, 1))
+    runs = execution.run(Job(Source(keyed.data), plan, cut, policy), Collect())
+    partitions = Partitions(spill, runs, words, shapes)
+    counts = partitions.rows
+    firsts = (counts.cumsum() - counts).tolist()
+    work = SortRows(partitions, firsts, places, "sort", size, keyed.codec, keys)
+    execution.run(Job(Source(torch.arange(len(counts))), ChunkPlan(len(counts), 1), work, policy), Collect())

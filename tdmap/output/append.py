@@ -1,0 +1,455 @@
+"""Results with any number of rows, as one contiguous dataset in the order of the chunks.
+
+    first job    chunk k ──fn──► rows ──► spill file of the worker        pieces of chunk k: (rows, file, offset)
+    between      prefix sum over the pieces: each has its place           the output is allocated, exactly
+    second job   piece ──copy_file_range──► its place in the output       in parallel, any order
+
+`fn` runs once a chunk: it may be costly, or random. Bytes are written twice, which is the price of not knowing how
+many rows there will be; the second time they do not pass through any process. What travels is a few numbers a chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.data.alike import not_alike
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.schema import KeyPath, Schema, join_objects, take_apart
+from tdmap.data.sizes import result_bytes
+from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source, Wrapped
+from tdmap.memory.hidden import open_file
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.output.output import Output, Step, open_spill
+from tdmap.plan import ChunkPlan
+from tdmap.run.adapters import ANY, plain_rows
+from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.log import SPILL
+from tdmap.run.values import Codec
+from tdmap.runtime.commits import LOG
+from tdmap.sinks import Collect
+from tdmap.sinks.base import Kind
+
+
+class Piece(NamedTuple):
+    """Rows that wait in a spill file, tensor after tensor."""
+
+    rows: int
+    digest: int
+    """Of their schema."""
+    file: str
+    offset: int
+    objects: dict[KeyPath, Any]
+    """Entries that are no tensors; they travel."""
+    schema: Schema | None
+    """The first time that a worker sends this one."""
+
+
+def pack_pieces(values: Sequence[tuple[Piece, ...] | None]) -> dict[str, Any]:
+    """The pieces of consecutive chunks as data for a log: their numbers in one tensor."""
+    pieces = [piece for found in values for piece in found or ()]
+    files = {file: number for number, file in enumerate(dict.fromkeys(piece.file for piece in pieces))}
+    numbers = [(piece.rows, piece.digest, files[piece.file], piece.offset) for piece in pieces]
+    return {
+        "pieces": torch.tensor([-1 if found is None else len(found) for found in values]),
+        "numbers": torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4),
+        "files": list(files),
+        "objects": {number: piece.objects for number, piece in enumerate(pieces) if piece.objects},
+        "skeletons": {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None},
+    }
+
+
+def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
+    """What `pack_pieces` was given. Raises ValueError, TypeError or LookupError for other data."""
+    schemas = {number: Schema(skeleton) for number, skeleton in packed["skeletons"].items()}
+    pieces = [
+        Piece(rows, digest, packed["files"][file], offset, packed["objects"].get(number, {}), schemas.get(number))
+        for number, (rows, digest, file, offset) in enumerate(packed["numbers"].tolist())
+    ]
+    if any(piece.schema is not None and piece.schema.digest != piece.digest for piece in pieces):
+        raise ValueError("rows are not as they were described")
+    rest = iter(pieces)
+    values = [None if count < 0 else tuple(itertools.islice(rest, count)) for count in packed["pieces"].tolist()]
+    if next(rest, None) is not None:
+        raise ValueError("more pieces than chunks")
+    return values
+
+
+class SpillRows(Wrapped):
+    """What a worker calls in the first job.
+
+    Args:
+        fn: the user's function: rows, None, or an iterable of them.
+        spill: where rows wait.
+    """
+
+    value_codec = Codec(pack_pieces, unpack_pieces)
+
+    def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
+        super().__init__(fn)
+        self.spill = spill
+        # By thread: another one's pieces may reach the driver first, and what is under way may never do.
+        self._sent: dict[int, set[int]] = {}
+
+    def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
+        return self.pieces(each_result(self.call(chunk, start)), self._append)
+
+    def pieces(self, results: Iterable[Data], write: Callable[[list[Tensor]], tuple[str, int]]) -> tuple[Piece, ...]:
+        """A piece for each dataset, whose tensors are written; where to is what `write` returns: file and offset."""
+        sent = self._sent.setdefault(threading.get_ident(), set())
+        known = set(sent)
+        pieces = tuple(self._spill(rows, known, write) for rows in results)
+        sent |= known
+        return pieces
+
+    def _append(self, tensors: list[Tensor]) -> tuple[str, int]:
+        file, offset, _ = self.spill.append(tensors)[0]
+        return file, offset
+
+    def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+        """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
+        return tuple(piece for state in states for piece in state)
+
+    def _spill(self, rows: Data, known: set[int], write: Callable[[list[Tensor]], tuple[str, int]]) -> Piece:
+        parts = take_apart(rows)
+        digest = parts.schema.digest
+        file, offset = "", 0
+        tensors = [tensor.contiguous() for tensor in parts.tensors]
+        if parts.rows and tensors:
+            file, offset = write(tensors)
+        new = digest not in known
+        known.add(digest)
+        return Piece(parts.rows, digest, file, offset, parts.objects, parts.schema if new else None)
+
+
+def each_result(result: Any) -> Iterator[Data]:
+    """The datasets that a function has returned: one, none, or those of an iterable; dicts of columns are datasets."""
+    if result is None:
+        return
+    if is_data(result):
+        yield result
+    elif isinstance(result, (dict, np.ndarray)):
+        yield plain_rows(result, ANY)
+    elif isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
+        for part in result:
+            yield from each_result(part)
+    else:
+        raise OutputMismatch(
+            "the function must return a tensor or a collection with rows in dimension 0, a dict of columns, None for "
+            f"no rows, or an iterable of those: got a {type(result).__name__}."
+        )
+
+
+class Pieces(Collect):
+    """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
+
+    Args:
+        output: refuses rows for which it has no place.
+
+    Attributes:
+        schemas: every schema that was met, by its digest.
+    """
+
+    def __init__(self, output: Output | None = None) -> None:
+        super().__init__()
+        self._output = output
+        self.schemas: dict[int, Schema] = {}
+        self._first: tuple[int, int] | None = None
+
+    def open(self, plan: ChunkPlan, allocate: Any) -> None:
+        super().open(plan, allocate)
+        self._plan = plan
+        for chunk, pieces in self.restored.items():
+            self.learn(chunk, pieces)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._plan = plan
+
+    def restore(self, values: dict[int, Any], is_there: Callable[[str, int], bool]) -> None:
+        pieces = [piece for found in values.values() for piece in found or ()]
+        self.schemas.update({piece.digest: piece.schema for piece in pieces if piece.schema is not None})
+        for chunk, found in values.items():
+            known = all(piece.digest in self.schemas for piece in found or ())
+            if known and all(self.can_read(piece, is_there) for piece in found or () if piece.file):
+                self.restored[chunk] = found
+
+    def can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
+        """Whether the rows of a piece are still in their file."""
+        return is_there(piece.file, piece.offset)
+
+    def value_bytes(self, value: Any) -> int:
+        total = 0
+        for piece in value:
+            schema = self._known(piece)
+            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+        return total
+
+    def _known(self, piece: Piece) -> Schema:
+        """The schema of a piece, which came with it or with an earlier one of its worker."""
+        if piece.schema is not None:
+            self.schemas.setdefault(piece.digest, piece.schema)
+        return self.schemas[piece.digest]
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        super().accept(start, stop, kind, values)
+        for chunk, pieces in zip(range(start, stop), values):
+            self.learn(chunk, pieces)
+
+    def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
+        """Take note of what the rows of a chunk look like.
+
+        Raises:
+            OutputMismatch: they look different from others.
+        """
+        for piece in pieces or ():
+            self._known(piece)
+            if not piece.rows:
+                continue
+            if self._first is None:
+                self._first = chunk, piece.digest
+                if self._output is not None:
+                    self._output.check(self.schemas[piece.digest], 0)
+            if piece.digest != self._first[1]:
+                other, digest = self._first
+                difference = self.schemas[digest].difference(self.schemas[piece.digest])
+                raise not_alike(
+                    f"{difference} (for {describe_rows(*self._plan.rows(other))})",
+                    where=describe_rows(*self._plan.rows(chunk)),
+                )
+            if self._output is not None and piece.objects:
+                self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
+
+    @property
+    def all(self) -> list[Piece]:
+        """The pieces that have rows, in the order of the chunks."""
+        return [piece for pieces in self.result() for piece in pieces or () if piece.rows]
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the first rows; without any, of the first empty result; else None."""
+        for wanted in (self.all, [piece for pieces in self.result() for piece in pieces or ()]):
+            if wanted:
+                return self.schemas[wanted[0].digest]
+        return None
+
+
+class PlacePieces(Step):
+    """The second job: copies pieces to their place.
+
+    Its chunks are rows of an int64 table: first row in the output, rows, file, offset of the piece, rows of the
+    piece, first row in the piece.
+    """
+
+    def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: Places) -> None:
+        super().__init__("append_rows")
+        self.spill = spill
+        self.files = files
+        self.row_bytes = row_bytes
+        self.places = places
+
+    def __call__(self, tasks: Tensor, start: int = 0) -> int:
+        sources: dict[int, int] = {}
+        try:
+            with self.places.opened() as targets:
+                for row, rows, file, offset, piece_rows, skip in tasks.tolist():
+                    if file not in sources:
+                        sources[file] = open_file(self.spill.folder / self.files[file])
+                    self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
+        finally:
+            for fd in sources.values():
+                os.close(fd)
+        return len(tasks)
+
+    def _place(
+        self, source: int, targets: list[int], row: int, rows: int, offset: int, piece_rows: int, skip: int
+    ) -> None:
+        for place, target, row_bytes in zip(self.places.places, targets, self.row_bytes):
+            if place is not None:
+                copy_bytes(source, offset + skip * row_bytes, target, place.offset + row * row_bytes, rows * row_bytes)
+            offset += -(-piece_rows * row_bytes // ALIGNMENT) * ALIGNMENT
+
+
+_copies_in_kernel = hasattr(os, "copy_file_range")
+
+
+def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> None:
+    """Copy bytes from one file to another, within the kernel where the file systems allow it."""
+    if _copies_in_kernel:
+        with contextlib.suppress(OSError):  # other file systems, or one that cannot
+            while nbytes:
+                done = os.copy_file_range(source, target, nbytes, start, at)
+                if not done:
+                    break
+                start, at, nbytes = start + done, at + done, nbytes - done
+    while nbytes:
+        block = os.pread(source, min(nbytes, 4 << 20), start)
+        if not block:
+            raise OSError(f"intermediate results end {nbytes} bytes too early: their file was cut.")
+        done = os.pwrite(target, block, at)
+        start, at, nbytes = start + done, at + done, nbytes - done
+
+
+def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_bytes: int) -> Tensor:
+    """The table of the second job, of parts of at most so many bytes; adds the names of files to `files`."""
+    numbers: dict[str, int] = {}
+    most = max(most_bytes // max(row_bytes, 1), 1)
+    table, row = [], 0
+    for piece in pieces:
+        if piece.file:
+            number = numbers.setdefault(piece.file, len(numbers))
+            for skip in range(0, piece.rows, most):
+                rows = min(most, piece.rows - skip)
+                table.append((row + skip, rows, number, piece.offset, piece.rows, skip))
+        row += piece.rows
+    files += numbers
+    return torch.tensor(table, dtype=torch.int64).reshape(-1, 6)
+
+
+def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: Output, execution: Execution) -> None:
+    """Allocate the output, and bring every piece to its place."""
+    objects = (
+        {path: join_objects([piece.objects[path] for piece in pieces]) for path in pieces[0].objects} if pieces else {}
+    )
+    total = sum(piece.rows for piece in pieces)
+    places = output.open(schema, total, objects)
+    files: list[str] = []
+    row_bytes = schema.row_bytes
+    table = tasks_of(pieces, files, sum(row_bytes), execution.tuning.copy_bytes)
+    if not len(table):
+        return
+    each = max(total * sum(row_bytes) // len(table), 1)
+    plan = ChunkPlan(len(table), max(min(execution.tuning.copy_bytes // each, -(-len(table) // 4)), 1))
+    job = Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places), Policy(undo=False))
+    execution.run(job, Collect())
+
+
+def append_rows(
+    data: Data,
+    fn: Callable[..., Any],
+    out: Data | str | os.PathLike[str] | Output | None,
+    execution: Execution,
+    plan: ChunkPlan,
+    policy: Policy | None = None,
+    *,
+    order: Tensor | None = None,
+    resume: bool = False,
+    spill_dir: str | os.PathLike[str] | None = None,
+    on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None,
+    empty: Schema | None = None,
+) -> Data:
+    """Apply `fn` to the chunks of a dataset, and put the rows that it returns one after the other.
+
+    Args:
+        data: the dataset.
+        fn: called once with each chunk (with a row without its dimension where the plan unbinds; with the number of
+            the chunk's first row besides, where it has an attribute `takes_start` that is true). It returns rows in
+            dimension 0, as many as it likes, None for none, or an iterable of those.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        execution: who does it.
+        plan: how the rows are cut, along any dimension.
+        policy: seed, retries, timeout, what becomes of rows that raise (they are left out).
+        order: int64 permutation of the rows, or some of them, or None; chunks take their rows in that order.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, and the result has the same bits.
+        spill_dir: folder for the rows between the two jobs; a new one in it is made and removed. Default: within `out`
+            when that is a path, else the temporary folder.
+        on_row_error: told of each row that raises, with `policy.skip`.
+        empty: the schema of zero rows, where no result tells it.
+
+    Returns:
+        The rows, in the order of the chunks: `out`, cut to the rows that were written; the dataset loaded from the
+        folder; or a new one.
+
+    Raises:
+        OutputMismatch: results differ in keys, dtypes or shapes, or do not fit `out`; names rows and key.
+        ValueError: there are zero rows, and nothing tells what they look like.
+        OSError: there is no room for the rows, or for the intermediate ones; names the folder.
+        Exception: as `tdmap.map`.
+    """
+    output = Output.of(out, data)
+    job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
+    pieces = Pieces(output)
+
+    def place(spill: Spill) -> None:
+        _place_all(job, pieces, empty, spill, output, execution)
+
+    return run_spilled(job, output, execution, pieces, place, call="flat_map", resume=resume, spill_dir=spill_dir)
+
+
+def run_spilled(
+    job: Job,
+    output: Output,
+    execution: Execution,
+    pieces: Pieces,
+    place: Callable[[Spill], None],
+    *,
+    call: str,
+    resume: bool = False,
+    spill_dir: str | os.PathLike[str] | None = None,
+    keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
+) -> Data:
+    """Run both jobs: the rows that a function returns wait in spill files, and are brought to their place.
+
+    Args:
+        job: the first one, with the user's function.
+        output: where rows go.
+        execution: who does it.
+        pieces: the sink of the first job.
+        place: the second job.
+        call: the name of the operation.
+        resume: keep a log in the output.
+        spill_dir: as `append_rows`; what can be resumed waits in the output.
+        keep: makes what a worker calls, of the function and the spill files.
+
+    Raises:
+        ValueError: `resume`, and the output is no folder.
+    """
+
+    def work() -> Data:
+        with spill_of(output, spill_dir) as spill:
+            if job.plan.length:
+                execution.run(replace(job, fn=keep(job.fn, spill)), pieces)
+            place(spill)
+        return output.result()
+
+    return run_call(f"{call}({job.name})", job.source.data, lambda: parts_of_job(job), output, resume, work, job)
+
+
+def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
+    """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
+    if spill_dir is None and output.store is not None and LOG.get() is None:
+        return Spill(output.store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
+    return open_spill(output, spill_dir)
+
+
+def _unknown_prefix() -> str:
+    """Of names that nobody knows before."""
+    return f"{SPILL}{secrets.token_hex(4)}-"
+
+
+def _place_all(
+    job: Job, pieces: Pieces, empty: Schema | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    schema = pieces.schema or empty
+    if schema is None and output.given is not None:
+        schema = take_apart(output.given[:0]).schema
+    if schema is None:
+        raise ValueError(
+            f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
+            "TensorDict with its keys instead of None, or handle this case before the call."
+        )
+    place_pieces(pieces.all, schema, spill, output, execution)

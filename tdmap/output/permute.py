@@ -1,0 +1,246 @@
+"""Rows in another order: `out[i] = data[order[i]]`, in memory or over the disk.
+
+Two ways, with the same result:
+
+    gather     out block i ◄── random reads ── data                    one pass; the data is read where it lies
+
+    scatter    data chunk ──rows by bucket──► out [bucket, chunk]      two passes, all of them sequential: for data
+               out bucket ──rows by place──► out, in order             that is larger than memory, with small rows
+
+A bucket is a run of rows of the output that fits into memory. How many rows each chunk gives to each bucket follows
+from the order alone, so every piece has an exact place (see `tdmap.output.scatter`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.alike import not_alike
+from tdmap.data.columns import row_words
+from tdmap.data.kinds import Data, is_data, signed_view
+from tdmap.data.schema import Schema, take_apart
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.memory.regions import region_of
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
+from tdmap.output.scatter import scatter_rows
+from tdmap.plan import ChunkPlan
+from tdmap.run.operation import operation
+from tdmap.runtime.commits import decide
+from tdmap.sinks import Collect
+
+LARGE_ROW = 256 << 10
+"""Rows of so many bytes are read at random as fast as one after the other, from any disk."""
+
+MEMORY_SHARE = 0.5
+"""Data that is larger than this share of the available memory does not stay in it while it is read at random."""
+
+READ_AHEAD = 1 << 20
+"""Bytes of a file that the kernel is asked for at a time."""
+
+METHODS = ("gather", "scatter")
+
+
+@operation
+def permute(
+    data: Data,
+    order: Tensor,
+    out: Data | str | os.PathLike[str] | Output | None = None,
+    execution: Execution | None = None,
+    *,
+    method: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
+            the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
+            moved to shared memory, 8 bytes a row.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for *m* rows.
+        execution: who does it. Default: as many processes as there are cores.
+        method: `"gather"` or `"scatter"` (see the module); None chooses: scatter where a row is small and the data
+            does not fit into memory. The result is the same.
+        spill_dir: folder for the intermediate files of scatter: 8 bytes a row, and with other libraries' workers as
+            much as the result. Default: within `out` when that is a path, else the temporary folder.
+
+    Returns:
+        `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.
+
+    Raises:
+        IndexError: an element of `order` is no row of the data.
+        TypeError: `order` is not int64, or not one-dimensional.
+        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        ValueError: `out` shares memory with the data.
+        OSError: there is no room.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(4) * 10}, [4])
+        >>> permute(data, torch.tensor([3, 0, 0]), execution=Execution(2))["x"]
+        tensor([30,  0,  0])
+    """
+    return permute_known(data, check_order(data, order), out, execution or Execution(), method, spill_dir)
+
+
+def permute_known(
+    data: Data,
+    order: Tensor,
+    out: Data | str | os.PathLike[str] | Output | None,
+    execution: Execution,
+    method: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """As `permute`, in an order of our own making, which is not looked through first."""
+    if method is not None and method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
+    output, source = Output.of(out, data), SourceRows(data)
+    source.check(output)
+    with output.claimed("permute"):
+        row_bytes = source.schema.row_bytes
+        places = output.open(source.schema, len(order), source.objects_at(order))
+        if not len(order) or not any(row_bytes):
+            pass
+        elif source.tensors is None:
+            run_blocks(Source(data, order), PlaceRows(places, source.schema), row_bytes, execution)
+        elif (method or _method(row_bytes, source.tensors, execution)) == "gather":
+            prefetch(source.tensors, len(order))
+            shared = SharedTensors(source.tensors, travels(execution))
+            run_blocks(Source(order), GatherRows(shared, places), row_bytes, execution)
+        else:
+            with open_spill(output, spill_dir) as spill:
+                shared = SharedTensors(source.tensors, travels(execution))
+                scatter_rows(shared, order, places, row_bytes, execution, spill)
+        return output.result()
+
+
+def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
+    return decide("method", lambda: choose_method(row_bytes, tensors, execution))
+
+
+def check_order(data: Data, order: Any) -> Tensor:
+    """`order`, as a plain tensor, if it may be used for the rows of `data`.
+
+    Raises:
+        TypeError: it is not one-dimensional int64, or `data` has no rows.
+        IndexError: it names a row that there is not.
+    """
+    if not is_data(data) or not len(data.shape):
+        raise TypeError(f"the data must be a tensor or a collection with rows in dimension 0: got {data!r:.80}.")
+    if not isinstance(order, Tensor) or order.dtype is not torch.int64 or order.dim() != 1:
+        found = f"{order.dtype} {tuple(order.shape)}" if isinstance(order, Tensor) else f"a {type(order).__name__}"
+        raise TypeError(f"order must be an int64 tensor of shape [rows]: got {found}.")
+    rows: Tensor = order.as_subclass(Tensor) if type(order) is not Tensor else order
+    length = int(data.shape[0])
+    for first in range(0, len(rows), 1 << 20):  # piece by piece: it may lie on the disk
+        low, high = torch.aminmax(rows[first : first + (1 << 20)])
+        if int(low) < 0 or int(high) >= length:
+            bad = int(low) if int(low) < 0 else int(high)
+            raise IndexError(f"order names row {bad}, and the data has {length} rows: use 0 to {length - 1}.")
+    return rows
+
+
+def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
+    """The faster way for this data and this machine."""
+    small = [width * len(tensor) for width, tensor in zip(row_bytes, tensors) if width < LARGE_ROW]
+    return "gather" if sum(small) <= MEMORY_SHARE * execution.available_memory() else "scatter"
+
+
+# -- gather ------------------------------------------------------------------------------------------
+
+
+class GatherRows(Step):
+    """Its chunks are parts of the order."""
+
+    def __init__(self, source: SharedTensors, places: Places, trim: bool = False) -> None:
+        super().__init__("permute")
+        self.source = source
+        self.places = places
+        self.trim = trim
+
+    def __call__(self, order: Tensor, start: int = 0) -> int:
+        with self.places.opened() as files:
+            for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
+                if file >= 0:
+                    self.places.write(number, file, start, self._rows(tensor, order))
+        if self.trim:
+            self.source.trim()
+        return len(order)
+
+    @staticmethod
+    def _rows(tensor: Tensor, order: Tensor) -> Tensor:
+        if not tensor.is_contiguous():
+            return signed_view(tensor).index_select(0, order).view(tensor.dtype)
+        return row_words(tensor).index_select(0, order)
+
+
+class PlaceRows(Step):
+    """For data whose rows have to be asked for: a chunk has them in the wanted order."""
+
+    def __init__(self, places: Places, schema: Schema) -> None:
+        super().__init__("permute")
+        self.places = places
+        self.schema = schema
+
+    def __call__(self, rows: Data, start: int = 0) -> int:
+        return place_rows(rows, start, self.places, self.schema)
+
+
+def place_rows(rows: Data, start: int, places: Places, schema: Schema) -> int:
+    """Write rows to their places, from row `start` on.
+
+    Raises:
+        OutputMismatch: they look different from the schema that the places are for; members of a lazy stack may.
+    """
+    parts = take_apart(rows)
+    difference = schema.difference(parts.schema)
+    if difference:
+        raise not_alike(f"{difference} in the first row", what="rows")
+    with places.opened() as files:
+        for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
+            places.write(number, file, start, tensor.contiguous())
+    return parts.rows
+
+
+def deliver(rows: Data, output: Output) -> Data:
+    """Rows in memory, brought to where they were asked for."""
+    parts = take_apart(rows)
+    place_rows(rows, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
+    return output.result()
+
+
+def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:
+    """Have the output written block by block."""
+    order = source.data if source.order is None else source.order
+    plan = ChunkPlan(len(order), block_rows(len(order), row_bytes, execution))
+    execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
+
+
+def block_rows(rows: int, row_bytes: Sequence[int], execution: Execution) -> int:
+    """Rows of a block: some megabytes, and several blocks where there are rows enough."""
+    return max(min(execution.tuning.gather_bytes // max(sum(row_bytes), 1), -(-rows // 8)), 1)
+
+
+def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:
+    """Have files that are about to be read at random brought into memory in their own order.
+
+    Not those of which a small part of the rows is wanted, or whose rows are large: they are read where they are.
+    """
+    for tensor in tensors:
+        rows = len(tensor)
+        region = region_of(tensor) if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW else None
+        if region is None or region.handle.anonymous or not hasattr(os, "posix_fadvise"):
+            continue
+        fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in range(0, os.fstat(fd).st_size, READ_AHEAD):  # the kernel cuts larger requests short
+                os.posix_fadvise(fd, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
