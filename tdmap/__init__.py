@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     )
     from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
     from tdmap.expressions import Expression, col
+    from tdmap.ops.describe import describe
     from tdmap.ops.distinct import unique, value_counts
-    from tdmap.ops.filter import filter, flat_map
+    from tdmap.ops.filter import filter
+    from tdmap.ops.flat_map import flat_map
     from tdmap.ops.group_by import GroupBy, group_by
     from tdmap.ops.iteration.iterator import MapIterator
     from tdmap.ops.iteration.map_iter import map_iter
@@ -46,13 +48,14 @@ if TYPE_CHECKING:
     from tdmap.ops.sample import sample
     from tdmap.ops.shuffle import shuffle
     from tdmap.ops.sort import sort
-    from tdmap.ops.summary import describe, train_test_split
     from tdmap.ops.top_k import top_k
+    from tdmap.ops.train_test_split import train_test_split
     from tdmap.pipeline import Pipeline, PipelineIterator
     from tdmap.plan import ChunkPlan
     from tdmap.ranks import merge_shards
     from tdmap.reducers import Reducer
     from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+    from tdmap.run.options import FunctionOptions, MapGroupsOptions, MapOptions, Options, RunOptions, options
     from tdmap.runtime.crews.cluster import RayCluster
     from tdmap.runtime.workers.pool import WorkerPool, close_pools
     from tdmap.stores import ShardedDataset, concat, open
@@ -66,12 +69,16 @@ __all__ = [
     "ChunkTimeout",
     "Expression",
     "FolderInUse",
+    "FunctionOptions",
     "GroupBy",
     "JobEnded",
     "JobStarted",
     "LeaseDone",
+    "MapGroupsOptions",
     "MapIterator",
+    "MapOptions",
     "MixedSampler",
+    "Options",
     "OutputMismatch",
     "Pipeline",
     "PipelineIterator",
@@ -85,6 +92,7 @@ __all__ = [
     "RowError",
     "RowErrors",
     "RowsSkipped",
+    "RunOptions",
     "ShardsMissing",
     "SerializationError",
     "ShardedDataset",
@@ -110,6 +118,7 @@ __all__ = [
     "map_reduce",
     "merge_shards",
     "open",
+    "options",
     "prefetch_to_device",
     "reduce",
     "sample",
@@ -131,7 +140,9 @@ _PLACES = {
     "tdmap.events": "Callback ChunkRetried JobEnded JobStarted LeaseDone RowsSkipped WorkerDied",
     "tdmap.expressions": "Expression col",
     "tdmap.ops.distinct": "unique value_counts",
-    "tdmap.ops.filter": "filter flat_map",
+    "tdmap.ops.filter": "filter",
+    "tdmap.ops.flat_map": "flat_map",
+    "tdmap.ops.train_test_split": "train_test_split",
     "tdmap.ops.group_by": "GroupBy group_by",
     "tdmap.ops.iteration.iterator": "MapIterator",
     "tdmap.ops.iteration.map_iter": "map_iter",
@@ -143,13 +154,14 @@ _PLACES = {
     "tdmap.ops.sample": "sample",
     "tdmap.ops.shuffle": "shuffle",
     "tdmap.ops.sort": "sort",
-    "tdmap.ops.summary": "describe train_test_split",
+    "tdmap.ops.describe": "describe",
     "tdmap.ops.top_k": "top_k",
     "tdmap.pipeline": "Pipeline PipelineIterator",
     "tdmap.plan": "ChunkPlan",
     "tdmap.ranks": "merge_shards",
     "tdmap.reducers": "Reducer",
     "tdmap.rowerrors": "RowError RowErrors SkippedRows",
+    "tdmap.run.options": "FunctionOptions MapGroupsOptions MapOptions Options RunOptions options",
     "tdmap.runtime.crews.cluster": "RayCluster",
     "tdmap.runtime.workers.pool": "WorkerPool close_pools",
     "tdmap.stores": "ShardedDataset concat open",

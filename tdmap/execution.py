@@ -41,28 +41,31 @@ EXECUTORS = ("process", "thread", "serial", "ray")
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options about workers, for `**options: Unpack[WorkerOptions]`; their meaning is that of `tdmap.map`."""
+    """Options about workers.
+
+    Attributes:
+        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
+        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, or a `RayCluster`.
+        pool: a `WorkerPool`, or a pool of another library, to run in; the other options about workers are ignored then.
+        mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
+        worker_threads: threads that torch uses in each worker. Default: 1.
+        max_tasks_per_child: replace a worker by a fresh one after so many chunks.
+        max_memory: replace a worker, between leases, when it has gained so many bytes.
+        pbar: show a progress bar.
+        callbacks: `Callback` objects, which receive the events of every job of the operation.
+        profile: measure where the time goes. True prints a summary; a path is a file (.json, .txt, .png) or a folder.
+    """
 
     num_workers: int | None
-    """Processes or threads; 0 runs in the caller. Default: the cores that this process may use."""
-    pool: Any
-    """Run there; the other options about workers are ignored then."""
     executor: str | RayCluster
-    """`"process"`, `"thread"`, `"serial"`, `"ray"`, or a `RayCluster`."""
+    pool: Any
     mp_start_method: str | None
-    """`"fork"`, `"forkserver"` or `"spawn"`."""
     worker_threads: int
-    """Threads that torch uses in each worker."""
     max_tasks_per_child: int | None
-    """Replace a worker by a fresh one after so many chunks."""
     max_memory: int | None
-    """Replace a worker, between leases, when it has gained so many bytes."""
     pbar: bool
-    """Show a progress bar."""
     callbacks: Iterable[Callback]
-    """Receive the events of every job that the operation consists of."""
     profile: bool | str | os.PathLike[str]
-    """Measure where the time goes: True prints a summary, a path is a file (.json, .txt, .png) or a folder."""
 
 
 @dataclass(frozen=True)

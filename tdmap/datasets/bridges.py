@@ -18,7 +18,7 @@ from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.process_state import on_host
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 
@@ -126,7 +126,7 @@ def to_huggingface(data: Any, *, nulls: str | None = None) -> Any:
     return need("datasets", "rlhf", "making Hugging Face datasets").Dataset(to_arrow(data, nulls=nulls))
 
 
-@operation
+@entry_point
 def from_huggingface(
     dataset: Any,
     out: str | os.PathLike[str] | None = None,
@@ -196,7 +196,7 @@ class ReadArrow:
 # -- torch.utils.data.Dataset ----------------------------------------------------------------------------------------
 
 
-@operation
+@entry_point
 def from_dataset(
     dataset: Any,
     out: str | os.PathLike[str],

@@ -36,12 +36,14 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.output.append import Piece, SpillRows, run_spilled, spill_of
+from tdmap.output.append import Piece, SpillRows, append_rows, spill_of
 from tdmap.output.append import Pieces as AppendPieces
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import handler_of, policy_for
+from tdmap.run.call import run_job
+from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts
 from tdmap.runtime.skipping import DROP
 from tensordict_lite import TensorDict
@@ -212,16 +214,15 @@ def run_columns(
         alone: the only jagged column lies in the folder itself, as a `Jagged`, and other columns in `rows`.
     """
     pieces = Pieces(names, counts is not None, alone)
-    run_spilled(
+    work = functools.partial(
+        append_rows,
+        Context("map", execution, output),
         job,
-        output,
-        execution,
-        pieces,
-        lambda spill: _place(pieces, spill, output, execution),
-        call="map",
-        resume=resume,
+        pieces=pieces,
+        place=lambda spill: _place(pieces, spill, output, execution),
         keep=SpillRows if counts is None else functools.partial(SpillColumns, counts=counts),
     )
+    run_job("map", job, output, resume, work)
 
 
 def map_columns(
@@ -280,7 +281,7 @@ def write_columns(
     """
     output = Output(out, torch.empty(0))
     with output.claimed("write_columns"):
-        with spill_of(output, None) as spill:
+        with spill_of(Context("write_columns", Execution(0), output)) as spill:
             pieces, keep = Pieces(names, alone=alone), SpillRows(Apart(lambda batch: batch, names), spill)
             found = [keep(batch) for batch in batches]
             if not found:

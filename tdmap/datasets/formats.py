@@ -30,7 +30,7 @@ from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.memory.hidden import SHARDS
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Format(NamedTuple):
     """The parser of text, which does not say its types, of a file, the columns that are wanted, and `nulls`."""
 
 
-@operation
+@entry_point
 def read(
     source: str | os.PathLike[str] | Sequence[str],
     out: str | os.PathLike[str] | None = None,
@@ -159,7 +159,7 @@ def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
     yield from rest
 
 
-@operation
+@entry_point
 def write(
     data: Any,
     path: str | os.PathLike[str],
@@ -229,7 +229,7 @@ def _rows_at_a_time(table: Table) -> int:
     return max(min(PART_BYTES * len(table) // max(size, 1), 1 << 20), 1)
 
 
-@operation
+@entry_point
 def convert(
     source: str | os.PathLike[str] | Sequence[str],
     target: str | os.PathLike[str],

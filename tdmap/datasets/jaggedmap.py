@@ -27,7 +27,7 @@ from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import handler_of, policy_for
 from tdmap.run.fingerprint import function_parts, source_parts
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
 from tensordict_lite import TensorDict
@@ -135,7 +135,7 @@ def plan_of(rows: Jagged, chunksize: int | None) -> ChunkPlan:
     return make_plan(len(rows), chunksize=chunksize or max(len(rows), 1))
 
 
-@operation
+@entry_point
 def map_jagged(
     rows: Jagged,
     fn: Callable[[Jagged], Any],
@@ -228,7 +228,7 @@ def _joined(values: Any) -> Any:
     return torch.cat(results)
 
 
-@operation
+@entry_point
 def filter_jagged(
     rows: Jagged,
     predicate: Callable[[Jagged], Any],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdmap.datasets.extras import need
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
-from tdmap.ops.filter import flat_map
+from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorClass, TensorDict
 
 ROOT = "~/.cache/tdmap/data"

@@ -20,7 +20,8 @@ from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.datasets.tables.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.tables.doors import TableDoors
-from tdmap.ops.summary import describe, train_test_split
+from tdmap.ops.describe import describe
+from tdmap.ops.train_test_split import train_test_split
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import on_host
 from tensordict_lite import TensorDict

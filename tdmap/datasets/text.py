@@ -25,7 +25,7 @@ from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
 from tdmap.output.output import travels
 from tdmap.run.fingerprint import function_parts
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import absolute_path
 
@@ -169,7 +169,7 @@ def padded(tokens: Jagged, max_length: int | None, pad_id: int, left: bool = Fal
     return TensorDict({"input_ids": ids, "attention_mask": mask.to(torch.int64)}, [len(tokens)])
 
 
-@operation
+@entry_point
 def tokenise(
     dataset: Any,
     tokenizer: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Source
 from tdmap.keys.aggregates import Grouped
 from tdmap.keys.mapping import MapPartition
-from tdmap.keys.prepare import KeyedData, count_partitions, light, plan_rows, quick
+from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import (
     CutChunk,
     ReducePartition,
@@ -37,9 +37,9 @@ from tdmap.keys.splits import Splits
 from tdmap.memory.spill import Spill
 from tdmap.output.append import Pieces, SpillRows
 from tdmap.output.output import Output
-from tdmap.plan import ChunkPlan
+from tdmap.plan import ChunkPlan, make_plan
 from tdmap.reducers.base import Key
-from tdmap.sinks import Collect
+from tdmap.run.context import Context
 from tdmap.stores.sharded import entry_names
 from tensordict_lite import is_non_tensor
 
@@ -69,26 +69,24 @@ class Reduction:
 
     def __init__(
         self,
+        ctx: Context,
         keyed: KeyedData,
         forms: dict[str, Grouped],
         payload: tuple[Key, ...] | None,
-        execution: Execution,
-        policy: Policy,
     ) -> None:
         self.keyed = keyed
         self.forms = forms
         self.payload = payload
-        self.execution = execution
-        self.policy = policy
+        self.ctx = ctx
 
-    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces | Data, Callable[[], Schema]]:
+    def run(self, spill: Spill) -> tuple[Pieces | Data, Callable[[], Schema]]:
         """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
-        keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.execution.tuning
+        keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.ctx.tuning
         source = _source(keyed, self.payload)
         rows = narrow(select(source, self.payload), 0, 0, min(int(source.shape[0]), 1))
         row = one_row(rows)
         trial = try_forms(forms, row)
-        plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), chunksize)
+        plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), self.ctx.chunksize)
 
         def empty() -> Schema:
             return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)))).schema
@@ -105,14 +103,14 @@ class Reduction:
         if combine:  # keys that repeat within a chunk, in one chunk and all over the data
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
-        splits = keyed.splits(count_partitions(self.execution, rows_left * row_bytes))
+        splits = keyed.splits(count_partitions(self.ctx, rows_left * row_bytes))
         cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
         widths = [len(state) for state in trial] if combine else None
         if combine:
             cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
             kept_bytes = tuning.kept_bytes
             cut.most = kept_bytes // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= kept_bytes else 0
-        runs = _run_cut(source, plan, cut, self.execution, self.policy)
+        runs = _run_cut(self.ctx, source, plan, cut)
         kept = [run for run in runs if isinstance(run, Kept)]
         if widths is not None and kept:
             if len(kept) == sum(run is not None for run in runs):
@@ -125,8 +123,8 @@ class Reduction:
                     runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
         partitions = Partitions(spill, runs, codec.num_words, shapes)
         reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes)
-        crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
-        return _each_partition(splits, reduce, spill, crew, self.policy), empty
+        ctx = self.ctx if one_by_one else self.ctx.light(partitions.nbytes)
+        return _each_partition(ctx, splits, reduce, spill), empty
 
 
 def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
@@ -147,31 +145,27 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     return data
 
 
-def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution, policy: Policy) -> list[Any]:
+def _run_cut(ctx: Context, source: Data, plan: ChunkPlan, cut: CutChunk) -> list[Any]:
     forms = (cut.forms or {}).values()
     ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
     # Code of somebody else's runs in workers, which may die of it.
     nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
-    choose = quick if cut.table is not None and cut.most else light  # what is sorted and written takes longer
-    crew = choose(execution, 0 if plan.num_chunks == 1 else nbytes)
-    if not cut.most or execution.is_foreign:  # whose workers may go on when the folder has been deleted
+    nbytes = 0 if plan.num_chunks == 1 else nbytes
+    is_quick = cut.table is not None and cut.most  # what is sorted and written takes longer
+    where = ctx.quick(nbytes) if is_quick else ctx.light(nbytes)
+    if not cut.most or ctx.execution.is_foreign:  # whose workers may go on when the folder has been deleted
         cut.spill.make()
-    runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
+    runs: list[Any] = where.step(source, plan, cut)
     return runs
 
 
 def _each_partition(
-    splits: Splits,
-    fn: Callable[..., Any],
-    spill: Spill,
-    execution: Execution,
-    policy: Policy,
-    output: Output | None = None,
+    ctx: Context, splits: Splits, fn: Callable[..., Any], spill: Spill, output: Output | None = None
 ) -> Pieces:
     pieces = Pieces(output)
     numbers = torch.arange(splits.count)
     try:
-        execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
+        ctx.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), ctx.steps), pieces)
     except Exception as error:
         add_note(error, f"this job's rows are the {splits.count} ranges of keys, not the rows of the dataset")
         raise
@@ -182,14 +176,11 @@ def _each_partition(
 
 
 def map_each_group(
+    ctx: Context,
     keyed: KeyedData,
     data: Data,
     fn: Callable[[Any], Any],
     spill: Spill,
-    execution: Execution,
-    policy: Policy,
-    chunksize: int | None,
-    output: Output,
 ) -> tuple[Pieces, Callable[[], Schema] | None]:
     """What a function returns for the groups, as pieces in files, and what it looks like where there are no rows."""
     length = int(data.shape[0])
@@ -202,18 +193,24 @@ def map_each_group(
     if not whole and is_opened_by_row(source) and keyed.reader.spec.fn is None:
         source = select(source, keyed.reader.spec.names)
         row_bytes = data_row_bytes(source, length)
-    plan = plan_rows(length, row_bytes, chunksize)
+    num_chunks = ctx.options.get("num_chunks")
+    plan = (
+        plan_rows(length, row_bytes, ctx.chunksize)
+        if num_chunks is None
+        else make_plan(length, chunksize=ctx.chunksize, num_chunks=num_chunks)
+    )
     # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
-    heap_bytes = execution.tuning.heap_bytes
-    parts = count_partitions(execution, nbytes, at_least=64)
+    heap_bytes = ctx.tuning.heap_bytes
+    parts = count_partitions(ctx, nbytes, at_least=64)
     splits = keyed.splits(parts, alone=min(heap_bytes / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
     cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
-    runs = _run_cut(source, plan, cut, execution, policy)
+    runs = _run_cut(ctx, source, plan, cut)
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
     rows = example if whole else data
     work = MapPartition(fn, keyed.codec, keyed.labels, partitions, rows, whole, heap_bytes)
-    return _each_partition(splits, work, spill, execution, policy, output), None
+    seeded = replace(ctx, steps=replace(ctx.steps, seed=ctx.function.seed))
+    return _each_partition(seeded, splits, work, spill, ctx.output), None

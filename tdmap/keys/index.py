@@ -20,11 +20,9 @@ from torch import Tensor
 from tdmap.data.columns import Shape
 from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order
-from tdmap.keys.prepare import KeyedData, count_partitions, light, plan_rows
+from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import CutChunk
 from tdmap.keys.spilling import RUNS, Partitions, Run, by_partition
 from tdmap.keys.splits import Splits
@@ -32,7 +30,7 @@ from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
-from tdmap.sinks import Collect
+from tdmap.run.context import Context
 
 BOUNDED_BYTES = 256 << 20
 """A column of keys of so many bytes is read once more, for its smallest and its largest key."""
@@ -194,7 +192,7 @@ def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
 
 
 def sorted_rows(
-    keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, *, chunksize: int | None, with_words: bool
+    ctx: Context, keyed: KeyedData, spill: Spill, *, with_words: bool, chunksize: int | None = None
 ) -> Index:
     """The rows in the order of their keys. Rows whose key is a NaN that is to be left out are not among them."""
     spill.make()
@@ -205,8 +203,8 @@ def sorted_rows(
     plan_bytes = data_row_bytes(source, length)
     plan = plan_rows(length, plan_bytes, chunksize)
     nbytes = length * row_bytes
-    whole = max(execution.tuning.heap_bytes // 2, 1)
-    splits = keyed.splits(count_partitions(execution, nbytes), alone=min(whole / max(nbytes, 1), 1.0))
+    whole = max(ctx.tuning.heap_bytes // 2, 1)
+    splits = keyed.splits(count_partitions(ctx, nbytes), alone=min(whole / max(nbytes, 1), 1.0))
     bounds, bits = None if with_words else _bounds(keyed), max(length - 1, 1).bit_length()
     packs = bounds is not None and (bounds[1] - bounds[0]).bit_length() + bits <= 64
     cut: CutChunk | CutPacked
@@ -216,12 +214,11 @@ def sorted_rows(
         cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
         cut.__qualname__ = keyed.reader.what
     nbytes_read = length * plan_bytes if keyed.reader.spec.fn is None else sys.maxsize  # which may do anything
-    crew = light(execution, 0 if plan.num_chunks <= 1 else nbytes_read)
-    runs = crew.run(Job(Source(source), plan, cut, policy), Collect()) if length else []
+    runs = ctx.light(0 if plan.num_chunks <= 1 else nbytes_read).step(source, plan, cut) if length else []
     partitions = Partitions(spill, runs, words, [] if packs else [Shape(torch.int64, ())])
     counts = partitions.rows
     total = int(counts.sum())
-    columns = _room(total, 1 + words if with_words else 1, spill, execution.tuning.heap_bytes)
+    columns = _room(total, 1 + words if with_words else 1, spill, ctx.tuning.heap_bytes)
     distinct = 0
     if total:
         places = Places.of([*columns, *([None] * (0 if with_words or packs else words))])
@@ -232,8 +229,7 @@ def sorted_rows(
         if packs:
             work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))
-        job = Job(Source(numbers), ChunkPlan(len(counts), 1), work, policy)
-        distinct = sum(light(execution, partitions.nbytes).run(job, Collect()))
+        distinct = sum(ctx.light(partitions.nbytes).step(numbers, ChunkPlan(len(counts), 1), work))
     return Index(columns[0], columns[1:], distinct == total)
 
 

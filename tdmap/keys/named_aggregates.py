@@ -13,16 +13,15 @@ from torch import Tensor
 from tdmap.data.entries import path_of, require_entry
 from tdmap.data.kinds import Data
 from tdmap.data.reader import narrow
-from tdmap.execution import Execution
-from tdmap.job import Policy
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import sorted_rows
 from tdmap.keys.keys import KeySpec
 from tdmap.keys.order import group_starts
-from tdmap.keys.prepare import prepare, require_rows
+from tdmap.keys.prepare import prepare
 from tdmap.memory.spill import Spill
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
 from tdmap.reducers.base import Key
+from tdmap.run.context import Context, require_rows
 
 Path: TypeAlias = "str | tuple[str, ...]"
 
@@ -156,12 +155,11 @@ class OrderedGroups:
 
     def __init__(
         self,
+        ctx: Context,
         data: Data,
         spec: KeySpec,
         value: Key,
         dropna: bool | None,
-        execution: Execution,
-        policy: Policy,
         spill: Spill,
         descending: bool = False,
     ) -> None:
@@ -177,8 +175,8 @@ class OrderedGroups:
         names = spec.names if value in spec.names else (*spec.names, value)
         descending = descending and value not in spec.names  # groups are in the order of their keys
         down = tuple(descending and name == value for name in names)
-        keyed = prepare(data, KeySpec(names), "group_by", execution, dropna=False, descending=down)
-        index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
+        keyed = prepare(ctx, data, KeySpec(names), "group_by", dropna=False, descending=down)
+        index = sorted_rows(ctx, keyed, spill, with_words=True)
         self.descending = descending
         self.rows: NDArray[np.int64] = index.rows.numpy()
         self.words = [word.numpy().view(np.uint64) for word in index.words]

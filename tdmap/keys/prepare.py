@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, instead_of_data, is_data, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
@@ -23,7 +21,7 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.sinks import Collect
+from tdmap.run.context import Context, require_rows
 from tdmap.stores.widened import with_room
 from tensordict_lite import TensorDict
 
@@ -42,9 +40,6 @@ MANY_PARTITIONS = 256
 LARGE_PARTITION_BYTES = 64 << 20
 """up to so many bytes."""
 
-QUICK_BYTES = 32 << 20
-"""Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
-
 SAMPLE_RUNS, SAMPLE_RUN = 256, 64
 """Rows that are sampled: so many runs of so many."""
 
@@ -53,14 +48,6 @@ PART_ROWS = 1 << 16
 
 SAMPLE_BYTES = 32 << 20
 """And the bytes of them, at most, where a function needs whole rows."""
-
-
-def require_rows(data: Data, what: str) -> None:
-    """Raise TypeError unless `data` has rows, which can be had one by one."""
-    if not is_data(data) or not len(data.shape):
-        found = f"one of shape {tuple(data.shape)}." if is_data(data) else instead_of_data(data)
-        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}")
-    require_rows_apart(data)
 
 
 def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> ChunkPlan:
@@ -78,25 +65,12 @@ def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> Chun
     return ChunkPlan(length, max(min(most, spread, CHUNK_BYTES // max(row_bytes, 1)), 1))
 
 
-def count_partitions(execution: Execution, nbytes: int, at_least: int = 1) -> int:
+def count_partitions(ctx: Context, nbytes: int, at_least: int = 1) -> int:
     """How many partitions for so many bytes."""
-    parts = -(-nbytes // execution.tuning.partition_bytes)
+    parts = -(-nbytes // ctx.tuning.partition_bytes)
     if parts > MANY_PARTITIONS:
         parts = max(-(-nbytes // LARGE_PARTITION_BYTES), MANY_PARTITIONS)
     return max(parts, at_least, 1)
-
-
-def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> Execution:
-    """The execution itself, or the caller alone where there is little to do."""
-    if nbytes > execution.tuning.light_bytes or (plan is not None and plan.num_chunks > 1 and nbytes):
-        return execution
-    return replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
-
-
-def quick(execution: Execution, nbytes: int) -> Execution:
-    """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a job."""
-    gained = nbytes - nbytes // execution.workers
-    return light(execution, 0 if execution.tuning.light_bytes and gained <= QUICK_BYTES else nbytes)
 
 
 def expected_groups(groups: int, seen: int, rows: float) -> float:
@@ -172,10 +146,10 @@ class KeyedData:
 
 
 def prepare(
+    ctx: Context,
     data: Data,
     spec: KeySpec,
     what: str,
-    execution: Execution,
     *,
     dropna: bool | None = None,
     descending: tuple[bool, ...] = (),
@@ -193,7 +167,7 @@ def prepare(
     first = spec.values(narrow(data, 0, 0, min(length, 1)))
     labels: tuple[list[str] | None, ...] = (None,) * len(first)
     if any(isinstance(value, list) for value in first):
-        data, spec, labels = _number_strings(data, spec, execution)
+        data, spec, labels = _number_strings(ctx, data, spec)
         first = spec.values(narrow(data, 0, 0, min(length, 1)))
     reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
     keyed = KeyedData(data, reader, [], labels, names)
@@ -237,18 +211,15 @@ def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
     return list(numbers), torch.from_numpy(rows)
 
 
-def _number_strings(
-    data: Data, spec: KeySpec, execution: Execution
-) -> tuple[Data, KeySpec, tuple[list[str] | None, ...]]:
+def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[list[str] | None, ...]]:
     """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
     length = int(data.shape[0])
     plan = plan_rows(length, data_row_bytes(data, length))
     source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
     theirs = spec.fn is not None or (is_opened_by_row(data) and not any(True for _ in data.in_memory()))
-    crew = execution if theirs and plan.num_chunks > 1 else light(execution, 0)
-    job = Job(Source(source), plan, NumberChunk(spec), Policy(undo=False))
-    chunks = crew.run(job, Collect()) if length else [NumberChunk(spec)(source)]
+    where = ctx if theirs and plan.num_chunks > 1 else ctx.light(0)
+    chunks = where.step(source, plan, NumberChunk(spec)) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
     names: list[Key] = []
     labels: list[list[str] | None] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,10 @@ from tdmap.execution import Execution
 from tdmap.functions import Around
 from tdmap.job import Job, Wrapped
 from tdmap.output.append import append_rows
+from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
+from tdmap.run.call import run_job
+from tdmap.run.context import Context
 from tdmap.sinks.folder import check_for_folder, returned_none
 
 
@@ -91,17 +95,8 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: 
         if rows is None:
             raise returned_none("the data has no rows")
         empty = take_apart(rows).schema
-    return append_rows(
-        job.source.data,
-        SameRows(job.fn, job.plan),
-        path,
-        execution,
-        job.plan,
-        job.policy,
-        resume=resume,
-        on_row_error=job.on_row_error,
-        empty=empty,
-    )
+    job, ctx = job.again(SameRows(job.fn, job.plan)), Context("map", execution, Output(path, job.source.data))
+    return run_job("map", job, ctx.output, resume, functools.partial(append_rows, ctx, job, empty=empty))
 
 
 def write_dropping(job: Job, folder: str) -> Data:

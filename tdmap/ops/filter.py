@@ -1,4 +1,4 @@
-"""`filter` and `flat_map`: fewer rows, or more, as one contiguous dataset in the order of the data.
+"""`filter`: some rows of a dataset, as one contiguous dataset in their order.
 
     filter    first job    chunk ──predicate──► mask, a byte a row          rows stay where they are
               between      prefix sum: where the rows of each chunk go      the output is allocated, exactly
@@ -6,16 +6,14 @@
 
 A formula (`tdmap.col("v") > 0`) reads the columns that it names, and no others; where these are small, the caller does
 it at once instead of the first job.
-
-`flat_map` makes new rows, so they wait in files until it is known how many there are: see `append`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -23,30 +21,22 @@ from torch import Tensor
 
 from tdmap.data.columns import row_words
 from tdmap.data.entries import require_entry, select
-from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, is_opened_by_row
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
-from tdmap.data.schema import Schema, take_apart
+from tdmap.data.schema import Schema
 from tdmap.errors import OutputMismatch, add_note, describe_rows
-from tdmap.execution import Execution, WorkerOptions
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
-from tdmap.job import Job, Policy, Source, function_name
+from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.shm import Arena
-from tdmap.output.append import append_rows, each_result
-from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
+from tdmap.output.output import SourceRows, Step
 from tdmap.output.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
-from tdmap.rowerrors import OnError
-from tdmap.run.arguments import handler_of, plan_for, policy_for
-from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.context import Context
 from tdmap.run.operation import operation
-from tdmap.runtime.skipping import DROP
-from tdmap.sinks import Collect, Preallocated
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from tdmap.run.options import MapOptions
+from tdmap.sinks import Preallocated
 
 MASK = "mask"
 """Name of the file of answers, a byte a row."""
@@ -60,23 +50,11 @@ LIGHT = 64 << 20
 
 @operation
 def filter(
+    ctx: Context,
     data: Data,
     predicate: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
-    *,
-    overwrite: bool = False,
-    rows_per_shard: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    chunksize: int | None = None,
-    num_chunks: int | None = None,
-    seed: int | None = None,
-    generator: torch.Generator | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
-    spill_dir: str | os.PathLike[str] | None = None,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[MapOptions],
 ) -> Data:
     """The rows of a dataset for which a predicate is true, in their order.
 
@@ -87,15 +65,8 @@ def filter(
             `tdmap.col("v") > 0`, which reads the columns that it names alone, and costs no call a chunk.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
-        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-        resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
-            after any interruption, `kill -9` of every process included.
-        chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
-        on_error: `"skip"`, or a function, as `tdmap.map`: rows on which the predicate raises are left out.
-        spill_dir: folder for one byte a row. Default: within `out` when that is a path, else the temporary folder.
-        **options: about workers, as `tdmap.map`.
+        **options: see `tdmap.MapOptions`. Rows on which the predicate raises are left out, with `on_error="skip"` or a
+            function. Intermediate files take a byte a row.
 
     Returns:
         `out`, cut to the rows that were kept; the dataset loaded from the folder; or a new one. When no row is kept,
@@ -115,32 +86,27 @@ def filter(
         tensor([0, 3, 6, 9])
     """
     predicate = user_function(predicate)
-    plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
-    execution = Execution.of(**options)
-    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
-    job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
+    plan = ctx.plan(data, predicate)
+    job = ctx.job(data, plan, Mask(predicate, plan.unbind))
     source = SourceRows(data)
-    source.check(output)
+    source.check(ctx.output)
     if isinstance(predicate, Expression) and not plan.unbind:
         job = _of_columns(job, predicate)
-    elif chunksize is None and num_chunks is None and seed is None and generator is None:
+    elif all(ctx.options.get(name) is None for name in CUT_BY):
         job = replace(job, plan=_with_larger_chunks(plan, data_row_bytes(data, plan.length)))
+    if isinstance(predicate, Expression) and _is_light(job):
+        mask = Arena().empty(torch.bool, torch.Size([plan.length]))
+        _fill(mask, job)
+        return copy_selected(ctx, data, source, mask)
+    with ctx.spill() as spill:
+        mask = spill.mapped(MASK, plan.length).view(torch.bool)
+        if plan.length:
+            ctx.run(job, Preallocated(mask))
+        return copy_selected(ctx, data, source, mask)
 
-    def work() -> Data:
-        if isinstance(predicate, Expression) and _is_light(job):
-            mask = Arena().empty(torch.bool, torch.Size([plan.length]))
-            _fill(mask, job)
-            copy_selected(data, source, mask, output, execution)
-            return output.result()
-        with open_spill(output, spill_dir) as spill:
-            mask = spill.mapped(MASK, plan.length).view(torch.bool)
-            if plan.length:
-                execution.run(job, Preallocated(mask))
-            copy_selected(data, source, mask, output, execution)
-        return output.result()
 
-    return run_call(f"filter({job.name})", data, lambda: parts_of_job(job), output, resume, work, job)
+CUT_BY = ("chunksize", "num_chunks", "seed", "generator")
+"""Options with which the chunks of a predicate are those of the plan: seeds follow them."""
 
 
 def _of_columns(job: Job, predicate: Expression) -> Job:
@@ -277,103 +243,16 @@ class CopyChunks(CopyRows):
         return count
 
 
-def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, execution: Execution) -> None:
+def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) -> Data:
     """Write the rows of `data` for which `mask` (bool `[rows]`) is true to an output of exactly that size."""
-    plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes, execution))
+    plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes, ctx))
     counts = torch.tensor([np.count_nonzero(part.numpy()) for part in mask.split(plan.size)], dtype=torch.int64)
     total = int(counts.sum())
-    places = output.open(source.schema, total, source.objects_at(mask))
-    if not total:
-        return
-    first = (counts.cumsum(0) - counts).numpy()
-    if source.tensors is None:
-        fn: Any = CopyChunks(source.schema, SharedTensors([mask], travels(execution)), places, first, plan.size)
-        job = Job(Source(data), plan, fn, Policy(undo=False))
-    else:
-        fn = CopyRows(SharedTensors(source.tensors, travels(execution)), places, first, plan.size)
-        job = Job(Source(mask), plan, fn, Policy(undo=False))
-    execution.run(job, Collect())
-
-
-@operation
-def flat_map(
-    data: Data,
-    fn: Callable[[Any], Any],
-    out: Data | str | os.PathLike[str] | None = None,
-    *,
-    overwrite: bool = False,
-    rows_per_shard: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    chunksize: int | None = None,
-    num_chunks: int | None = None,
-    seed: int | None = None,
-    generator: torch.Generator | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
-    spill_dir: str | os.PathLike[str] | None = None,
-    **options: Unpack[WorkerOptions],
-) -> Data:
-    """Any number of rows for each chunk, one after the other in the order of the chunks.
-
-    Args:
-        data: a tensor or a collection, with rows in dimension 0.
-        fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
-            columns, None for none, or an iterable of those: a generator's rows are written as they come. With
-            `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
-        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-            interruption, `kill -9` of every process included, and the result has the same bits.
-        chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
-        on_error: `"skip"`, or a function, as `tdmap.map`: rows on which `fn` raises give no rows.
-        spill_dir: folder for the rows until it is known how many there are: as many bytes as the result. Default:
-            within `out` when that is a path, else the temporary folder.
-        **options: about workers, as `tdmap.map`.
-
-    Returns:
-        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one. When there are no
-        rows, the first empty result tells what they would look like; for data without rows, what `fn` makes of them.
-
-    Raises:
-        OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
-        ValueError: there are no rows, and nothing tells what they would look like; or `out` shares memory
-            with the data.
-        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
-        Exception: whatever `fn` raised, with a note that names the rows.
-
-    Example:
-        >>> from tensordict_lite import TensorDict
-        >>> data = TensorDict({"n": torch.tensor([2, 0, 3])}, [3])
-        >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
-        tensor([2, 2, 3, 3, 3])
-    """
-    fn = user_function(fn)
-    plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
-    execution = Execution.of(**options)
-    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
-    return append_rows(
-        data,
-        fn,
-        output,
-        execution,
-        plan,
-        policy,
-        resume=resume,
-        spill_dir=spill_dir,
-        on_row_error=handler_of(on_error),
-        empty=_schema_of_no_rows(data, fn, plan) if not plan.length and not is_data(out) else None,
-    )
-
-
-def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
-    def first(rows: Data) -> Data | None:
-        result = fn(rows, 0) if getattr(fn, "takes_start", False) else fn(rows)
-        return next(each_result(result), None)
-
-    rows = result_of_no_rows(first, data, plan)
-    return None if rows is None else take_apart(rows[:0]).schema
+    places = ctx.output.open(source.schema, total, source.objects_at(mask))
+    if total:
+        first, shares = (counts.cumsum(0) - counts).numpy(), ctx.shares
+        if source.tensors is None:
+            ctx.step(data, plan, CopyChunks(source.schema, SharedTensors([mask], shares), places, first, plan.size))
+        else:
+            ctx.step(mask, plan, CopyRows(SharedTensors(source.tensors, shares), places, first, plan.size))
+    return ctx.output.result()

@@ -14,38 +14,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
-from tdmap.execution import Execution
 from tdmap.functions import user_function
-from tdmap.job import Policy, function_name
 from tdmap.keys.aggregates import grouped_form
 from tdmap.keys.group_jobs import Reduction, map_each_group, payload_of
 from tdmap.keys.keys import KeyLike, KeySpec
-from tdmap.keys.named_aggregates import Ordered, OrderedGroups, parse
-from tdmap.keys.prepare import KeyedData, light, prepare
+from tdmap.keys.named_aggregates import OrderedGroups, parse
+from tdmap.keys.prepare import KeyedData, prepare
 from tdmap.memory.spill import Spill
 from tdmap.output.append import Pieces, place_pieces
-from tdmap.output.output import Output, open_spill
-from tdmap.output.permute import deliver, permute
+from tdmap.output.permute import deliver, permute_rows
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
-from tdmap.run.arguments import policy_for
-from tdmap.run.call import options_of, parts_of, run_call
-from tdmap.run.operation import operation
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
+from tdmap.run.context import Context
+from tdmap.run.operation import entry_point, operation_method
+from tdmap.run.options import MapGroupsOptions, Options
 
 
-@operation
+@entry_point
 def group_by(
     data: Data,
     key: KeyLike,
@@ -91,35 +84,31 @@ def group_by(
     return GroupBy(data, spec, dropna, spill_dir)
 
 
+@dataclass(frozen=True, repr=False)
 class GroupBy:
     """The groups of a dataset; made by `group_by`."""
 
-    def __init__(
-        self, data: Data, spec: KeySpec, dropna: bool | None, spill_dir: str | os.PathLike[str] | None
-    ) -> None:
-        self._data = data
-        self._spec = spec
-        self._dropna = dropna
-        self._spill_dir = spill_dir
+    data: Data
+    spec: KeySpec
+    dropna: bool | None = None
+    spill_dir: str | os.PathLike[str] | None = None
 
     def __repr__(self) -> str:
-        names = ", ".join(map(repr, self._spec.names))
-        return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
+        names = ", ".join(map(repr, self.spec.names))
+        return f"GroupBy({type(self.data).__name__} of {self.data.shape[0]} rows, key={names})"
 
-    @operation
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed call must find unchanged, beside the data."""
+        return self.spec.identity_parts() | {"the option dropna": repr(self.dropna)}
+
+    @operation_method
     def reduce(
         self,
+        ctx: Context,
         reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        resume: bool = False,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[Options],
     ) -> Data:
         """One row for each key: what `tdmap.reduce` gives for the rows of its group.
 
@@ -131,14 +120,7 @@ class GroupBy:
                 makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
-            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-            rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-                in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-            resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-                interruption, `kill -9` of every process included, and the result has the same bits. Intermediate files
-                lie within `out` then, whatever `spill_dir` says.
-            chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
-            retries, timeout, options: as `tdmap.map`.
+                        chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
 
         Returns:
             A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size
@@ -154,37 +136,16 @@ class GroupBy:
             ResumeMismatch: `resume`, and the folder holds another run; names what differs.
             Exception: as `tdmap.map`.
         """
-        parts = self._parts(reducers)
-        execution = Execution.of(**options)
-        policy = policy_for(None, None, retries, timeout, undo=False)
-        forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+        return reduce_groups(ctx, self, reducers)
 
-        def work() -> Data:
-            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
-            payload = payload_of(keyed, forms)
-            reduction = Reduction(keyed, forms, payload, execution, policy)
-            return self._to_output(target, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
-
-        def call() -> dict[str, str]:
-            return self._call_parts(parts, chunksize=chunksize)
-
-        return run_call("group_by.reduce", self._data, call, target, resume, work)
-
-    @operation
+    @operation_method
     def map_groups(
         self,
+        ctx: Context,
         fn: Callable[[Any], Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        resume: bool = False,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[MapGroupsOptions],
     ) -> Data:
         """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
 
@@ -196,7 +157,8 @@ class GroupBy:
                 function's own. It returns rows (any number, the same entries in each call), one row (a
                 collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
-            overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
+            **options: see `tdmap.MapGroupsOptions`. A function that returns None leaves a group out: one that may fail
+                catches its exceptions itself.
 
         Returns:
             The rows that the function returned, sorted by key.
@@ -215,37 +177,21 @@ class GroupBy:
             tensor([2., 3.])
         """
         fn = user_function(fn)
-        execution = Execution.of(**options)
-        policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+        keyed = prepare(ctx, self.data, self.spec, "group_by", dropna=self.dropna)
 
-        def work() -> Data:
-            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+        def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
+            return map_each_group(ctx, keyed, self.data, fn, spill)
 
-            def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
-                return map_each_group(keyed, self._data, fn, spill, execution, policy, chunksize, target)
+        return _to_output(ctx, self, keyed, run, has_keys=False)
 
-            return self._to_output(target, keyed, run, execution, False)
-
-        def call() -> dict[str, str]:
-            return self._call_parts(chunksize=chunksize) | parts_of("function", fn)
-
-        return run_call(f"map_groups({function_name(fn)})", self._data, call, target, resume, work)
-
-    @operation
+    @operation_method
     def agg(
         self,
+        ctx: Context,
         spec: Mapping[Any, Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        resume: bool = False,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[Options],
     ) -> Data:
         """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
 
@@ -261,7 +207,7 @@ class GroupBy:
                 `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
                 list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
                 the entry, with 16 bytes of memory a row.
-            out, overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
+            out, **options: as `reduce`.
 
         Returns:
             As `reduce`.
@@ -280,61 +226,32 @@ class GroupBy:
             (tensor([2., 5.], dtype=torch.float64), tensor([2.0000, 2.5000], dtype=torch.float64))
         """
         asked = parse(spec)
-        how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
-        self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
+        _parts(self, {**asked.reducers, **dict.fromkeys(asked.ordered)})
         for path, key in asked.counted.items():
-            require_entry(self._data, key, f"the entry of {path!r}")
+            require_entry(self.data, key, f"the entry of {path!r}")
         if not asked.ordered:
-            return self.reduce(
-                asked.reducers,
-                out=out,
-                overwrite=overwrite,
-                rows_per_shard=rows_per_shard,
-                storage_options=storage_options,
-                resume=resume,
-                **how,
-            )
-        execution = Execution.of(**options)
-        policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+            return reduce_groups(ctx, self, asked.reducers)
+        result = reduce_groups(ctx.inner(), self, asked.reducers or {"__count__": Count()})
+        if not asked.reducers:
+            result = result.exclude("__count__")
+        with self._spill(ctx) as spill:
+            for key in dict.fromkeys(one.key for one in asked.ordered.values()):
+                groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill)
+                for path, one in asked.ordered.items():
+                    if one.key == key:
+                        result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
+        return deliver(result, ctx.output)
 
-        def work() -> Data:
-            result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
-            if not asked.reducers:
-                result = result.exclude("__count__")
-            with open_spill(Output(None, self._data), self._spill_dir) as spill:
-                self._add_ordered(result, asked.ordered, execution, policy, spill)
-            return deliver(result, target)
-
-        def call() -> dict[str, str]:
-            return self._call_parts(asked.reducers, chunksize=chunksize, ordered=asked.ordered)
-
-        return run_call("group_by.agg", self._data, call, target, resume, work)
-
-    def _add_ordered(
-        self, result: Data, asked: Mapping[Any, Ordered], execution: Execution, policy: Policy, spill: Spill
-    ) -> None:
-        for key in dict.fromkeys(one.key for one in asked.values()):
-            groups = OrderedGroups(self._data, self._spec, key, self._dropna, execution, policy, spill)
-            for path, one in asked.items():
-                if one.key == key:
-                    result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
-
-    @operation
+    @operation_method
     def top_k(
         self,
+        ctx: Context,
         key: Key,
         k: int,
         *,
         largest: bool = True,
         out: Data | str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        resume: bool = False,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[Options],
     ) -> Data:
         """The `k` rows of each group with the largest values of an entry: group by group, largest first.
 
@@ -342,7 +259,7 @@ class GroupBy:
             key: an entry with one number a row; NaN rank last, ties go to the earlier row.
             k: how many rows; all of a group that has fewer.
             largest: False: the smallest, smallest first.
-            out, overwrite, resume, retries, timeout, options: as `reduce`.
+            out, **options: as `reduce`.
 
         Returns:
             The rows, with all their entries.
@@ -361,69 +278,70 @@ class GroupBy:
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
-        execution = Execution.of(**options)
-        policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(out, self._data, execution, overwrite, rows_per_shard, storage_options)
+        with self._spill(ctx) as spill:
+            groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, descending=largest)
+            return permute_rows(ctx, self.data, groups.first_rows(k))
 
-        def work() -> Data:
-            with open_spill(Output(None, self._data), self._spill_dir) as spill:
-                groups = OrderedGroups(
-                    self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
-                )
-                return permute(self._data, groups.first_rows(k), target, execution)
-
-        def call() -> dict[str, str]:
-            return self._call_parts(entry=key, k=k, largest=largest)
-
-        return run_call("group_by.top_k", self._data, call, target, resume, work)
-
-    def _call_parts(self, reducers: Mapping[Any, Any] | None = None, **options: Any) -> dict[str, str]:
-        """What the result of a method depends on."""
-        parts = self._spec.identity_parts() | options_of(dropna=self._dropna, **options)
-        for name, reducer in (reducers or {}).items():
-            parts |= parts_of(f"reducer {name!r}", reducer)
-        return parts
-
-    def _parts(self, reducers: Any) -> dict[Any, Any]:
-        parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
-        if not parts:
-            raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
-        for name in parts:
-            path = (name,) if isinstance(name, str) else name
-            if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
-                raise TypeError(f"the names of reducers are strings, or tuples of them: got {name!r}.")
-            if path[0] in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
-                raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
-        return dict(parts)
-
-    def _to_output(
-        self,
-        target: Output,
-        keyed: KeyedData,
-        run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
-        execution: Execution,
-        has_keys: bool,
-    ) -> Data:
-        strings = has_keys and any(label is not None for label in keyed.labels)
-        if strings and target.given is not None:
-            raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
-        output = Output(None, self._data) if strings else target
-        with open_spill(output, self._spill_dir, later=True) as spill:
-            pieces, empty = run(spill)
-            if isinstance(pieces, Pieces):
-                _place(pieces, empty, spill, output, execution)
-        # The files of the spill are gone before the folder that they lie in is published.
-        result = output.result() if isinstance(pieces, Pieces) else deliver(pieces, output)
-        if not strings:
-            return result
-        result = _with_strings(result, keyed)
-        target.refuse_hidden_key(result)
-        return result if target.store is None else deliver(result, target)
+    def _spill(self, ctx: Context) -> Spill:
+        """Intermediate files that do not lie in the output."""
+        return _with_spill_dir(ctx.inner(), self).spill()
 
 
-def _place(
-    pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill, output: Output, execution: Execution
-) -> None:
+def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[Any]] | Reducer[Any]) -> Data:
+    """`GroupBy.reduce` as a part of any operation."""
+    forms = {name: grouped_form(part, name) for name, part in _parts(groups, reducers).items()}
+    keyed = prepare(ctx, groups.data, groups.spec, "group_by", dropna=groups.dropna)
+    reduction = Reduction(ctx, keyed, forms, payload_of(keyed, forms))
+    return _to_output(ctx, groups, keyed, reduction.run, has_keys=True)
+
+
+def _parts(groups: GroupBy, reducers: Any) -> dict[Any, Any]:
+    """The reducers by their names."""
+    parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
+    if not parts:
+        raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
+    for name in parts:
+        path = (name,) if isinstance(name, str) else name
+        if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
+            raise TypeError(f"the names of reducers are strings, or tuples of them: got {name!r}.")
+        if path[0] in [one if isinstance(one, str) else one[0] for one in groups.spec.names]:
+            raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
+    return dict(parts)
+
+
+def _with_spill_dir(ctx: Context, groups: GroupBy) -> Context:
+    """The call with the folder of `group_by` for intermediate files, unless it names one itself."""
+    if groups.spill_dir is None or ctx.options.get("spill_dir") is not None:
+        return ctx
+    return replace(ctx, options={**ctx.options, "spill_dir": groups.spill_dir})
+
+
+def _to_output(
+    ctx: Context,
+    groups: GroupBy,
+    keyed: KeyedData,
+    run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
+    has_keys: bool,
+) -> Data:
+    """Bring the answers for all groups to the output."""
+    strings = has_keys and any(label is not None for label in keyed.labels)
+    if strings and ctx.output.given is not None:
+        raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
+    target, where = ctx.output, _with_spill_dir(ctx.inner() if strings else ctx, groups)
+    with where.spill(later=True) as spill:
+        pieces, empty = run(spill)
+        if isinstance(pieces, Pieces):
+            _place(where, pieces, empty, spill)
+    # The files of the spill are gone before the folder that they lie in is published.
+    result = where.output.result() if isinstance(pieces, Pieces) else deliver(pieces, where.output)
+    if not strings:
+        return result
+    result = _with_strings(result, keyed)
+    target.refuse_hidden_key(result)
+    return result if target.store is None else deliver(result, target)
+
+
+def _place(ctx: Context, pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill) -> None:
     """Bring answers from files to their place.
 
     Raises:
@@ -437,7 +355,7 @@ def _place(
         )
     found = pieces.all
     nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
-    place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
+    place_pieces(ctx.light(nbytes // 8), found, schema, spill)
 
 
 def _with_strings(result: Data, keyed: KeyedData) -> Data:

@@ -13,9 +13,8 @@ chunk by chunk and wait in files instead (joins/chunks).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from numpy.typing import NDArray
@@ -26,8 +25,7 @@ from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Source
 from tdmap.keys.joins import chunks
 from tdmap.keys.joins.chunks import JoinChunk
 from tdmap.keys.joins.lookup import Lookup, lookup_of
@@ -44,26 +42,20 @@ from tdmap.keys.joins.placing import (
 from tdmap.keys.joins.sides import Names, On, comparable, in_one_piece, keys_of, read_by_chunk, renamed
 from tdmap.keys.joins.swapping import as_matches, rows_of_first, with_partner
 from tdmap.keys.keys import KeySpec
-from tdmap.keys.prepare import KeyedData, light, plan_rows, prepare, require_rows
+from tdmap.keys.prepare import KeyedData, plan_rows, prepare
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.ops.filter import copy_selected
 from tdmap.output.append import append_rows
-from tdmap.output.output import Output, SourceRows, open_spill, travels
+from tdmap.output.output import Output, SourceRows
 from tdmap.output.permute import block_rows, deliver
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.run.arguments import policy_for
-from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.run.context import Context, require_rows
 from tdmap.run.operation import operation
-from tdmap.sinks import Collect
+from tdmap.run.options import Options
 from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
 
 KEY = "__join_key_{}__"
 """Entry of a chunk that is read as a key."""
@@ -73,6 +65,7 @@ METHODS = ("inner", "left", "right", "outer", "semi", "anti")
 
 @operation
 def join(
+    ctx: Context,
     a: Data,
     b: Data,
     on: On | None = None,
@@ -81,18 +74,10 @@ def join(
     *,
     left_on: Key | list[Key] | None = None,
     right_on: Key | list[Key] | None = None,
-    overwrite: bool = False,
-    rows_per_shard: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
     suffix: str = "_right",
     suffixes: tuple[str, str] | None = None,
     indicator: str = "__matched__",
-    chunksize: int | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[Options],
 ) -> Data:
     """The rows of `a`, each beside the rows of `b` that have the same key.
 
@@ -112,20 +97,12 @@ def join(
             - `"anti"`: rows of `a` that have none.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         left_on, right_on: instead of `on`, the keys of `a` and of `b`. The result has the names of the former.
-        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-            interruption, `kill -9` of every process included, and the result has the same bits.
         suffix: added to the names of entries of `b` that `a` has too.
         suffixes: instead of `suffix`, what is added to such names of `a`, and of `b`.
         indicator: with `how="left"` and `"right"`, what the bool entry is called that is False in rows without a
             partner; with `"outer"`, the collection of two bools `"left"` and `"right"`: whether `a`, and `b`, has the
             row.
-        chunksize: rows of `a` that are looked up at a time. Default: some hundred thousand, bounded by their bytes.
-        spill_dir: folder for intermediate files. Default: the temporary folder for the index of `b`; for the rows of
-            the result, within `out` when that is a path, else the temporary folder too.
-        retries, timeout, options: as `tdmap.map`.
+        **options: see `tdmap.Options`. `chunksize` is the number of rows of `a` that are looked up at a time.
 
     Returns:
         A TensorDict with the entries of `a` and those of `b` but its keys: rows in the order of `a`, those with one
@@ -153,33 +130,18 @@ def join(
     if is_tensorclass(a) and how not in ("semi", "anti"):  # those have rows of the first dataset as they are
         a = as_tensordict(a)
     b = as_tensordict(b) if is_tensorclass(b) else b
-    execution = Execution.of(**options)
-    policy = policy_for(None, None, retries, timeout, undo=False)
-    output = Output(out, a, execution, overwrite, rows_per_shard, storage_options)
-    output.refuse_hidden_key(a)
-
-    def work() -> Data:
-        left, right = comparable(
-            prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
-        )
-        with open_spill(Output(None, a), spill_dir, later=True) as spill:
-            task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
-            if how in ("semi", "anti"):
-                return task.select(output)
-            task.open_sides()
-            gaps = (how in ("right", "outer"), how in ("left", "outer"))
-            task.names = renamed(task.first, task.second, theirs, named, ours, gaps)
-            task.check_indicator()
-            if task.is_plain:
-                return task.place(output)
-            return task.outer_of_objects(output) if how == "outer" else task.append(output, spill_dir)
-
-    def parts() -> dict[str, str]:
-        options = options_of(how=how, suffixes=named, indicator=indicator, chunksize=chunksize)
-        keys = {"the keys": f"{ours.names} and {theirs.names}"}
-        return keys | options | parts_of("second dataset", b)
-
-    return run_call("join", a, parts, output, resume, work)
+    sides = prepare(ctx, a, ours, "join", dropna=True), prepare(ctx, b, theirs, "join", dropna=True)
+    with ctx.inner().spill(later=True) as spill:
+        task = _Join(ctx, a, b, ours, theirs, *comparable(*sides), how, indicator, spill)
+        if how in ("semi", "anti"):
+            return task.select()
+        task.open_sides()
+        gaps = (how in ("right", "outer"), how in ("left", "outer"))
+        task.names = renamed(task.first, task.second, theirs, named, ours, gaps)
+        task.check_indicator()
+        if task.is_plain:
+            return task.place()
+        return task.outer_of_objects() if how == "outer" else task.append(ctx)
 
 
 def _check(a: Data, b: Data, how: str, out: Any, suffix: str, suffixes: tuple[str, str] | None) -> tuple[str, str]:
@@ -204,6 +166,7 @@ def _check(a: Data, b: Data, how: str, out: Any, suffix: str, suffixes: tuple[st
 class _Join:
     """One call of `join`."""
 
+    ctx: Context
     a: Data
     b: Data
     ours: KeySpec
@@ -213,9 +176,6 @@ class _Join:
     how: str
     indicator: str
     spill: Spill
-    execution: Execution
-    policy: Policy
-    chunksize: int | None
     names: Names | None = None
     first: Data = None
     """The first dataset with all its columns; or what stands for it, where its rows come with the chunks of jobs."""
@@ -229,14 +189,14 @@ class _Join:
         main, other = (self.b, self.a) if self.how == "right" else (self.a, self.b)
         outline = read_by_chunk(main)
         self.streamed = outline is not None
-        main = in_one_piece(main, self.spill, self.execution) if outline is None else outline
-        other = in_one_piece(other, self.spill, self.execution)
+        main = in_one_piece(self.ctx, main, self.spill) if outline is None else outline
+        other = in_one_piece(self.ctx, other, self.spill)
         self.first, self.second = (other, main) if self.how == "right" else (main, other)
 
     @property
     def share(self) -> bool:
         """Whether workers are other processes."""
-        return travels(self.execution)
+        return self.ctx.shares
 
     def check_indicator(self) -> None:
         """Raise ValueError when its name is taken."""
@@ -248,26 +208,25 @@ class _Join:
 
     # -- semi and anti
 
-    def select(self, output: Output) -> Data:
+    def select(self) -> Data:
         """Rows of the first dataset that have a partner, or have none."""
         source = SourceRows(self.a)
-        source.check(output)
+        source.check(self.ctx.output)
         owners = self._owners(self.left, self.right)
         if owners is not None:
             has = with_partner(owners, int(self.a.shape[0]))
         else:
             has = self._matches(self._lookup(self.right), self.left).has
-        copy_selected(self.a, source, has if self.how == "semi" else ~has, output, self.execution)
-        return output.result()
+        return copy_selected(self.ctx, self.a, source, has if self.how == "semi" else ~has)
 
     def _lookup(self, keyed: KeyedData) -> Lookup:
-        return lookup_of(keyed, self.spill, self.execution, self.policy, self.share)
+        return lookup_of(self.ctx, keyed, self.spill)
 
     def _matches(self, lookup: Lookup, keyed: KeyedData) -> Matches:
-        return find_matches(keyed, lookup, self.execution, self.policy, self.chunksize)
+        return find_matches(self.ctx, keyed, lookup, self.ctx.chunksize)
 
     def _owners(self, first: KeyedData, second: KeyedData) -> NDArray[Any] | None:
-        return rows_of_first(first, second, self.spill, self.execution, self.policy, self.share)
+        return rows_of_first(self.ctx, first, second, self.spill)
 
     # -- plain columns
 
@@ -279,9 +238,10 @@ class _Join:
             SourceRows(side).tensors is not None for side in self.names.sides
         )
 
-    def place(self, output: Output) -> Data:
+    def place(self) -> Data:
         """Write pairs of rows to their place."""
         assert self.names is not None
+        output = self.ctx.output
         mains = self.how == "right"
         keyed, other = (self.right, self.left) if mains else (self.left, self.right)
         owners = self._owners(keyed, other)
@@ -295,8 +255,8 @@ class _Join:
         if mains:
             columns = [column._replace(side=(1, 0, 2)[column.side]) for column in columns]
         keep = self.how != "inner"
-        if lookup is not None and self._has_one_each(keyed, lookup, output) and place_each(
-            keyed, keep, sides, columns, lookup, schema.row_bytes, self.execution, self.policy, self.chunksize,
+        if lookup is not None and self._has_one_each(keyed, lookup) and place_each(
+            self.ctx, keyed, keep, sides, columns, lookup, schema.row_bytes,
             lambda total: output.open(schema, total), streamed,
         ):  # fmt: skip
             return output.result()
@@ -311,21 +271,23 @@ class _Join:
             else torch.zeros(0, dtype=torch.int64)
         )
         places, rows = place_pairs(
-            matches, keep, sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
+            self.ctx, matches, keep, sides, columns, lookup, schema.row_bytes, len(alone),
             lambda total: output.open(schema, total), streamed,
         )  # fmt: skip
         if len(alone):
             self._place_alone(alone, schema, shared[1], columns, places, rows)
         return output.result()
 
-    def _has_one_each(self, keyed: KeyedData, lookup: Lookup, output: Output) -> bool:
+    def _has_one_each(self, keyed: KeyedData, lookup: Lookup) -> bool:
         """Whether every row of a dataset has one pair; as far as a sample tells, where rows have to have a partner."""
         if not lookup.is_unique or self.how == "outer" or not keyed.data.shape[0]:
             return False
         if self.how != "inner":
             return True
         # If it turns out otherwise, memory is made anew; a folder, or a dataset that there is, is not written twice.
-        return output.is_memory and len(keyed.sample[0]) > 0 and bool((lookup.find(keyed.sample)[0] >= 0).all())
+        return (
+            self.ctx.output.is_memory and len(keyed.sample[0]) > 0 and bool((lookup.find(keyed.sample)[0] >= 0).all())
+        )
 
     def _example(self) -> TensorDict:
         """No rows of the result."""
@@ -414,13 +376,12 @@ class _Join:
             else:
                 sources.append(column.number if column.side == 1 else bool(column.number) if column.side == 2 else None)
         fn = PlaceOthers(theirs, sources, places, at)
-        plan = ChunkPlan(len(rows), block_rows(len(rows), schema.row_bytes, self.execution))
-        crew = light(self.execution, len(rows) * sum(schema.row_bytes))
-        crew.run(Job(Source(rows), plan, fn, Policy(undo=False)), Collect())
+        plan = ChunkPlan(len(rows), block_rows(len(rows), schema.row_bytes, self.ctx))
+        self.ctx.light(len(rows) * sum(schema.row_bytes)).step(rows, plan, fn)
 
     # -- anything else
 
-    def append(self, output: Output, spill_dir: str | os.PathLike[str] | None) -> Data:
+    def append(self, ctx: Context) -> Data:
         """Pairs of rows as collections."""
         assert self.names is not None
         main, other, keyed, table = self.names.left, self.names.right, self.left, self.right
@@ -443,13 +404,13 @@ class _Join:
         forms = self._forms_of_keys() if self.how in ("right", "outer") else {}
         fn = JoinChunk(
             chunk_names, reader, self._lookup(table), other, self.share, self.indicator, forms,
-            self.execution.tuning.join_bytes,
+            self.ctx.tuning.join_bytes,
         )  # fmt: skip
         length = int(data.shape[0])
-        plan = plan_rows(length, data_row_bytes(data, length), self.chunksize)
-        crew = light(self.execution, 0) if plan.num_chunks <= 1 else self.execution
+        plan = plan_rows(length, data_row_bytes(data, length), self.ctx.chunksize)
         empty = fn.schema_of(data)
-        return append_rows(data, fn, output, crew, plan, self.policy, spill_dir=spill_dir, empty=empty)
+        where = ctx.light(0) if plan.num_chunks <= 1 else ctx
+        return append_rows(where, Job(Source(data), plan, fn, ctx.steps), empty=empty)
 
     def _turned(self) -> tuple[TensorDict, TensorDict]:
         """The second dataset with its keys under the names of the first one, and what is left of that."""
@@ -465,13 +426,13 @@ class _Join:
             other = other.exclude(name)
         return main, other
 
-    def outer_of_objects(self, output: Output) -> Data:
+    def outer_of_objects(self) -> Data:
         """A left join in memory, and the rows of the second dataset that have no partner."""
         assert self.names is not None
         lookup = self._lookup(self.right)
         alone = rows_without_partner(self._matches(lookup, self.left), lookup, int(self.b.shape[0]))
         name = self.indicator
-        pairs = self.append(Output(None, self.a), None)
+        pairs = self.append(self.ctx.inner())
         has = pairs.get(name)
         pairs = pairs.exclude(name)
         pairs.set(name, TensorDict({"left": torch.ones_like(has), "right": has}, [len(has)]))
@@ -489,4 +450,4 @@ class _Join:
             whole = pairs
         else:
             whole = torch.cat([pairs, rest]) if len(pairs) else rest  # type: ignore[list-item]
-        return deliver(whole, output)
+        return deliver(whole, self.ctx.output)

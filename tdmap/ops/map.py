@@ -22,14 +22,14 @@ from tdmap.ranks.shard import ShardLike
 from tdmap.rowerrors import OnError, mode_of
 from tdmap.run.adapters import adapted
 from tdmap.run.arguments import handler_of, plan_for, policy_for
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tdmap.run.run import Resume, check_resume
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import PAD
 from tensordict_lite.paths import is_url
 
 
-@operation
+@entry_point
 def map(
     data: Data,
     fn: Callable[[Any], Any],

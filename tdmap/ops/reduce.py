@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_row_bytes, is_data
-from tdmap.events import Callback
-from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
-from tdmap.job import Job, Source
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
-from tdmap.rowerrors import OnError
-from tdmap.run.arguments import handler_of, plan_for, policy_for
+from tdmap.run.arguments import plan_for
 from tdmap.run.call import fold_call
+from tdmap.run.context import Context
 from tdmap.run.operation import operation
-from tdmap.runtime.crews.cluster import RayCluster
-from tdmap.runtime.skipping import DROP
+from tdmap.run.options import FunctionOptions
 from tdmap.sinks import Fold
 
 FOLD_BYTES = 8 << 20
@@ -72,28 +67,14 @@ class FoldChunk:
 
 @operation
 def map_reduce(
+    ctx: Context,
     data: Data,
     mapper: Callable[[Any], Any] | None,
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
-    num_workers: int | None = None,
     *,
     dim: int = 0,
-    chunksize: int | None = None,
-    num_chunks: int | None = None,
-    pool: Any = None,
-    generator: torch.Generator | None = None,
-    worker_threads: int = 1,
-    pbar: bool = False,
-    mp_start_method: str | None = None,
-    executor: str | RayCluster = "process",
-    seed: int | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
     resume: str | os.PathLike[str] | None = None,
-    ordered: bool = True,
-    callbacks: Iterable[Callback] = (),
-    profile: bool | str | os.PathLike[str] = False,
+    **options: Unpack[FunctionOptions],
 ) -> Any:
     """Fold `mapper(chunk)` over all chunks of a dataset.
 
@@ -108,15 +89,12 @@ def map_reduce(
             `dim` to dimension 0.
         reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
             TensorDict), or an associative function of two mapped chunks.
-        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
-        dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
-            timeout, on_error, callbacks, profile: as `tdmap.map`; skipped rows are left out of the answer.
-        resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
+        dim: the dimension of the rows.
+        resume: a folder for the states of a run that is interrupted: the same call resumes from there, and the answer
             has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
             not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
             the reducer's own module, or declared with `torch.serialization.add_safe_globals`.
-        ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
-            the same bits. So False is refused.
+        **options: see `tdmap.FunctionOptions`. Rows that are skipped are left out of the answer.
 
     Returns:
         What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
@@ -136,42 +114,60 @@ def map_reduce(
         >>> map_reduce(data, lambda td: td["x"].sum(), lambda a, b: a + b, num_workers=2, chunksize=2)
         tensor(15.)
     """
-    reducer = as_reducer(reducer)
-    if not ordered:
-        raise ValueError(
-            "ordered=False: states merge with their neighbours, in the order of the rows, whoever made them and "
-            "whenever; out of order nothing would be faster. Leave it out. A function need not be commutative, but "
-            "it must be associative: f(f(a, b), c) == f(a, f(b, c))."
-        )
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
+    return fold(ctx, data, reducer, mapper, dim, resume)
+
+
+@operation
+def reduce(
+    ctx: Context,
+    data: Data,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    *,
+    dim: int = 0,
+    resume: str | os.PathLike[str] | None = None,
+    **options: Unpack[FunctionOptions],
+) -> Any:
+    """Fold the chunks of a dataset: `map_reduce` without a mapper, with the same options.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> from tdmap.reducers import Count, Mean
+        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
+        >>> stats = reduce(data, {"mean": Mean("x"), "n": Count()}, num_workers=2)
+        >>> float(stats["mean"]), int(stats["n"])
+        (2.5, 6)
+    """
+    return fold(ctx, data, reducer, None, dim, resume)
+
+
+def fold(
+    ctx: Context,
+    data: Data,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    mapper: Callable[[Any], Any] | None = None,
+    dim: int = 0,
+    resume: str | os.PathLike[str] | None = None,
+) -> Any:
+    """`map_reduce` as a part of any operation. Arguments and errors are the same."""
+    reducer = as_reducer(reducer)
     if mapper is None:
         _require_entries(reducer, data)
     mapper = None if mapper is None else as_function(mapper)
-    processes = executor in ("process", "ray") or isinstance(executor, RayCluster)
-    check_placement(mapper, processes and num_workers != 0, None)
+    check_placement(mapper, ctx.execution.in_processes, None)
+    chunksize, num_chunks = ctx.chunksize, ctx.options.get("num_chunks")
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = data_row_bytes(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
-    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
-    execution = Execution.of(
-        num_workers=num_workers,
-        pool=pool,
-        executor=executor,
-        mp_start_method=mp_start_method,
-        worker_threads=worker_threads,
-        pbar=pbar,
-        callbacks=callbacks,
-        profile=profile,
-    )
     if plan.length == 0:
         return reducer.finish(_state_of_no_rows(reducer, data) if mapper is None else reducer.init())
+    job = ctx.job(data, plan, fn)
     if resume is not None:
-        return reducer.finish(fold_call(job, resume, reducer, execution))
-    return reducer.finish(execution.run(job, Fold(reducer)))
+        return reducer.finish(fold_call(job, resume, reducer, ctx.execution))
+    return reducer.finish(ctx.run(job, Fold(reducer)))
 
 
 def _state_of_no_rows(reducer: Reducer[Any], data: Data) -> Any:
@@ -192,23 +188,3 @@ def _require_entries(reducer: Reducer[Any], data: Data) -> None:
 
 
 _REDUCERS = "tdmap.reducers."
-
-
-@functools.partial(operation, forwards_to=map_reduce)
-def reduce(
-    data: Data,
-    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
-    num_workers: int | None = None,
-    **options: Any,
-) -> Any:
-    """Fold the chunks of a dataset: `map_reduce` without a mapper, with the same options.
-
-    Example:
-        >>> from tensordict_lite import TensorDict
-        >>> from tdmap.reducers import Count, Mean
-        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
-        >>> stats = reduce(data, {"mean": Mean("x"), "n": Count()}, num_workers=2)
-        >>> float(stats["mean"]), int(stats["n"])
-        (2.5, 6)
-    """
-    return map_reduce(data, None, reducer, num_workers, **options)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -13,23 +13,16 @@ from torch import Tensor
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
-from tdmap.execution import Execution
-from tdmap.keys.prepare import require_rows
-from tdmap.output.output import Output
-from tdmap.output.permute import permute
-from tdmap.run.call import options_of, parts_of, run_call
+from tdmap.output.permute import permute_rows
+from tdmap.run.context import Context
 from tdmap.run.operation import operation
-from tdmap.runtime.commits import decide
+from tdmap.run.options import Options
 from tdmap.seeding import checked_seed, seed_or_drawn
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
 
 
 @operation
 def sample(
+    ctx: Context,
     data: Data,
     n: int | None = None,
     out: Data | str | os.PathLike[str] | None = None,
@@ -39,11 +32,7 @@ def sample(
     replace: bool = False,
     shuffle: bool = False,
     seed: int | None = None,
-    overwrite: bool = False,
-    rows_per_shard: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[Options],
 ) -> Data:
     """Rows drawn at random, each at most once unless `replace`.
 
@@ -57,12 +46,7 @@ def sample(
         replace: a row may be drawn again.
         shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
         seed: the same seed draws the same rows. None draws one from torch's global random stream.
-        overwrite: replace the dataset in the folder `out`, if there is one.
-        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-            interruption, `kill -9` of every process included, and the result has the same bits.
-        options: as `tdmap.map`.
+        **options: see `tdmap.Options`.
 
     Raises:
         TypeError: not one of `n` and `frac`.
@@ -75,12 +59,10 @@ def sample(
         >>> sample(data, 1, weights="w", seed=0, num_workers=0)["x"]
         tensor([7])
     """
-    require_rows(data, "sample")
     seed = checked_seed(seed)
     if isinstance(weights, np.ndarray) or (isinstance(weights, (list, tuple)) and not _is_key(weights)):
         weights = torch.as_tensor(weights)
     length = int(data.shape[0])
-    execution = Execution.of(**options)
     count = _count(n, frac, length)
     odds = None if weights is None else _odds(data, weights, length)
     possible = length if odds is None else int(np.count_nonzero(odds))
@@ -89,24 +71,14 @@ def sample(
         raise ValueError(
             f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
         )
-    output = Output(out, data, execution, overwrite, rows_per_shard, storage_options)
-
-    def work() -> Data:
-        known = decide("seed", lambda: seed_or_drawn(seed))
-        random = np.random.Generator(np.random.Philox(known % (1 << 64)))
-        rows = _drawn(random, length, count, odds, replace)
-        if shuffle:
-            random.shuffle(rows)
-        else:
-            rows.sort()
-        return permute(data, torch.from_numpy(rows), output, execution)
-
-    def parts() -> dict[str, str]:
-        named = weights if weights is None or isinstance(weights, (str, tuple)) else "of a tensor"
-        found = options_of(rows=count, weights=named, replace=replace, shuffle=shuffle, seed=seed)
-        return found | (parts_of("weights", weights) if isinstance(weights, Tensor) else {})
-
-    return run_call("sample", data, parts, output, resume, work)
+    known = ctx.decide("seed", lambda: seed_or_drawn(seed))
+    random = np.random.Generator(np.random.Philox(known % (1 << 64)))
+    rows = _drawn(random, length, count, odds, replace)
+    if shuffle:
+        random.shuffle(rows)
+    else:
+        rows.sort()
+    return permute_rows(ctx, data, torch.from_numpy(rows))
 
 
 _SMALLEST, _LARGEST = 1e-200, 1e200

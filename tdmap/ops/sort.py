@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -20,49 +20,33 @@ from tdmap.data.columns import Shape, reordered
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.data.schema import take_apart
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import PartitionWork, sorted_rows
 from tdmap.keys.keys import KeyLike, KeyReader, KeySpec
 from tdmap.keys.order import Words, is_sorted, stable_order
-from tdmap.keys.prepare import KeyedData, plan_rows, prepare, require_rows
+from tdmap.keys.prepare import KeyedData, plan_rows, prepare
 from tdmap.keys.spilling import RUNS, Partitions, Run, write_run
 from tdmap.keys.splits import Splits
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Spill
-from tdmap.output.output import Output, SourceRows, Step, open_spill
-from tdmap.output.permute import choose_method, permute_known
+from tdmap.output.output import SourceRows, Step
+from tdmap.output.permute import choose_method, permute_rows
 from tdmap.output.scatter import block_bytes
 from tdmap.plan import ChunkPlan
-from tdmap.run.arguments import policy_for
-from tdmap.run.call import options_of, run_call
+from tdmap.run.context import Context
 from tdmap.run.operation import operation
-from tdmap.runtime.commits import decide
-from tdmap.sinks import Collect
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
+from tdmap.run.options import Options
 
 
 @operation
 def sort(
+    ctx: Context,
     data: Data,
     key: KeyLike,
     out: Data | str | os.PathLike[str] | None = None,
     *,
-    overwrite: bool = False,
-    rows_per_shard: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
     descending: bool | Sequence[bool] = False,
-    chunksize: int | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[Options],
 ) -> Data:
     """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
 
@@ -75,18 +59,11 @@ def sort(
             function of a chunk that returns one value a row; of the kinds that `tdmap.group_by` takes. NaN is larger
             than every number, as for `torch.sort`.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
-        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-            in one folder first, in `out/.tdmap` or among the temporary files, and copied; `resume` covers both.
-        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-            interruption, `kill -9` of every process included, and the result has the same bits.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
-        chunksize: rows whose keys are read at a time. Default: some hundred thousand.
-        spill_dir: folder for intermediate files, 24 bytes a row or more. Rows that do not fit into memory wait there,
-            too, with 8 bytes more each; by default within `out`, when that is a path. Default: the temporary folder.
-            With `resume` all of them lie within `out`.
-        retries, timeout, options: as `tdmap.map`.
+        **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some
+            hundred thousand. Intermediate files take 24 bytes a row; rows that do not fit into memory wait there, too,
+            with 8 bytes more each.
 
     Returns:
         `out`, cut to the number of rows; the dataset loaded from the folder; or a new one. The same bits for any
@@ -107,31 +84,17 @@ def sort(
         (tensor([10, 20, 30]), tensor([30, 20, 10]))
     """
     spec = KeySpec.of(key, "sort")
-    execution = Execution.of(**options)
-    policy = policy_for(None, None, retries, timeout, undo=False)
-    require_rows(data, "sort")
-    output, directions = (
-        Output(out, data, execution, overwrite, rows_per_shard, storage_options),
-        _directions(descending, spec),
-    )
-    output.refuse_hidden_key(data)
-
-    def work() -> Data:
-        keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
-        rows = SourceRows(data)
-        rows.check(output)
-        if decide("rows travel", lambda: _sorts_rows(keyed, data, rows, execution)):
-            with open_spill(output, spill_dir) as spill:
-                sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
-            return output.result()
-        with open_spill(Output(None, data), spill_dir) as spill:
-            index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
-            return permute_known(data, index.rows, output, execution, spill_dir=spill_dir)
-
-    def parts() -> dict[str, str]:
-        return spec.identity_parts() | options_of(descending=directions, chunksize=chunksize)
-
-    return run_call("sort", data, parts, output, resume, work)
+    directions = _directions(descending, spec)
+    keyed = prepare(ctx, data, spec, "sort", dropna=False, descending=directions)
+    rows = SourceRows(data)
+    rows.check(ctx.output)
+    if ctx.decide("rows travel", lambda: _sorts_rows(ctx, keyed, data, rows)):
+        with ctx.spill() as spill:
+            sort_rows(ctx, keyed, rows, spill)
+        return ctx.output.result()
+    with ctx.inner().spill() as spill:
+        index = sorted_rows(ctx, keyed, spill, with_words=False, chunksize=ctx.chunksize)
+        return permute_rows(ctx, data, index.rows)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:
@@ -238,13 +201,13 @@ class SortRows(PartitionWork):
         return True
 
 
-def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows, execution: Execution) -> bool:
+def _sorts_rows(ctx: Context, keyed: KeyedData, data: Data, rows: SourceRows) -> bool:
     """Whether rows travel with their keys."""
     if keyed.data is not data:  # it has columns besides, of numbers that stand for strings
         return False
     if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
         return False
-    return choose_method(rows.schema.row_bytes, rows.tensors, execution) == "scatter"
+    return choose_method(rows.schema.row_bytes, rows.tensors, ctx) == "scatter"
 
 
 def _told_by_words(keyed: KeyedData, source: SourceRows) -> dict[int, int]:
@@ -257,29 +220,20 @@ def _told_by_words(keyed: KeyedData, source: SourceRows) -> dict[int, int]:
     return {numbers[path_of(name)]: index for index, (name, column) in columns if not column.is_float}
 
 
-def sort_rows(
-    keyed: KeyedData,
-    source: SourceRows,
-    output: Output,
-    spill: Spill,
-    execution: Execution,
-    policy: Policy,
-    chunksize: int | None,
-) -> None:
-    """Write the rows of a dataset to its output in the order of their keys."""
+def sort_rows(ctx: Context, keyed: KeyedData, source: SourceRows, spill: Spill) -> None:
+    """Write the rows of a dataset to the output in the order of their keys."""
     length, words = int(keyed.data.shape[0]), keyed.codec.num_words
     keys = _told_by_words(keyed, source)
     shapes = [Shape.of(tensor) for number, tensor in enumerate(source.tensors or ()) if number not in keys]
     nbytes = length * (sum(shape.nbytes for shape in shapes) + 8 * words)
-    size = decide("block", lambda: block_bytes(nbytes, execution))
-    places = output.open(source.schema, length)
+    size = ctx.decide("block", lambda: block_bytes(nbytes, ctx))
+    places = ctx.output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits, keys)
     row_bytes = max(sum(source.schema.row_bytes), 1)
-    plan = plan_rows(length, row_bytes, chunksize or max(size // row_bytes, 1))
-    runs = execution.run(Job(Source(keyed.data), plan, cut, policy), Collect())
-    partitions = Partitions(spill, runs, words, shapes)
+    plan = plan_rows(length, row_bytes, ctx.chunksize or max(size // row_bytes, 1))
+    partitions = Partitions(spill, ctx.step(keyed.data, plan, cut), words, shapes)
     counts = partitions.rows
     firsts = (counts.cumsum() - counts).tolist()
     work = SortRows(partitions, firsts, places, "sort", size, keyed.codec, keys)
-    execution.run(Job(Source(torch.arange(len(counts))), ChunkPlan(len(counts), 1), work, policy), Collect())
+    ctx.step(torch.arange(len(counts)), ChunkPlan(len(counts), 1), work)

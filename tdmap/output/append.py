@@ -28,15 +28,14 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import KeyPath, Schema, join_objects, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source, Wrapped
+from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.output.output import Output, Step, open_spill
+from tdmap.output.output import Output, Step
 from tdmap.plan import ChunkPlan
 from tdmap.run.adapters import ANY, plain_rows
-from tdmap.run.call import parts_of_job, run_call
+from tdmap.run.context import Context
 from tdmap.run.log import SPILL
 from tdmap.run.values import Codec
 from tdmap.runtime.commits import LOG
@@ -319,121 +318,70 @@ def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_byt
     return torch.tensor(table, dtype=torch.int64).reshape(-1, 6)
 
 
-def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: Output, execution: Execution) -> None:
+def place_pieces(ctx: Context, pieces: Sequence[Piece], schema: Schema, spill: Spill) -> None:
     """Allocate the output, and bring every piece to its place."""
     objects = (
         {path: join_objects([piece.objects[path] for piece in pieces]) for path in pieces[0].objects} if pieces else {}
     )
     total = sum(piece.rows for piece in pieces)
-    places = output.open(schema, total, objects)
+    places = ctx.output.open(schema, total, objects)
     files: list[str] = []
     row_bytes = schema.row_bytes
-    table = tasks_of(pieces, files, sum(row_bytes), execution.tuning.copy_bytes)
+    table = tasks_of(pieces, files, sum(row_bytes), ctx.tuning.copy_bytes)
     if not len(table):
         return
     each = max(total * sum(row_bytes) // len(table), 1)
-    plan = ChunkPlan(len(table), max(min(execution.tuning.copy_bytes // each, -(-len(table) // 4)), 1))
-    job = Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places), Policy(undo=False))
-    execution.run(job, Collect())
+    plan = ChunkPlan(len(table), max(min(ctx.tuning.copy_bytes // each, -(-len(table) // 4)), 1))
+    ctx.step(table, plan, PlacePieces(spill, files, row_bytes, places))
 
 
 def append_rows(
-    data: Data,
-    fn: Callable[..., Any],
-    out: Data | str | os.PathLike[str] | Output | None,
-    execution: Execution,
-    plan: ChunkPlan,
-    policy: Policy | None = None,
+    ctx: Context,
+    job: Job,
     *,
-    order: Tensor | None = None,
-    resume: bool = False,
-    spill_dir: str | os.PathLike[str] | None = None,
-    on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None,
     empty: Schema | None = None,
+    pieces: Pieces | None = None,
+    place: Callable[[Spill], None] | None = None,
+    keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
 ) -> Data:
-    """Apply `fn` to the chunks of a dataset, and put the rows that it returns one after the other.
+    """Apply the function of a job to the chunks of its dataset, and put the rows that it returns one after the other.
 
     Args:
-        data: the dataset.
-        fn: called once with each chunk (with a row without its dimension where the plan unbinds; with the number of
-            the chunk's first row besides, where it has an attribute `takes_start` that is true). It returns rows in
-            dimension 0, as many as it likes, None for none, or an iterable of those.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
-        execution: who does it.
-        plan: how the rows are cut, along any dimension.
-        policy: seed, retries, timeout, what becomes of rows that raise (they are left out).
-        order: int64 permutation of the rows, or some of them, or None; chunks take their rows in that order.
-        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
-            interruption, and the result has the same bits.
-        spill_dir: folder for the rows between the two jobs; a new one in it is made and removed. Default: within `out`
-            when that is a path, else the temporary folder.
-        on_row_error: told of each row that raises, with `policy.skip`.
+        ctx: the call, with the output.
+        job: its function is called once with each chunk (with a row without its dimension where the plan unbinds; with
+            the number of the chunk's first row besides, where it has an attribute `takes_start` that is true). It
+            returns rows in dimension 0, any number, None for none, or an iterable of those.
         empty: the schema of zero rows, where no result tells it.
+        pieces: the sink of the first job, where it is another one.
+        place: the second job, where it is another one; called with the spill files.
+        keep: makes what a worker calls, of the function and the spill files.
 
     Returns:
-        The rows, in the order of the chunks: `out`, cut to the rows that were written; the dataset loaded from the
-        folder; or a new one.
+        The rows, in the order of the chunks.
 
     Raises:
-        OutputMismatch: results differ in keys, dtypes or shapes, or do not fit `out`; names rows and key.
+        OutputMismatch: results differ in keys, dtypes or shapes, or do not fit the output; names rows and key.
         ValueError: there are zero rows, and nothing tells what they look like.
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    output = Output.of(out, data)
-    job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
-    pieces = Pieces(output)
-
-    def place(spill: Spill) -> None:
-        _place_all(job, pieces, empty, spill, output, execution)
-
-    return run_spilled(job, output, execution, pieces, place, call="flat_map", resume=resume, spill_dir=spill_dir)
-
-
-def run_spilled(
-    job: Job,
-    output: Output,
-    execution: Execution,
-    pieces: Pieces,
-    place: Callable[[Spill], None],
-    *,
-    call: str,
-    resume: bool = False,
-    spill_dir: str | os.PathLike[str] | None = None,
-    keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
-) -> Data:
-    """Run both jobs: the rows that a function returns wait in spill files, and are brought to their place.
-
-    Args:
-        job: the first one, with the user's function.
-        output: where rows go.
-        execution: who does it.
-        pieces: the sink of the first job.
-        place: the second job.
-        call: the name of the operation.
-        resume: keep a log in the output.
-        spill_dir: as `append_rows`; what can be resumed waits in the output.
-        keep: makes what a worker calls, of the function and the spill files.
-
-    Raises:
-        ValueError: `resume`, and the output is no folder.
-    """
-
-    def work() -> Data:
-        with spill_of(output, spill_dir) as spill:
-            if job.plan.length:
-                execution.run(replace(job, fn=keep(job.fn, spill)), pieces)
+    found = Pieces(ctx.output) if pieces is None else pieces
+    with ctx.output.claimed(job.name), spill_of(ctx) as spill:
+        if job.plan.length:
+            ctx.run(replace(job, fn=keep(job.fn, spill)), found)
+        if place is None:
+            _place_all(ctx, job, found, empty, spill)
+        else:
             place(spill)
-        return output.result()
-
-    return run_call(f"{call}({job.name})", job.source.data, lambda: parts_of_job(job), output, resume, work, job)
+    return ctx.output.result()
 
 
-def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
+def spill_of(ctx: Context) -> Spill:
     """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
-    if spill_dir is None and output.store is not None and LOG.get() is None:
-        return Spill(output.store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
-    return open_spill(output, spill_dir)
+    store = ctx.output.store
+    if ctx.options.get("spill_dir") is None and store is not None and LOG.get() is None:
+        return Spill(store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
+    return ctx.spill()
 
 
 def _unknown_prefix() -> str:
@@ -441,15 +389,13 @@ def _unknown_prefix() -> str:
     return f"{SPILL}{secrets.token_hex(4)}-"
 
 
-def _place_all(
-    job: Job, pieces: Pieces, empty: Schema | None, spill: Spill, output: Output, execution: Execution
-) -> None:
+def _place_all(ctx: Context, job: Job, pieces: Pieces, empty: Schema | None, spill: Spill) -> None:
     schema = pieces.schema or empty
-    if schema is None and output.given is not None:
-        schema = take_apart(output.given[:0]).schema
+    if schema is None and ctx.output.given is not None:
+        schema = take_apart(ctx.output.given[:0]).schema
     if schema is None:
         raise ValueError(
             f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
             "TensorDict with its keys instead of None, or handle this case before the call."
         )
-    place_pieces(pieces.all, schema, spill, output, execution)
+    place_pieces(ctx, pieces.all, schema, spill)

@@ -290,7 +290,7 @@ def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, late
     return Spill(spill_folder(output, spill_dir), later=later)
 
 
-def shared_columns(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
+def buffers(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
     """Memory of so many numbers that workers fill, for each name; files, in an operation that can be resumed."""
     log = LOG.get()
     if log is None:

@@ -24,15 +24,13 @@ from tdmap.data.alike import not_alike
 from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, is_data, signed_view
 from tdmap.data.schema import Schema, take_apart
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Source
 from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.output.output import Output, SourceRows, Step, open_spill, travels
+from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
-from tdmap.run.operation import operation
-from tdmap.runtime.commits import decide
+from tdmap.run.context import Context
 from tdmap.sinks import Collect
 
 LARGE_ROW = 256 << 10
@@ -47,82 +45,34 @@ READ_AHEAD = 1 << 20
 METHODS = ("gather", "scatter")
 
 
-@operation
-def permute(
-    data: Data,
-    order: Tensor,
-    out: Data | str | os.PathLike[str] | Output | None = None,
-    execution: Execution | None = None,
-    *,
-    method: str | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Data:
-    """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
+def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = None) -> Data:
+    """Rows of a dataset in a given order, which is not looked through first.
 
     Args:
+        ctx: the call, with the output.
         data: a tensor or a collection, with rows in dimension 0.
-        order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
-            the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
-            moved to shared memory, 8 bytes a row.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for *m* rows.
-        execution: who does it. Default: as many processes as there are cores.
-        method: `"gather"` or `"scatter"` (see the module); None chooses: scatter where a row is small and the data
-            does not fit into memory. The result is the same.
-        spill_dir: folder for the intermediate files of scatter: 8 bytes a row, and with other libraries' workers as
-            much as the result. Default: within `out` when that is a path, else the temporary folder.
-
-    Returns:
-        `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.
-
-    Raises:
-        IndexError: an element of `order` is no row of the data.
-        TypeError: `order` is not int64, or not one-dimensional.
-        OutputMismatch: `out` is too small or has other shapes or dtypes.
-        ValueError: `out` shares memory with the data.
-        OSError: there is no room.
-
-    Example:
-        >>> from tensordict_lite import TensorDict
-        >>> data = TensorDict({"x": torch.arange(4) * 10}, [4])
-        >>> permute(data, torch.tensor([3, 0, 0]), execution=Execution(2))["x"]
-        tensor([30,  0,  0])
+        order: int64 `[m]`, each from 0 to the number of rows less one. A memory-mapped tensor is read where it lies;
+            any other is moved to shared memory, 8 bytes a row.
+        method: `"gather"` or `"scatter"` (see the module); None chooses. The result is the same.
     """
-    return permute_known(data, check_order(data, order), out, execution or Execution(), method, spill_dir)
-
-
-def permute_known(
-    data: Data,
-    order: Tensor,
-    out: Data | str | os.PathLike[str] | Output | None,
-    execution: Execution,
-    method: str | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Data:
-    """As `permute`, in an order of our own making, which is not looked through first."""
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
-    output, source = Output.of(out, data), SourceRows(data)
+    output, source, shares = ctx.output, SourceRows(data), ctx.shares
     source.check(output)
     with output.claimed("permute"):
-        row_bytes = source.schema.row_bytes
+        row_bytes, tensors = source.schema.row_bytes, source.tensors
         places = output.open(source.schema, len(order), source.objects_at(order))
         if not len(order) or not any(row_bytes):
             pass
-        elif source.tensors is None:
-            run_blocks(Source(data, order), PlaceRows(places, source.schema), row_bytes, execution)
-        elif (method or _method(row_bytes, source.tensors, execution)) == "gather":
-            prefetch(source.tensors, len(order))
-            shared = SharedTensors(source.tensors, travels(execution))
-            run_blocks(Source(order), GatherRows(shared, places), row_bytes, execution)
+        elif tensors is None:
+            run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
+        elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
+            prefetch(tensors, len(order))
+            run_blocks(ctx, Source(order), GatherRows(SharedTensors(tensors, shares), places), row_bytes)
         else:
-            with open_spill(output, spill_dir) as spill:
-                shared = SharedTensors(source.tensors, travels(execution))
-                scatter_rows(shared, order, places, row_bytes, execution, spill)
+            with ctx.spill() as spill:
+                scatter_rows(ctx, SharedTensors(tensors, shares), order, places, row_bytes, spill)
         return output.result()
-
-
-def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
-    return decide("method", lambda: choose_method(row_bytes, tensors, execution))
 
 
 def check_order(data: Data, order: Any) -> Tensor:
@@ -147,10 +97,10 @@ def check_order(data: Data, order: Any) -> Tensor:
     return rows
 
 
-def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], execution: Execution) -> str:
+def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], ctx: Context) -> str:
     """The faster way for this data and this machine."""
     small = [width * len(tensor) for width, tensor in zip(row_bytes, tensors) if width < LARGE_ROW]
-    return "gather" if sum(small) <= MEMORY_SHARE * execution.available_memory() else "scatter"
+    return "gather" if sum(small) <= MEMORY_SHARE * ctx.execution.available_memory() else "scatter"
 
 
 # -- gather ------------------------------------------------------------------------------------------
@@ -216,16 +166,16 @@ def deliver(rows: Data, output: Output) -> Data:
     return output.result()
 
 
-def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:
-    """Have the output written block by block."""
+def run_blocks(ctx: Context, source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int]) -> None:
+    """Write the output block by block."""
     order = source.data if source.order is None else source.order
-    plan = ChunkPlan(len(order), block_rows(len(order), row_bytes, execution))
-    execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
+    plan = ChunkPlan(len(order), ctx.chunksize or block_rows(len(order), row_bytes, ctx))
+    ctx.run(Job(source, plan, fn, ctx.steps), Collect())
 
 
-def block_rows(rows: int, row_bytes: Sequence[int], execution: Execution) -> int:
+def block_rows(rows: int, row_bytes: Sequence[int], ctx: Context) -> int:
     """Rows of a block: some megabytes, and several blocks where there are rows enough."""
-    return max(min(execution.tuning.gather_bytes // max(sum(row_bytes), 1), -(-rows // 8)), 1)
+    return max(min(ctx.tuning.gather_bytes // max(sum(row_bytes), 1), -(-rows // 8)), 1)
 
 
 def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:

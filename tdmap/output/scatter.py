@@ -27,14 +27,11 @@ import torch
 from torch import Tensor
 
 from tdmap.data.columns import words_of
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
-from tdmap.output.output import Step, travels
+from tdmap.output.output import Step
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.commits import decide
-from tdmap.sinks import Collect
+from tdmap.run.context import Context
 
 LARGEST = 512 << 20
 """Bytes of a chunk and of a bucket at most: a worker holds both, twice or more."""
@@ -49,19 +46,19 @@ SEGMENT = 128 << 10
 """Bytes that a chunk should have for a bucket, so that the disk sees few and large writes."""
 
 
-def block_bytes(nbytes: int, execution: Execution) -> int:
+def block_bytes(nbytes: int, ctx: Context) -> int:
     """Bytes of a chunk and of a bucket, for rows of so many bytes."""
-    smallest = execution.tuning.bucket_bytes
-    affordable = max(int(execution.available_memory() * SHARE) // execution.workers, min(LEAST, smallest))
+    smallest = ctx.tuning.bucket_bytes
+    affordable = max(int(ctx.execution.available_memory() * SHARE) // ctx.execution.workers, min(LEAST, smallest))
     return min(max(math.isqrt(nbytes * SEGMENT), smallest), LARGEST, affordable)
 
 
 def scatter_rows(
+    ctx: Context,
     source: SharedTensors,
     order: Tensor,
     places: Places,
     row_bytes: list[int],
-    execution: Execution,
     spill: Spill,
     size: int | None = None,
 ) -> None:
@@ -72,33 +69,28 @@ def scatter_rows(
         order: int64, each a row of the source.
         places: of `len(order)` rows.
         row_bytes: bytes of one row of each tensor.
-        execution: who does it.
         spill: folder for intermediate files: as many bytes as the output, and 8 a row.
         size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = size or decide("bucket", lambda: block_bytes(len(order) * width, execution))
-    streams = decide("streams", lambda: execution.workers)
+    size = size or ctx.decide("bucket", lambda: block_bytes(len(order) * width, ctx))
+    streams = ctx.decide("streams", lambda: ctx.execution.workers)
     block_rows = max(size // width, 1)  # of a chunk, and of a bucket
     chunks = -(-rows // block_rows)
-    ordered = SharedTensors([order], share=travels(execution))  # moved once, for three jobs
+    ordered = SharedTensors([order], share=ctx.shares)  # moved once, for three jobs
     order = ordered.tensors[0]
     buckets = ChunkPlan(len(order), block_rows)
 
-    def run(data: Tensor, plan: ChunkPlan, fn: Any) -> list[Any]:
-        result: list[Any] = execution.run(Job(Source(data), plan, fn, Policy(undo=False)), Collect())
-        return result
-
     def run_each(count: int, fn: Any) -> None:
-        run(apart(count, streams), ChunkPlan(count, 1), fn)
+        ctx.step(apart(count, streams), ChunkPlan(count, 1), fn)
 
-    counts = np.stack(run(order, buckets, _Count(block_rows, chunks)))
+    counts = np.stack(ctx.step(order, buckets, _Count(block_rows, chunks)))
     listed = spill.mapped("rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
-    run(order, buckets, _List(block_rows, starts, SharedTensors([listed], False)))
+    ctx.step(order, buckets, _List(block_rows, starts, SharedTensors([listed], False)))
     waiting, marks = places, None
-    if execution.owns_workers and not spill.lasts and places.are_apart(len(order)):
+    if ctx.execution.owns_workers and not spill.lasts and places.are_apart(len(order)):
         marks = SharedTensors([spill.mapped("begun", len(counts))], False)
     else:
         waiting = _waiting(places, len(order), spill)

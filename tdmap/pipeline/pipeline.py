@@ -47,7 +47,7 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tdmap.seeding import drawn_seed
 from tensordict_lite.paths import is_url
 
@@ -233,7 +233,7 @@ class Pipeline(Chain):
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    @operation
+    @entry_point
     def iter(
         self,
         *,
@@ -349,7 +349,7 @@ class Pipeline(Chain):
             elements = Sendable(PipelineIterator(chain._opened(context), context, chain.describe(), share=share))
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
-    @operation
+    @entry_point
     def write(
         self,
         out: Data | str | os.PathLike[str],
@@ -410,7 +410,7 @@ class Pipeline(Chain):
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
             return terminals.write(self._opened(context), context, store, resume)
 
-    @operation
+    @entry_point
     def reduce(
         self,
         reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
@@ -424,7 +424,7 @@ class Pipeline(Chain):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         return terminals.reduce(self._opened(context), context, as_reducer(reducer))
 
-    @operation
+    @entry_point
     def collect(
         self,
         *,
@@ -441,7 +441,7 @@ class Pipeline(Chain):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         return terminals.collect(self._opened(context), context)
 
-    @operation
+    @entry_point
     def count(self, **options: Unpack[WorkerOptions]) -> int:
         """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
         known = self._plan(Chain._pending).elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,8 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.arguments import policy_for
+from tdmap.run.call import run_job
+from tdmap.run.context import Context as Call
 from tdmap.run.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
@@ -332,17 +335,9 @@ def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool)
     assert context.execution is not None
     if is_one_pass(plan):
         job = one_job(plan, context, True, then=as_rows, empty=_none)
-        return append_rows(
-            job.source.data,
-            job.fn,
-            Output(out, None),
-            context.execution,
-            job.plan,
-            job.policy,
-            order=job.source.order,
-            resume=resume,
-            empty=_schema(plan),
-        )
+        call = Call("Pipeline.write", context.execution, Output(out, None))
+        work = functools.partial(append_rows, call, job, empty=_schema(plan))
+        return run_job(call.name, job, call.output, resume, work)
     if resume:
         raise ValueError(
             "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "
@@ -361,8 +356,9 @@ def _schema(plan: Plan) -> Schema | None:
 def _write_here(plan: Plan, context: Context, out: OutputFolder) -> Data:
     """Spill pieces as they come out of the pipeline, in this process."""
     assert context.execution is not None
-    output = Output(out, None)
-    with output.claimed("Pipeline.write"):
+    call = Call("Pipeline.write", context.execution, Output(out, None))
+    output = call.output
+    with output.claimed(call.name):
         with Spill(spill_folder(output, None)) as spill:
             pieces, row = Pieces(output), 0
             pieces.open(ChunkPlan(0, 1), None)
@@ -373,7 +369,7 @@ def _write_here(plan: Plan, context: Context, out: OutputFolder) -> Data:
                 kept += [piece for piece in found if piece.rows]
                 row += sum(piece.rows for piece in found)
             schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
-            place_pieces(kept, schema, spill, output, context.execution)
+            place_pieces(call, kept, schema, spill)
         return output.result()
 
 

@@ -20,11 +20,11 @@ from tdmap.ranks.folder import RankFolder
 from tdmap.run import journal as journals
 from tdmap.run.identity import check_identity, plan_of
 from tdmap.run.journal import Contents
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite.memmap.disk.format import META
 
 
-@operation
+@entry_point
 def merge_shards(folder: str | os.PathLike[str]) -> Data:
     """Open the dataset that the ranks of `map(shard=...)` have made, once every row of it is there.
 

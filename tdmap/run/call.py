@@ -6,10 +6,10 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.store import OutputFolder, files_of
+from tdmap.data.store import files_of
 from tdmap.errors import AlreadyComplete
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -17,7 +17,7 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.output.shards import Shards
+from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.run.fingerprint import function_parts, source_parts
@@ -27,23 +27,6 @@ from tdmap.run.values import modules_of
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
-
-
-class Output(Protocol):
-    """Where the rows of an operation go."""
-
-    store: OutputFolder | None
-    """The folder, if it is one."""
-    shards: Shards | None
-    """What becomes of the folder, where it is not the result."""
-
-    def known_by(self, identity: dict[str, Any]) -> None:
-        """What tells the call from others; before the output is claimed."""
-        ...
-
-    def claimed(self, call: str, resume: bool = False) -> Any:
-        """Be the only writer."""
-        ...
 
 
 def options_of(**options: Any) -> dict[str, str]:
@@ -133,6 +116,12 @@ def run_call(
                 result = work()
                 log.finish(length, files_of(result))
         return result if shards is None else shards.write(result, identity)
+
+
+def run_job(name: str, job: Job, output: Output, resume: bool, work: Callable[[], Data]) -> Data:
+    """`run_call` for an operation `name` that is known by its first job, with a function of the user's."""
+    data = job.source.data
+    return run_call(f"{name}({job.name})", data, lambda: parts_of_job(job), output, resume, work, job)
 
 
 def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:

@@ -1,71 +1,172 @@
-"""What all operations that users call have in common: options by their right names, and errors without the engine."""
+"""The frame of operations: what they all do around the function that does the work.
+
+    tdmap.sort(data, "age", "sorted", resume=True, num_workers=4)
+       │
+       │  options    unknown ones are errors; those about workers become an `Execution`
+       │  output     what `out=` stands for, and the claim to be its only writer
+       │  log        with `resume`: the call is known by its arguments, and its jobs by their order
+       ▼
+    sort(ctx, data, "age")  ── ctx.run(job, sink) ──► ctx.output
+       │
+       │  copy       into shards or a store, if `out` is one
+       ▼  end        the log, the claim; an error without the frames of the engine
+
+An operation is a function of a `Context` under `@operation`. `@entry_point` is the part of the frame for functions that
+have no output of their own.
+"""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
+import torch
+
+from tdmap.data.kinds import Data, is_data
 from tdmap.errors import RemoteTraceback, TdmapError
-from tdmap.execution import WorkerOptions
+from tdmap.execution import Execution
 from tdmap.frames import without_engine
+from tdmap.functions import user_function
+from tdmap.job import function_name
+from tdmap.output.output import Output
+from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
+from tdmap.run.arguments import policy_for
+from tdmap.run.call import parts_of, run_call
+from tdmap.run.context import Context, require_rows
+from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
+from tdmap.runtime.skipping import DROP
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
-"""Every function under `@operation`, by its qualified name: tests ask each of them the same questions."""
-
-HABITS = {
-    "workers": "num_workers",
-    "n_jobs": "num_workers",
-    "num_proc": "num_workers",
-    "processes": "num_workers",
-    "batch_size": "chunksize",
-    "chunk_size": "chunksize",
-    "progress": "pbar",
-    "random_state": "seed",
-    "reverse": "descending",
-    "ascending": "descending",
-    "output": "out",
-    "start_method": "mp_start_method",
-}
-"""Names that options have in other libraries."""
+"""Every function under `@operation` or `@entry_point`, by its qualified name: tests ask each the same questions."""
 
 
-HINTS = {
-    "resume": " It begins anew when it is interrupted, and a folder that it was to replace stays as it was. Runs of "
-    "map, map_reduce, filter, flat_map, shuffle, the operations by key and the write of a pipeline go on."
-}
-"""What else there is to say about an option."""
+# -- decorators ----------------------------------------------------------------------------------------
 
 
-def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Function:
-    """Make a function an operation of the library.
+def entry_point(fn: Function) -> Function:
+    """Make a function one that users call.
 
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
     shows the user's frames, and hides those of the engine between them. Data whose class has names in
     `__tdmap_operations__` has methods of these names, which are called instead.
-
-    Args:
-        fn: the function. Its ``**options`` are those of workers, unless ``forwards_to`` says otherwise.
-        forwards_to: the operation that gets its ``**options``.
     """
-    parameters = inspect.signature(fn).parameters.values()
-    names = _names_of(fn) + ([] if forwards_to is None else _names_of(forwards_to))
-    open_ended = forwards_to is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return _entry(fn, fn.__name__, inspect.signature(fn), fn)  # type: ignore[return-value]
+
+
+def operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
+    """Make an operation of a function of a context, data and arguments.
+
+    Its parameter `out`, if it has one, and its `**options` stand in the signature for callers and type checkers: the
+    function finds them in the context. The data is the first argument, or the attribute `data` of the first one.
+
+    Example:
+        >>> import torch
+        >>> from typing import Unpack
+        >>> from tdmap import Options
+        >>> from tdmap.output.permute import permute_rows
+        >>> @operation
+        ... def head(ctx: Context, data: Data, n: int, out: Data = None, **options: Unpack[Options]) -> Data:
+        ...     return permute_rows(ctx, data, torch.arange(n))
+        >>> head(torch.arange(5), 2, num_workers=0)
+        tensor([0, 1])
+    """
+    return _operation(fn, 0)
+
+
+def operation_method(fn: Callable[Concatenate[S, Context, P], T]) -> Callable[Concatenate[S, P], T]:
+    """The same for a method, whose context follows `self`."""
+    return _operation(fn, 1)
+
+
+def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """An operation, of a function whose parameter number `at` is the context."""
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())
+    shown = signature.replace(parameters=parameters[:at] + parameters[at + 1 :])
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        taken = allowed()
+        options = {name: kwargs.pop(name) for name in [*kwargs] if name in taken}
+        try:
+            bound = shown.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{fn.__name__}(): {error}.") from None
+        bound.apply_defaults()
+        bound.arguments.pop("options", None)
+        out = bound.arguments.get("out")
+        given = dict(bound.arguments)
+        ctx, data = _context(fn.__qualname__, given, out, options)
+        args, kwargs = bound.args, bound.kwargs
+
+        def work() -> Any:
+            return fn(*args[:at], ctx, *args[at:], **kwargs)
+
+        if "out" not in given:
+            return work()
+        resume = options.get("resume", False)
+        length = int(data.shape[0])
+        skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
+        return run_call(ctx.name, data, lambda: _parts(given, ctx), ctx.output, resume, work, skipper)
+
+    @functools.cache
+    def allowed() -> frozenset[str]:
+        return frozenset(options_of(fn))
+
+    functools.update_wrapper(call, fn)
+    return _entry(call, fn.__name__, shown, fn)
+
+
+def _context(name: str, arguments: dict[str, Any], out: Any, options: Mapping[str, Any]) -> tuple[Context, Data]:
+    """The context of a call, and its dataset."""
+    data = next(iter(arguments.values()))
+    data = getattr(data, "data", data) if not is_data(data) else data
+    if "out" in arguments:
+        require_rows(data, name)
+    mine = {option: value for option, value in options.items() if option not in worker_options()}
+    execution = Execution.of(**{option: value for option, value in options.items() if option not in mine})
+    output = Output(
+        out,
+        data,
+        execution,
+        mine.get("overwrite", False),
+        mine.get("rows_per_shard"),
+        mine.get("storage_options"),
+    )
+    retries, timeout = mine.get("retries", 2), mine.get("timeout")
+    steps = policy_for(None, None, retries, timeout, undo=False)
+    function = policy_for(
+        mine.get("seed"), mine.get("generator"), retries, timeout, on_error=mine.get("on_error", "raise"), skip=DROP
+    )
+    theirs = next((value for value in list(arguments.values())[1:] if callable(value)), None)
+    called = name if theirs is None else f"{name}({function_name(user_function(theirs))})"
+    return Context(called, execution, output, mine, steps, function), data
+
+
+def _entry(
+    fn: Callable[..., Any], name: str, signature: inspect.Signature, takes: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`fn` as users call it."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if args and fn.__name__ in getattr(type(args[0]), "__tdmap_operations__", ()):
-            return _by_method(fn, args, kwargs)
+        if args and name in getattr(type(args[0]), "__tdmap_operations__", ()):
+            return _by_method(signature, name, args, kwargs)
         unknown = kwargs.keys() - allowed()
         if unknown:
-            raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
+            raise unknown_option(name, sorted(unknown)[0], allowed())
         outer = CURRENT.get()
-        running = outer or Running(fn.__name__)
+        if outer is None:
+            kwargs = with_defaults(kwargs, allowed() - set(positional[: len(args)]))
+        running = outer or Running(name)
         CURRENT.set(running)
         try:
             with Host():
@@ -78,30 +179,33 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
             if outer is None:
                 running.end()
 
+    positional = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+
     @functools.cache
     def allowed() -> frozenset[str]:
-        return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
+        known = {*_names_of(signature), *_names_of(inspect.signature(takes)), *options_of(takes)}
+        return frozenset(known - {"self", "ctx"})
 
+    call.__signature__ = signature  # type: ignore[attr-defined]
     OPERATIONS[fn.__qualname__] = call
-    return call  # type: ignore[return-value]
+    return call
 
 
-def _by_method(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _names_of(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def _by_method(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the method of the data that has the name of a function; later arguments go by name."""
-    method = getattr(args[0], fn.__name__)
-    names, theirs = list(inspect.signature(fn).parameters), list(inspect.signature(method).parameters)
+    method = getattr(args[0], name)
+    names, theirs = list(signature.parameters), list(inspect.signature(method).parameters)
     first = args[1:2] if theirs[:1] != [] and theirs[0] not in names else ()
     named = dict(zip(names[1 + len(first) :], args[1 + len(first) :]))
     parameters = inspect.signature(method).parameters.values()
     unknown = set() if any(p.kind is p.VAR_KEYWORD for p in parameters) else kwargs.keys() - set(theirs)
     if unknown:
-        raise unknown_option(f"{fn.__name__} of a {type(args[0]).__name__}", sorted(unknown)[0], theirs)
+        raise unknown_option(f"{name} of a {type(args[0]).__name__}", sorted(unknown)[0], theirs)
     return method(*first, **named, **kwargs)
-
-
-def _names_of(fn: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(fn).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
 
 
 def hide_engine(error: BaseException) -> None:
@@ -110,16 +214,45 @@ def hide_engine(error: BaseException) -> None:
     error.__traceback__ = without_engine(error.__traceback__, all_of_it=told)
 
 
-@functools.cache
-def worker_options() -> tuple[str, ...]:
-    """The names of the options about workers."""
-    return tuple(WorkerOptions.__annotations__)
+# -- what tells a call from others ---------------------------------------------------------------------
+
+RESULT_OPTIONS = ("chunksize", "num_chunks")
+"""Options that the bits of a result may depend on, beside the seed."""
 
 
-def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
-    """The error for an option that an operation does not take."""
-    known = sorted(options)
-    meant = HABITS.get(option)
-    close = [meant] if meant in known else difflib.get_close_matches(option, known, 1)
-    hint = HINTS.get(option) or (f" Did you mean {close[0]!r}?" if close else "")
-    return TypeError(f"{name}() has no option {option!r}.{hint} It takes {', '.join(known)}.")
+def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
+    """What the result of a call depends on, beside its data: its arguments, how rows are cut, the seed."""
+    parts: dict[str, str] = {}
+    for name, value in [*arguments.items()][1:]:
+        if name not in ("out", "ctx"):
+            parts |= _argument(name, value)
+    first = next(iter(arguments.values()))
+    if hasattr(type(first), "identity_parts"):  # of data and how it is looked at
+        parts |= first.identity_parts()
+    parts |= {
+        f"the option {name}": repr(ctx.options[name]) for name in RESULT_OPTIONS if ctx.options.get(name) is not None
+    }
+    return parts if ctx.function.seed is None else {**parts, "the seed": str(ctx.function.seed)}
+
+
+def _argument(name: str, value: Any) -> dict[str, str]:
+    """The parts of an argument: plain values as they are written, others by what they consist of."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = torch.as_tensor(value)
+    if _is_plain(value):
+        return {f"the argument {name}": repr(value)}
+    if isinstance(value, Mapping) and not is_data(value):
+        return {part: text for key, one in value.items() for part, text in _argument(f"{name} {key!r}", one).items()}
+    if isinstance(value, (list, tuple)):
+        found = {part: text for n, one in enumerate(value) for part, text in _argument(f"{name}[{n}]", one).items()}
+        return {**found, f"the argument {name}": f"{len(value)} values"}
+    return parts_of(name, value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `repr` tells a value from any other, in any process."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_is_plain(key) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes, torch.dtype)

@@ -168,7 +168,7 @@ class EngineOps(Kernel):
         """Folds ``mapper(chunk)`` over all chunks, on several processes: see :func:`tdmap.map_reduce`."""
         from tdmap import map_reduce as engine_map_reduce
 
-        return engine_map_reduce(self, mapper, reducer, num_workers, **options)
+        return engine_map_reduce(self, mapper, reducer, num_workers=num_workers, **options)
 
     def pipeline(self, *, seed: int | None = None) -> Pipeline:
         """Begins a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""

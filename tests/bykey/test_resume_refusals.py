@@ -74,10 +74,10 @@ def negated(chunk: Any) -> Any:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"key": "v"}, "the key was 'x', and is 'v'"),
-        ({"key": ["x", "b"]}, "the key was 'x', and is 'x', 'b'"),
-        ({"key": negated}, "the call of sort differs in: key function"),
-        ({"descending": True}, "the option descending was (False,), and is (True,)"),
+        ({"key": "v"}, "the argument key was 'x', and is 'v'"),
+        ({"key": ["x", "b"]}, "the argument key was 'x', and is ['x', 'b']"),
+        ({"key": negated}, "it was a call of sort, and is one of sort(negated)"),
+        ({"descending": True}, "the argument descending was False, and is True"),
         ({"chunksize": 60}, "the option chunksize was 50, and is 60"),
     ],
 )
@@ -91,7 +91,7 @@ def test_another_call_is_refused_and_told_apart(changed, said, data, tmp_path):
 def test_another_key_function_is_refused(data, tmp_path):
     with pytest.raises(Interrupt):
         sort(data, tmp_path / "out", key=negated, callbacks=[Stop()])
-    with pytest.raises(ResumeMismatch, match="the call of sort differs in: key function"):
+    with pytest.raises(ResumeMismatch, match=r"call of sort\(negated\), and is one of sort\(<lambda>\)"):
         sort(data, tmp_path / "out", key=lambda chunk: chunk["x"])
     assert torch.equal(sort(data, tmp_path / "out", key=negated)["x"], torch.arange(ROWS).flip(0))
 
@@ -116,12 +116,12 @@ def test_other_operations_and_other_data_are_refused(data, tmp_path):
 def test_another_reducer_or_second_dataset_is_refused(data, tmp_path):
     groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
     groups.reduce({"s": Sum("v")}, out=out, resume=True, num_workers=0)
-    with pytest.raises(ResumeMismatch, match=r"result of another run(.|\n)*differs in: reducer 's'"):
+    with pytest.raises(ResumeMismatch, match=r"result of another run(.|\n)*differs in: reducers 's'"):
         groups.reduce({"s": Sum("x")}, out=out, resume=True, num_workers=0)
     b = TensorDict({"b": torch.arange(3), "y": torch.arange(3)}, [3])
     tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
     b["y"][1] = 7
-    with pytest.raises(ResumeMismatch, match="differs in: second dataset: 'y'"):
+    with pytest.raises(ResumeMismatch, match="differs in: b: 'y'"):
         tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
 
 

@@ -31,6 +31,8 @@ class Operation(NamedTuple):
     """Whether it makes rows, which `out=` and its companions place."""
     runs_function: bool = False
     """Whether it calls a function of the user, which `seed=` and `on_error=` are about."""
+    lacks: frozenset[str] = frozenset()
+    """Options that have no meaning for it, though they have one for others of its sort."""
     own: frozenset[str] = frozenset()
     """Options that it takes besides those that every operation of its sort takes."""
     refuses: frozenset[str] = frozenset()
@@ -173,6 +175,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda d, **o: tdmap.group_by(d, "k").map_groups(first_two, **o),
         lambda rows: [{"x": row["x"]} for group in _groups(rows).values() for row in group[:2]],
         runs_function=True,
+        lacks=frozenset({"on_error"}),
     ),
     "group_by.top_k": Operation(
         lambda d, **o: tdmap.group_by(d, "k").top_k("x", 1, **o),

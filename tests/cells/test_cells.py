@@ -35,7 +35,8 @@ def ask(cell: str, folder: Path) -> None:
         with pytest.raises(ValueError, match="rows"):
             operation.call(data, num_workers=0)
         return
-    if not option.applies(operation) and option_name not in operation.own:
+    applies = option.applies(operation) and option_name not in operation.lacks
+    if not applies and option_name not in operation.own:
         names = [name for name in arguments if name != "num_workers"]
         with pytest.raises((TypeError, ValueError), match="|".join(names)):
             operation.read(operation.call(data, **arguments))

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import tdmap
-from tdmap.execution import Execution
-from tdmap.output.permute import permute
+from tdmap.ops.permute import permute
 from tdmap.reducers import Count, Mean, Reducer
 from tensordict_lite import TensorDict
 
@@ -63,7 +62,7 @@ def words(data: TensorDict) -> TensorDict:
 
 
 def _permute(data: TensorDict, out: Path, **options: Any) -> Any:
-    return permute(data, torch.arange(len(data)).flip(0), out, Execution.of(**options), method="scatter")
+    return permute(data, torch.arange(len(data)).flip(0), out, **options, method="scatter")
 
 
 def _cache(data: TensorDict, out: Path, stages: str = "map", **options: Any) -> Any:

@@ -24,7 +24,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [3, 1500, 40_000])
 def test_histogram_of_every_dtype_equals_numpy(dtype: torch.dtype, rows: int) -> None:
     x = numbers(dtype, rows, 2, 3)
-    got = tdmap.reduce(x, r.Histogram(bins=13, range=(-30, 90), dim=(0, 2)), 0, chunksize=max(rows // 3, 1))
+    got = tdmap.reduce(x, r.Histogram(bins=13, range=(-30, 90), dim=(0, 2)), num_workers=0, chunksize=max(rows // 3, 1))
     for channel in range(2):
         values = x[:, channel].numpy().astype(np.float64)
         np.testing.assert_array_equal(got["count"][channel], np.histogram(values, 13, (-30, 90))[0])
@@ -35,7 +35,7 @@ def test_histogram_of_every_dtype_equals_numpy(dtype: torch.dtype, rows: int) ->
 @pytest.mark.parametrize("rows", [5, 3000])
 def test_distinct_values_of_every_dtype_equal_torch(dtype: torch.dtype, rows: int) -> None:
     x = numbers(dtype, rows, 2)
-    got = tdmap.reduce(x, r.ValueCounts(), 0, chunksize=max(rows // 2, 1))
+    got = tdmap.reduce(x, r.ValueCounts(), num_workers=0, chunksize=max(rows // 2, 1))
     wanted, counts = torch.unique(x, return_counts=True)
     assert got["value"].dtype == dtype
     assert torch.equal(got["value"], wanted) and torch.equal(got["count"], counts)
@@ -45,7 +45,7 @@ def test_distinct_values_of_every_dtype_equal_torch(dtype: torch.dtype, rows: in
 def test_quantiles_hold_their_bound_over_many_blocks(dtype: torch.dtype) -> None:
     x = numbers(dtype, 3 * blocks.BLOCK)
     q = (0.0, 0.01, 0.5, 0.99, 1.0)
-    got = tdmap.reduce(x, r.Quantile(q=q, relative_error=0.01), 0, chunksize=len(x)).numpy()
+    got = tdmap.reduce(x, r.Quantile(q=q, relative_error=0.01), num_workers=0, chunksize=len(x)).numpy()
     wanted = np.quantile(x.numpy().astype(np.float64), q, method="lower")
     assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted) + 1e-9).all()
 
@@ -55,16 +55,16 @@ def test_quantiles_hold_their_bound_over_many_blocks(dtype: torch.dtype) -> None
 def test_quantiles_about_a_number_are_relative_to_the_distance_from_it(about: int, spread: int) -> None:
     x = about + torch.randint(-spread, spread, (5000,), generator=torch.Generator().manual_seed(0))
     q = (0.0, 0.01, 0.5, 0.99, 1.0)
-    got = tdmap.reduce(x, r.Quantile(q=q, about=about), 2, chunksize=700).numpy()
+    got = tdmap.reduce(x, r.Quantile(q=q, about=about), num_workers=2, chunksize=700).numpy()
     wanted = np.quantile(x.numpy(), q, method="lower")
     assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted - about) + 1e-9).all()
-    small = tdmap.reduce((x - about).clamp(0, 100).to(torch.uint8), r.Quantile(q=q, about=50), 0).numpy()
+    small = tdmap.reduce((x - about).clamp(0, 100).to(torch.uint8), r.Quantile(q=q, about=50), num_workers=0).numpy()
     assert (np.abs(small - np.quantile((x - about).clamp(0, 100).numpy(), q, method="lower")) <= 0.5).all()
 
 
 def test_quantile_ranks_infinity_beyond_all_numbers_and_leaves_nan_out() -> None:
     x = torch.tensor([torch.nan, -torch.inf, 1.0, 2.0, torch.inf])
-    low, middle, high = tdmap.reduce(x, r.Quantile(q=(0.0, 0.5, 1.0)), 0).tolist()
+    low, middle, high = tdmap.reduce(x, r.Quantile(q=(0.0, 0.5, 1.0)), num_workers=0).tolist()
     assert low < -1e300 and high > 1e300 and 0.9 < middle < 2.1
 
 
@@ -73,7 +73,7 @@ def test_quantile_ranks_infinity_beyond_all_numbers_and_leaves_nan_out() -> None
 @pytest.mark.parametrize("largest", [True, False])
 def test_top_k_among_many_ties_takes_the_earlier_rows(dtype: torch.dtype, k: int, largest: bool) -> None:
     x = (numbers(torch.float32, 2000) / 20).round().to(dtype)
-    got = tdmap.reduce(x, r.TopK(k=k, largest=largest), 0, chunksize=300)
+    got = tdmap.reduce(x, r.TopK(k=k, largest=largest), num_workers=0, chunksize=300)
     values = x.to(torch.float64).numpy()
     order = np.argsort(-values if largest else values, kind="stable")[:k]
     assert got["row"].tolist() == order.tolist() and torch.equal(got["value"], x[torch.from_numpy(order)])
@@ -85,13 +85,13 @@ def test_checksum_of_many_blocks_is_that_of_the_definition() -> None:
     salt = int.from_bytes(hashlib.blake2b(b"None", digest_size=7).digest(), "little")
     weights = ((np.arange(len(data)) + salt) * np.int64(step)) | 1
     wanted = int(((data.astype(np.int64) + 1) * weights).sum()) % (1 << 63)
-    assert tdmap.reduce(x, r.Checksum(), 0, chunksize=1000) == wanted
+    assert tdmap.reduce(x, r.Checksum(), num_workers=0, chunksize=1000) == wanted
 
 
 def test_sums_of_small_integers_are_exact() -> None:
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
         x = numbers(dtype, 200_000)
-        got = tdmap.reduce(x, r.Sum(), 0)
+        got = tdmap.reduce(x, r.Sum(), num_workers=0)
         assert got.dtype == torch.int64 and int(got) == int(x.sum(dtype=torch.int64))
 
 
@@ -106,4 +106,4 @@ def test_reducing_in_inference_mode_first_spoils_nothing_afterwards() -> None:
 def test_parameters_are_reduced_without_a_graph() -> None:
     weights = torch.nn.Parameter(torch.randn(10, 3))
     assert not r.Mean().of(weights, (0,))[1].requires_grad
-    assert len(tdmap.reduce(weights, r.Unique(), 0)) == 30
+    assert len(tdmap.reduce(weights, r.Unique(), num_workers=0)) == 30

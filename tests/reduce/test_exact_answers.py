@@ -62,7 +62,7 @@ def test_sums_of_integers_are_exact_or_an_error(data: st.DataObject) -> None:
         return
     rows = TensorDict({"k": torch.zeros(len(numbers)), "x": tensor(numbers, dtype)}, [len(numbers)])
     with pytest.raises(OverflowError, match=str(wanted)):
-        tdmap.reduce(rows, r.Sum("x"), 0, chunksize=chunk)
+        tdmap.reduce(rows, r.Sum("x"), num_workers=0, chunksize=chunk)
     with pytest.raises(OverflowError, match=str(wanted)):
         tdmap.group_by(rows, "k").reduce(r.Sum("x"), num_workers=0, chunksize=chunk)
 
@@ -79,7 +79,7 @@ def test_sums_over_other_dimensions_and_of_many_groups(dtype: torch.dtype) -> No
     whole = raw.astype(object)
     for dim, axes in (((0, 2), (0, 2)), ((0, 1), (0, 1))):
         wanted = whole[:4].sum(axes)
-        assert tdmap.reduce(data[:4], r.Sum("x", dim=dim), 0, chunksize=3).tolist() == wanted.tolist()
+        assert tdmap.reduce(data[:4], r.Sum("x", dim=dim), num_workers=0, chunksize=3).tolist() == wanted.tolist()
     groups = tdmap.group_by(data, "k").reduce(r.Sum("x", dim=(0,)), num_workers=2, chunksize=40)
     for key, answer in zip(groups["k"].tolist(), groups["result"], strict=True):
         assert answer.tolist() == whole[keys.numpy() == key].sum(0).tolist()
@@ -88,7 +88,7 @@ def test_sums_over_other_dimensions_and_of_many_groups(dtype: torch.dtype) -> No
 def test_an_overflow_in_a_worker_names_the_sum() -> None:
     rows = torch.full((1000,), (1 << 62) + 1)
     for call in (
-        lambda: tdmap.reduce(rows, r.Sum(), 2, chunksize=100),
+        lambda: tdmap.reduce(rows, r.Sum(), num_workers=2, chunksize=100),
         lambda: both_ways(r.Sum("x"), rows, 100, workers=2)[1],
     ):
         with pytest.raises(OverflowError, match=f"{1000 * ((1 << 62) + 1)}.*float64"):
@@ -120,7 +120,9 @@ def test_extremes_and_rankings_of_every_dtype(dtype: torch.dtype) -> None:
             assert (plain(answer["min"]), plain(answer["max"])) == (min(numbers), max(numbers))
         for largest in (True, False):
             best = sorted(range(len(numbers)), key=lambda n: (-numbers[n] if largest else numbers[n], n))[:5]
-            answer = tdmap.reduce(TensorDict({"x": rows}, [44]), r.TopK("x", 5, largest), 0, chunksize=chunk)
+            answer = tdmap.reduce(
+                TensorDict({"x": rows}, [44]), r.TopK("x", 5, largest), num_workers=0, chunksize=chunk
+            )
             assert answer["row"].tolist() == best and plain(answer["value"]) == [numbers[n] for n in best]
             assert plain(both_ways(r.TopK("x", 5, largest), rows, chunk)[1]["value"]) == [numbers[n] for n in best]
         for answer in both_ways(r.Unique("x"), rows, chunk):
@@ -135,7 +137,7 @@ def test_extremes_and_rankings_of_every_dtype(dtype: torch.dtype) -> None:
 def test_what_has_no_order_is_refused_with_words(reducer: r.Reducer) -> None:
     rows = torch.randn(10, dtype=torch.complex64)
     with pytest.raises(TypeError, match="complex"):
-        tdmap.reduce(TensorDict({"x": rows}, [10]), reducer, 0)
+        tdmap.reduce(TensorDict({"x": rows}, [10]), reducer, num_workers=0)
     with pytest.raises(TypeError, match="complex"):
         both_ways(reducer, rows, 10)[1]
 
@@ -175,9 +177,9 @@ def test_moments_far_from_zero_are_those_of_the_numbers_that_there_are(base: flo
             assert float(answer) == pytest.approx(wanted, rel=1e-12)
         for answer in both_ways(r.Std("x"), rows, chunk):
             assert float(answer) == pytest.approx(math.sqrt(wanted), rel=1e-12)
-        covariance = tdmap.reduce(rows, r.CovarianceMatrix(), 0, chunksize=chunk)
+        covariance = tdmap.reduce(rows, r.CovarianceMatrix(), num_workers=0, chunksize=chunk)
         assert float(covariance) == pytest.approx(wanted, rel=1e-12)
-    together = tdmap.reduce(rows, {"m": r.Mean(), "v": r.Var()}, 0, chunksize=700)
+    together = tdmap.reduce(rows, {"m": r.Mean(), "v": r.Var()}, num_workers=0, chunksize=700)
     assert float(together["m"]) == pytest.approx(float(mean), rel=1e-15)
 
 

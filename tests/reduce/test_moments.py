@@ -37,48 +37,54 @@ def test_variance_is_accurate_however_far_the_mean(scale: int, distance: int, dr
     generator = torch.Generator().manual_seed(distance)
     x = torch.randn(300, 2, dtype=torch.float64, generator=generator)
     x = (x.sort(0).values if drifts else x) * 2.0**scale + 2.0 ** (scale + distance)
-    got = tdmap.reduce(x, r.Var(), 0, chunksize=70).numpy()
+    got = tdmap.reduce(x, r.Var(), num_workers=0, chunksize=70).numpy()
     # Means have 53 bits, of which `distance` say nothing about how far two chunks lie apart.
     np.testing.assert_allclose(got, exact(x)[1].astype(float), rtol=1e-11 + 2.0 ** (distance - 48))
 
 
 def test_variance_of_a_constant_is_zero_and_never_below() -> None:
-    assert float(tdmap.reduce(torch.full((1000,), 0.1), r.Var(), 0, chunksize=30)) == pytest.approx(0, abs=1e-30)
-    assert float(tdmap.reduce(torch.full((1000,), 1e300, dtype=torch.float64), r.Std(), 0, chunksize=30)) >= 0
+    assert float(tdmap.reduce(torch.full((1000,), 0.1), r.Var(), num_workers=0, chunksize=30)) == pytest.approx(
+        0, abs=1e-30
+    )
+    assert (
+        float(tdmap.reduce(torch.full((1000,), 1e300, dtype=torch.float64), r.Std(), num_workers=0, chunksize=30)) >= 0
+    )
 
 
 def test_nan_and_infinity_stay_in_their_column() -> None:
     x = torch.randn(100, 3, generator=torch.Generator().manual_seed(1))
     x[7, 0], x[9, 1] = torch.nan, torch.inf
-    answer = tdmap.reduce(TensorDict({"x": x}, [100]), {"m": r.Mean("x"), "v": r.Var("x")}, 0, chunksize=30)
+    answer = tdmap.reduce(TensorDict({"x": x}, [100]), {"m": r.Mean("x"), "v": r.Var("x")}, num_workers=0, chunksize=30)
     assert answer["m"][0].isnan() and answer["m"][1] == torch.inf and answer["v"][:2].isnan().all()
     np.testing.assert_allclose(answer["v"][2], exact(x[:, 2])[1].astype(float), rtol=1e-12)
 
 
 def test_the_mean_of_large_integers_does_not_wrap_around() -> None:
     nanoseconds = torch.full((1000,), 1_700_000_000_000_000_000)
-    assert float(tdmap.reduce(nanoseconds, r.Mean(), 0)) == pytest.approx(1.7e18, rel=1e-12)
+    assert float(tdmap.reduce(nanoseconds, r.Mean(), num_workers=0)) == pytest.approx(1.7e18, rel=1e-12)
 
 
 def test_complex_numbers_have_a_complex_mean_and_a_real_variance() -> None:
     x = torch.randn(50, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))
     for values in (x, x.conj()):
-        np.testing.assert_allclose(tdmap.reduce(values, r.Mean(), 0, chunksize=20), values.mean(0), rtol=1e-5)
-        np.testing.assert_allclose(tdmap.reduce(values, r.Var(), 0, chunksize=20), values.var(0), rtol=1e-5)
+        np.testing.assert_allclose(
+            tdmap.reduce(values, r.Mean(), num_workers=0, chunksize=20), values.mean(0), rtol=1e-5
+        )
+        np.testing.assert_allclose(tdmap.reduce(values, r.Var(), num_workers=0, chunksize=20), values.var(0), rtol=1e-5)
 
 
 def test_a_mean_beside_a_variance_is_folded_with_it_and_has_the_bits_of_a_mean_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = TensorDict({"x": torch.randn(500, 4), "y": torch.randn(500)}, [500])
-    alone = tdmap.reduce(data, {"m": r.Mean("x")}, 0, chunksize=60)["m"]
+    alone = tdmap.reduce(data, {"m": r.Mean("x")}, num_workers=0, chunksize=60)["m"]
     calls = []
     monkeypatch.setattr(moments, "moments", lambda *a: calls.append("moments") or blocks.moments(*a))
     monkeypatch.setattr(moments, "wide_sum", lambda *a: calls.append("sum") or blocks.wide_sum(*a))
     parts = {"m": r.Mean("x"), "v": r.Var("x"), "s": r.Std("x", correction=0), "other": r.Mean("x", dim=None)}
-    answer = tdmap.reduce(data, parts, 0, chunksize=500)
+    answer = tdmap.reduce(data, parts, num_workers=0, chunksize=500)
     assert sorted(calls) == ["moments", "sum"]
-    answer = tdmap.reduce(data, parts, 2, chunksize=60)
+    answer = tdmap.reduce(data, parts, num_workers=2, chunksize=60)
     assert torch.equal(answer["m"], alone)
     torch.testing.assert_close(answer["s"], data["x"].double().std(0, correction=0))
     assert answer["other"].shape == ()

@@ -68,7 +68,9 @@ def test_rows_are_numbered_over_the_whole_dataset(data: TensorDict) -> None:
 
 def test_a_plain_function_folds_in_row_order() -> None:
     words = torch.arange(20)
-    got = tdmap.map_reduce(words, lambda c: "".join(map(str, c.tolist())), lambda a, b: a + b, 2, chunksize=3)
+    got = tdmap.map_reduce(
+        words, lambda c: "".join(map(str, c.tolist())), lambda a, b: a + b, num_workers=2, chunksize=3
+    )
     assert got == "".join(map(str, range(20)))
 
 
@@ -131,10 +133,12 @@ class Own(r.Reducer[int]):
 @pytest.mark.parametrize("dim", [1, -1])
 def test_rows_along_another_dimension_are_folded_as_rows(dim: int) -> None:
     x = torch.arange(24.0).view(2, 12)
-    answer = tdmap.reduce(TensorDict({"x": x}, [2, 12]), {"sum": r.Sum("x"), "n": r.Count()}, 2, dim=dim, chunksize=5)
+    answer = tdmap.reduce(
+        TensorDict({"x": x}, [2, 12]), {"sum": r.Sum("x"), "n": r.Count()}, num_workers=2, dim=dim, chunksize=5
+    )
     assert answer["sum"].tolist() == x.sum(1).tolist() and int(answer["n"]) == 12
 
 
 def test_rows_passed_one_by_one_are_folded_as_rows(data: TensorDict) -> None:
-    answer = tdmap.reduce(data[:20], {"sum": r.Sum("k"), "n": r.Count()}, 2, chunksize=0)
+    answer = tdmap.reduce(data[:20], {"sum": r.Sum("k"), "n": r.Count()}, num_workers=2, chunksize=0)
     assert int(answer["sum"]) == int(data["k"][:20].sum()) and int(answer["n"]) == 20

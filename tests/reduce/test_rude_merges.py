@@ -25,8 +25,8 @@ class InPlace(tdmap.Reducer):
 def test_a_function_that_adds_in_place_reaches_no_row_and_is_refused(tmp_path, workers):
     data = TensorDict({"x": torch.ones(12, 3)}, [12]).memmap(tmp_path)
     runs = [
-        lambda: tdmap.reduce(data, lambda a, b: a.apply_(torch.Tensor.add_, b), workers, chunksize=1),
-        lambda: tdmap.map_reduce(data, lambda td: td["x"], lambda a, b: a.add_(b), workers, chunksize=1),
+        lambda: tdmap.reduce(data, lambda a, b: a.apply_(torch.Tensor.add_, b), num_workers=workers, chunksize=1),
+        lambda: tdmap.map_reduce(data, lambda td: td["x"], lambda a, b: a.add_(b), num_workers=workers, chunksize=1),
         lambda: data.pipeline().reduce(lambda a, b: a.apply_(torch.Tensor.add_, b), num_workers=workers),
     ]
     for run in runs[:2]:
@@ -43,13 +43,13 @@ def test_a_function_that_adds_in_place_reaches_no_row_and_is_refused(tmp_path, w
 def test_a_reducer_whose_merge_changes_its_arguments_is_named():
     data = TensorDict({"x": torch.ones(8)}, [8])
     with pytest.raises(ValueError, match="merging with InPlace changed"):
-        tdmap.reduce(data, InPlace(), 0, chunksize=1)
+        tdmap.reduce(data, InPlace(), num_workers=0, chunksize=1)
     with pytest.raises(ValueError, match="merging with InPlace changed"):
-        tdmap.reduce(data, {"s": InPlace()}, 0, chunksize=1)
+        tdmap.reduce(data, {"s": InPlace()}, num_workers=0, chunksize=1)
 
 
 def test_out_of_order_is_refused_and_order_is_kept():
     data = torch.arange(40)
-    with pytest.raises(ValueError, match="ordered=False.*associative"):
-        tdmap.reduce(data, lambda a, b: torch.cat([a, b]), 2, chunksize=1, ordered=False)
-    assert tdmap.reduce(data, lambda a, b: torch.cat([a, b]), 2, chunksize=1).tolist() == list(range(40))
+    with pytest.raises(TypeError, match="no option 'ordered'.*associative"):
+        tdmap.reduce(data, lambda a, b: torch.cat([a, b]), num_workers=2, chunksize=1, ordered=False)
+    assert tdmap.reduce(data, lambda a, b: torch.cat([a, b]), num_workers=2, chunksize=1).tolist() == list(range(40))

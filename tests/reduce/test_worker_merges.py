@@ -37,7 +37,7 @@ def test_few_states_travel_for_many_chunks_and_the_bits_stay(executor: str, arri
     tree = r.MergeTree(3001, r.Var().merge)
     for row in range(3001):
         tree.add(row, row + 1, r.Var().update(None, x[row : row + 1], row))
-    answer = tdmap.reduce(x, r.Var(), 2, chunksize=1, executor=executor)
+    answer = tdmap.reduce(x, r.Var(), num_workers=2, chunksize=1, executor=executor)
     assert torch.equal(answer, r.Var().finish(tree.result()))
     assert sum(arrivals) < 3001 / 4
 
@@ -46,7 +46,7 @@ def test_chunks_without_a_state_lie_between_those_with_one() -> None:
     def kept(chunk: torch.Tensor) -> Counter[int] | None:
         return None if int(chunk[0]) % 3 == 0 else Counter(chunk.tolist())
 
-    got = tdmap.map_reduce(torch.arange(400), kept, _Adding(), 2, chunksize=1)
+    got = tdmap.map_reduce(torch.arange(400), kept, _Adding(), num_workers=2, chunksize=1)
     assert got == Counter({n: 1 for n in range(400) if n % 3})
 
 
@@ -71,7 +71,9 @@ class _Picky(_Adding):
 @pytest.mark.parametrize("executor", ["process", "serial"])
 def test_a_merge_that_raises_is_the_error_of_the_call(executor: str) -> None:
     with pytest.raises(ArithmeticError, match="not that one"):
-        tdmap.map_reduce(torch.arange(200), lambda c: c.tolist(), _Picky(), 2, chunksize=1, executor=executor)
+        tdmap.map_reduce(
+            torch.arange(200), lambda c: c.tolist(), _Picky(), num_workers=2, chunksize=1, executor=executor
+        )
 
 
 def test_a_state_that_cannot_travel_is_an_error_and_the_pool_lives_on() -> None:
@@ -79,5 +81,5 @@ def test_a_state_that_cannot_travel_is_an_error_and_the_pool_lives_on() -> None:
         return [(n for n in range(3))]  # nothing can pickle a generator
 
     with pytest.raises(tdmap.SerializationError):
-        tdmap.map_reduce(torch.arange(10), opened, operator.add, 2, chunksize=1)
-    assert int(tdmap.reduce(TensorDict({"x": torch.zeros(5)}, [5]), r.Count(), 2)) == 5
+        tdmap.map_reduce(torch.arange(10), opened, operator.add, num_workers=2, chunksize=1)
+    assert int(tdmap.reduce(TensorDict({"x": torch.zeros(5)}, [5]), r.Count(), num_workers=2)) == 5

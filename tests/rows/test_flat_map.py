@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 import tdmap
 from tdmap import tuning
 from tdmap.errors import OutputMismatch
-from tdmap.execution import Execution
-from tdmap.output.append import append_rows
-from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 
 from .conftest import WORKERS, Sample, bits, make
@@ -194,7 +191,7 @@ def test_outputs_that_are_too_small_or_the_source():
 @tuning.use(copy_bytes=1000)
 def test_pieces_larger_than_a_task_are_cut(tmp_path):
     data = make()
-    rows = append_rows(data, lambda td: [td, td], tmp_path / "out", Execution(2), ChunkPlan(200, 100))
+    rows = tdmap.flat_map(data, lambda td: [td, td], tmp_path / "out", num_workers=2, chunksize=100)
     assert bits(rows) == bits(torch.cat([data[:100], data[:100], data[100:], data[100:]]))
 
 

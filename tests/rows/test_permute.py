@@ -18,8 +18,11 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.ops.permute import permute
 from tdmap.output import scatter
-from tdmap.output.permute import choose_method, permute
+from tdmap.output.output import Output
+from tdmap.output.permute import choose_method
+from tdmap.run.context import Context
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -47,10 +50,9 @@ ORDERS = {
 @pytest.mark.usefixtures("small_blocks")
 def test_every_order_gives_what_indexing_gives(options, method, tmp_path):
     data = make()
-    execution = Execution.of(**options)
     for name, order in ORDERS.items():
-        assert bits(permute(data, order, None, execution, method=method)) == bits(data[order]), name
-        saved = permute(data, order, tmp_path / name, execution, method=method)
+        assert bits(permute(data, order, None, method=method, **options)) == bits(data[order]), name
+        saved = permute(data, order, tmp_path / name, method=method, **options)
         assert bits(saved) == bits(data[order]) and not (tmp_path / name / ".tdmap").exists()
 
 
@@ -61,7 +63,7 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
     width = data.draw(st.integers(0, 9))
     source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
     with tuning.use(available_memory=0, bucket_bytes=data.draw(st.integers(1, 500))):
-        assert bits(permute(source, order, None, Execution.of(num_workers=0), method=method)) == bits(source[order])
+        assert bits(permute(source, order, None, num_workers=0, method=method)) == bits(source[order])
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -69,7 +71,7 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
 @pytest.mark.usefixtures("small_blocks")
 def test_every_kind_of_dataset_can_be_permuted(kind, method):
     data, order = kinds()[kind], torch.randperm(40)
-    rows = permute(data, order, None, Execution(2), method=method)
+    rows = permute(data, order, None, num_workers=2, method=method)
     wanted = data[order] if isinstance(data, torch.Tensor) else data[order].contiguous()
     assert bits(rows) == bits(wanted)
     if kind == "tensorclass":
@@ -82,9 +84,9 @@ def test_files_are_read_and_an_order_in_a_file_too(tmp_path):
     order = TensorDict({"o": torch.randperm(200)}, [200]).memmap(tmp_path / "order")["o"]
     saved = data.memmap(tmp_path / "in")
     for method in ("gather", "scatter"):
-        assert bits(permute(saved, order, tmp_path / method, Execution(2), method=method)) == bits(data[order])
+        assert bits(permute(saved, order, tmp_path / method, num_workers=2, method=method)) == bits(data[order])
     out = data.select("x", "odd").memmap_like(tmp_path / "there")
-    assert permute(saved, order, out, Execution(2)) is out and torch.equal(out["odd"], data["odd"][order])
+    assert permute(saved, order, out, num_workers=2) is out and torch.equal(out["odd"], data["odd"][order])
 
 
 @pytest.mark.parametrize(
@@ -99,23 +101,24 @@ def test_files_are_read_and_an_order_in_a_file_too(tmp_path):
 )
 def test_orders_that_cannot_be_are_named(order, error, message):
     with pytest.raises(error, match=message):
-        permute(make(), order, None, Execution(1))
+        permute(make(), order, None, num_workers=1)
     with pytest.raises(ValueError, match="method must be one of gather, scatter"):
-        permute(make(), torch.arange(3), None, Execution(1), method="magic")
+        permute(make(), torch.arange(3), None, num_workers=1, method="magic")
 
 
 def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk():
-    execution = Execution(tuning=tuning.Tuning(available_memory=1000))
+    ctx = Context("permute", Execution(tuning=tuning.Tuning(available_memory=1000)), Output(None, None))
     rows = torch.zeros(100, 16, dtype=torch.uint8)
-    assert choose_method([16], [rows[:20]], execution) == "gather"
-    assert choose_method([16], [rows], execution) == "scatter"
+    assert choose_method([16], [rows[:20]], ctx) == "gather"
+    assert choose_method([16], [rows], ctx) == "scatter"
     large = torch.zeros(1).expand(4, 1 << 18)
-    assert choose_method([1 << 20], [large], execution) == "gather"  # large rows are read one by one
+    assert choose_method([1 << 20], [large], ctx) == "gather"  # large rows are read one by one
 
 
 def test_blocks_are_a_share_of_the_memory_that_there_is():
     def size(available: int, workers: int) -> int:
-        return scatter.block_bytes(10 << 40, Execution(workers, tuning=tuning.Tuning(available_memory=available)))
+        execution = Execution(workers, tuning=tuning.Tuning(available_memory=available))
+        return scatter.block_bytes(10 << 40, Context("permute", execution, Output(None, None)))
 
     assert size(1 << 40, 2) == scatter.LARGEST
     assert size(256 << 20, 2) == 16 << 20
@@ -156,7 +159,7 @@ def test_the_caller_reads_a_file_that_was_removed(tmp_path):
     data = TensorDict.load_memmap(tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     order = torch.arange(4000).flip(0)
-    assert permute(data, order, execution=Execution(0), method="scatter")["x"].equal(order)
+    assert permute(data, order, num_workers=0, method="scatter")["x"].equal(order)
 
 
 def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):

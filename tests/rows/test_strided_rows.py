@@ -51,8 +51,8 @@ OPERATIONS = {
     "map_groups": lambda d, o: tdmap.group_by(d, "k").map_groups(lambda g: g, **o),
     "sort": lambda d, o: tdmap.sort(d, "k", **o),
     "join": lambda d, o: tdmap.join(d.select("k"), d, "k", **o),
-    "gather": lambda d, o: tdmap.output.permute.permute(d, torch.arange(len(d)), method="gather"),
-    "scatter": lambda d, o: tdmap.output.permute.permute(d, torch.arange(len(d)), method="scatter"),
+    "gather": lambda d, o: tdmap.ops.permute.permute(d, torch.arange(len(d)), method="gather"),
+    "scatter": lambda d, o: tdmap.ops.permute.permute(d, torch.arange(len(d)), method="scatter"),
     "pipeline": lambda d, o: d.pipeline().map(lambda td: td).collect(num_workers=o["num_workers"]),
 }
 NO_ROWS = ("filter", "sort", "gather", "scatter")

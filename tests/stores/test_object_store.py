@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.output.permute import permute
+from tdmap.ops.permute import permute
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests.processes import comes_true

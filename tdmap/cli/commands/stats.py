@@ -40,7 +40,9 @@ def stats(
         leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}
         reducers = {"/".join(key): Column.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
         values = guard(
-            lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not asked().json),
+            lambda: tdmap.map_reduce(
+                data, None, Columns(reducers), num_workers=workers, pbar=not quiet and not asked().json
+            ),
             f"{path} was only read",
         )
         found = {key: values["/".join(key)] for key in wanted}

@@ -31,14 +31,13 @@ from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
-from tdmap.execution import Execution
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.map import map as map_chunks
-from tdmap.output.permute import permute
+from tdmap.ops.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
@@ -69,7 +68,7 @@ class SkippedPictures(UserWarning):
         super().__init__(f"{len(files):,} of {total:,} files were left out (all are listed in {place}):{shown}{more}")
 
 
-@operation
+@entry_point
 def ingest(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -239,7 +238,7 @@ def _decode(
         new = _kept_beside(real)
         with locked(real, "images.ingest"):
             _remove(new, real)  # of a call that was killed
-            permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, Execution.of(**workers))
+            permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, **workers)
             _write_beside(new, files, look, keep, on_error, skipped)
             exchange_in_turn(str(new), str(real))
             _remove(new, real)

@@ -36,7 +36,7 @@ from tdmap.output.output import travels
 from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
 from tdmap.run.call import options_of, parts_of
-from tdmap.run.operation import worker_options
+from tdmap.run.options import worker_options
 from tensordict_lite import TensorDict
 
 

@@ -34,12 +34,13 @@ from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.ops.sort import sort
-from tdmap.output.output import create_in, travels
-from tdmap.output.permute import permute
+from tdmap.output.output import Output, create_in, travels
+from tdmap.output.permute import permute_rows
 from tdmap.plan import make_plan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import handler_of, policy_for
 from tdmap.run.call import options_of, parts_of
+from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
@@ -106,7 +107,7 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
             keys = list(table.rows.keys(True, True))
             if keys and count:
                 into = target.select(*keys)
-                permute(table.rows, order, into, execution)
+                permute_rows(Context(call, execution, Output(into, table.rows)), table.rows, order)
                 _zeroed(into, kept)
         for name, choice in chosen.items():
             fill_jagged(choice, made[JAGGED, name], execution)

@@ -18,7 +18,7 @@ from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
 from tdmap.ops.sample import sample
 from tdmap.ops.top_k import top_k
-from tdmap.output.output import shared_columns
+from tdmap.output.output import buffers
 from tdmap.reducers import Count
 from tdmap.run.call import options_of, parts_of
 from tdmap.runtime.commits import decide
@@ -212,7 +212,7 @@ def shuffle_jagged(
         if scratch is None:
             return permutation(count, known)
         # What one session leaves the next one finds, and removes; files of `Scratch` have names of chance.
-        room = shared_columns(["order"], torch.int64, count)["order"] if resume else scratch.empty(count)
+        room = buffers(["order"], torch.int64, count)["order"] if resume else scratch.empty(count)
         return permutation(count, known, room)
 
     return _chosen("shuffle", rows, order, lambda: options_of(seed=seed), out, overwrite, resume, **options)

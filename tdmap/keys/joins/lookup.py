@@ -18,8 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from tdmap.data.entries import select
-from tdmap.execution import Execution
-from tdmap.job import Policy
 from tdmap.keys.codec import distances
 from tdmap.keys.index import Index, sorted_rows
 from tdmap.keys.order import Words, equal, group_starts, search, stable_order, take
@@ -28,6 +26,7 @@ from tdmap.keys.slots import distinct
 from tdmap.memory.rowfiles import Blocks, SharedTensors
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
+from tdmap.run.context import Context
 
 Found = tuple[NDArray[Any], "NDArray[Any] | None"]
 """For each key: the number of its row, -1 for none; or, with a second array, where its rows begin and how many."""
@@ -223,21 +222,21 @@ class Lookup:
         return found
 
 
-def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, share: bool) -> Lookup:
+def lookup_of(ctx: Context, keyed: KeyedData, spill: Spill) -> Lookup:
     """The table of a dataset's keys."""
-    rows, tuning = int(keyed.data.shape[0]), execution.tuning
+    rows, tuning = int(keyed.data.shape[0]), ctx.tuning
     spec = keyed.reader.spec
     is_small = rows * 8 * (keyed.codec.num_words + 1) <= tuning.lookup_here_bytes
     source = select(keyed.data, spec.names)
     if (is_small or not spec.casts) and len(distinct(keyed.sample)[0]) == len(keyed.sample[0]):  # none occurs twice
         integers = keyed.codec.integers(keyed.reader.values(source, 0))
-        found = None if integers is None else Lookup.of_integers(*integers, share, tuning.lookup_bytes)
+        found = None if integers is None else Lookup.of_integers(*integers, ctx.shares, tuning.lookup_bytes)
         if found is not None:
             return found
     if is_small:  # sooner done here than sent
         words, kept = keyed.reader.read(source, 0)
         order, words = stable_order(words)
         numbers = order.astype(np.int64) if kept is None else kept[order]
-        return Lookup(numbers, words, share)
-    index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
-    return Lookup.of_index(index, share, tuning.lookup_bytes)
+        return Lookup(numbers, words, ctx.shares)
+    index = sorted_rows(ctx, keyed, spill, with_words=True)
+    return Lookup.of_index(index, ctx.shares, tuning.lookup_bytes)

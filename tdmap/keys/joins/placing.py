@@ -23,16 +23,16 @@ from tdmap.data.columns import row_words
 from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes, signed_view
 from tdmap.data.schema import KeyPath
-from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Source
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
-from tdmap.keys.prepare import KeyedData, light, plan_rows, quick
+from tdmap.keys.prepare import KeyedData, plan_rows
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.output.output import Step, shared_columns
+from tdmap.output.output import Step
 from tdmap.output.permute import block_rows
 from tdmap.plan import ChunkPlan
-from tdmap.sinks import Collect, Preallocated
+from tdmap.run.context import Context
+from tdmap.sinks import Preallocated
 from tensordict_lite import TensorDict
 
 AT, COUNT = "__at__", "__count__"
@@ -108,20 +108,18 @@ class Matches(NamedTuple):
         return torch.from_numpy(self.counts.numpy() > 0)
 
 
-def find_matches(
-    keyed: KeyedData, lookup: Lookup, execution: Execution, policy: Policy, chunksize: int | None
-) -> Matches:
+def find_matches(ctx: Context, keyed: KeyedData, lookup: Lookup, chunksize: int | None = None) -> Matches:
     """Look up the keys of every row, in parallel."""
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
     source = select(keyed.data, names)
     number = torch.int64 if lookup.is_sorted else _dtype_of(lookup)
     wanted = ["at"] if lookup.is_unique else ["at", "count"]
-    out = TensorDict(shared_columns(wanted, number, length), [length])
+    out = TensorDict(ctx.buffers(wanted, number, length), [length])
     if length:
         row_bytes = data_row_bytes(source, length)
         plan = plan_rows(length, row_bytes, chunksize)
-        crew = quick(execution, 0 if plan.num_chunks <= 1 else length * row_bytes)
-        crew.run(Job(Source(source), plan, FindRows(keyed.reader, lookup), policy), Preallocated(out))
+        job = Job(Source(source), plan, FindRows(keyed.reader, lookup), ctx.steps)
+        ctx.quick(0 if plan.num_chunks <= 1 else length * row_bytes).run(job, Preallocated(out))
     return Matches(out["at"], None if lookup.is_unique else out["count"])
 
 
@@ -274,13 +272,13 @@ def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def place_pairs(
+    ctx: Context,
     matches: Matches,
     keep: bool,
     sides: tuple[SharedTensors, SharedTensors],
     columns: Sequence[OutputColumn],
     lookup: Lookup,
     row_bytes: Sequence[int],
-    execution: Execution,
     extra: int,
     allocate: Any,
     streamed: tuple[Data, Sequence[ChunkColumn]] | None,
@@ -293,7 +291,6 @@ def place_pairs(
         sides: the tensors of both datasets.
         columns, row_bytes: of the result.
         lookup: that matches come from.
-        execution: who does it.
         extra: rows that follow.
         allocate: called with the number of rows; gives the places.
         streamed: the first dataset and its columns, where its rows come with the chunks.
@@ -302,7 +299,7 @@ def place_pairs(
         The places, and how many rows have been written.
     """
     length = len(matches.at)
-    size = block_rows(length, [*row_bytes, 1], execution)
+    size = block_rows(length, [*row_bytes, 1], ctx)
     sums = _pairs_of_blocks(matches, keep, size)
     total = int(sums.sum())
     places: Places = allocate(total + extra)
@@ -315,23 +312,20 @@ def place_pairs(
     if data is not None:
         rows = data.with_columns(rows)
     index = lookup.tables if matches.counts is not None else SharedTensors([torch.zeros(0)], False)
-    block_bytes = execution.tuning.join_bytes
+    block_bytes = ctx.tuning.join_bytes
     fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep, mine, block_bytes)
-    job = Job(Source(rows), ChunkPlan(length, size), fn, Policy(undo=False))
-    light(execution, total * sum(row_bytes)).run(job, Collect())
+    ctx.light(total * sum(row_bytes)).step(rows, ChunkPlan(length, size), fn)
     return places, total
 
 
 def place_each(
+    ctx: Context,
     keyed: KeyedData,
     keep: bool,
     sides: tuple[SharedTensors, SharedTensors],
     columns: Sequence[OutputColumn],
     lookup: Lookup,
     row_bytes: Sequence[int],
-    execution: Execution,
-    policy: Policy,
-    chunksize: int | None,
     allocate: Any,
     streamed: tuple[Data, Sequence[ChunkColumn]] | None,
 ) -> bool:
@@ -340,22 +334,21 @@ def place_each(
     Args:
         keyed: the first dataset.
         keep: rows without a partner stay.
-        sides, columns, lookup, row_bytes, execution: as `place_pairs`.
-        policy, chunksize: as `find_matches`.
+        sides, columns, lookup, row_bytes: as `place_pairs`.
         allocate, streamed: as `place_pairs`.
     """
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
     source, mine = (select(keyed.data, names), None) if streamed is None else streamed
     read_bytes = data_row_bytes(source, length)
-    plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes], execution))
-    if chunksize is not None:
-        plan = plan_rows(length, read_bytes, chunksize)
+    plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes], ctx))
+    if ctx.chunksize is not None:
+        plan = plan_rows(length, read_bytes, ctx.chunksize)
     offsets = np.arange(plan.num_chunks) * plan.size
     nothing = SharedTensors([torch.zeros(0)], False)
-    block_bytes = execution.tuning.join_bytes
+    block_bytes = ctx.tuning.join_bytes
     place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep, mine, block_bytes)
-    job = Job(Source(source), plan, JoinRows(FindRows(keyed.reader, lookup), place), policy)
-    written: list[int] = light(execution, length * sum(row_bytes)).run(job, Collect())
+    step = JoinRows(FindRows(keyed.reader, lookup), place)
+    written: list[int] = ctx.light(length * sum(row_bytes)).step(source, plan, step)
     return sum(written) == length
 
 

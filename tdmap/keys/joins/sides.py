@@ -15,18 +15,17 @@ from tdmap.data.columns import is_columnar
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
 from tdmap.data.reader import narrow
 from tdmap.errors import OutputMismatch
-from tdmap.execution import Execution
 from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeySpec
-from tdmap.keys.prepare import KeyedData, light
+from tdmap.keys.prepare import KeyedData
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.output import SourceRows
 from tdmap.output.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
-from tdmap.runtime.commits import decide
+from tdmap.run.context import Context
 from tdmap.stores.widened import as_tensordict, with_room
 from tensordict_lite import TensorDict, is_non_tensor
 
@@ -208,13 +207,12 @@ def read_by_chunk(data: Data) -> TensorDict | None:
     return data.outline()  # type: ignore[no-any-return]
 
 
-def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
+def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
     """A dataset of several folders with columns of which any row can be had: in shared memory, or in files when large.
 
     Args:
         data: any dataset; others are returned as they are.
         spill: folder for files of as many bytes.
-        execution: who copies them.
     """
     if not is_opened_by_row(data):
         return data
@@ -223,7 +221,7 @@ def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
     source = SourceRows(data)
     rows, schema = len(data), source.schema
     nbytes = rows * sum(schema.row_bytes)
-    large = decide("in one piece", lambda: int(nbytes > LOADED_SHARE * execution.available_memory()))
+    large = ctx.decide("in one piece", lambda: int(nbytes > LOADED_SHARE * ctx.execution.available_memory()))
     if large:
         spill.make()
     arena, numbers = Arena(), itertools.count()
@@ -237,7 +235,7 @@ def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
     made = schema.build(rows, allocate, source.objects_at(slice(None)))
     places = Places.of(schema.tensors_of(made))
     assert places is not None
-    run_blocks(Source(data), PlaceRows(places, schema), schema.row_bytes, light(execution, nbytes))
+    run_blocks(ctx.light(nbytes), Source(data), PlaceRows(places, schema), schema.row_bytes)
     return as_tensordict(made)
 
 

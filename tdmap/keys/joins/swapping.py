@@ -15,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.execution import Execution
-from tdmap.job import Policy
 from tdmap.keys.joins.lookup import Lookup, lookup_of
 from tdmap.keys.joins.placing import Matches, find_matches
 from tdmap.keys.prepare import KeyedData
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
+from tdmap.run.context import Context
 
 FACTOR = 4
 """The second dataset has at least so many times as many rows."""
@@ -30,20 +29,18 @@ ROW_BYTES = 32
 """Memory that this takes for a row of the second dataset."""
 
 
-def rows_of_first(
-    first: KeyedData, second: KeyedData, spill: Spill, execution: Execution, policy: Policy, share: bool
-) -> NDArray[Any] | None:
+def rows_of_first(ctx: Context, first: KeyedData, second: KeyedData, spill: Spill) -> NDArray[Any] | None:
     """For each row of the second dataset its row of the first one, -1 for none.
 
     None where that does not pay, or the first dataset has a key twice.
     """
     rows, others = (int(side.data.shape[0]) for side in (first, second))
-    if not rows or rows * FACTOR > others or others * ROW_BYTES > execution.tuning.lookup_bytes:
+    if not rows or rows * FACTOR > others or others * ROW_BYTES > ctx.tuning.lookup_bytes:
         return None
-    lookup = lookup_of(first, spill, execution, policy, share)
+    lookup = lookup_of(ctx, first, spill)
     if not lookup.is_unique:
         return None
-    found: NDArray[Any] = find_matches(second, lookup, execution, policy, None).at.numpy()
+    found: NDArray[Any] = find_matches(ctx, second, lookup).at.numpy()
     return found
 
 

@@ -25,13 +25,13 @@ from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.run.adapters import called_with
 from tdmap.run.arguments import handler_of, plan_for, policy_for
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
 from tdmap.seeding import permutation, seed_or_drawn
 
 
-@operation
+@entry_point
 def map_iter(
     data: Data,
     fn: Callable[[Any], Any],

@@ -1,104 +1,24 @@
-"""A first look at a dataset: its first rows, figures of its columns, and a part that is kept for testing."""
+"""`train_test_split`: a part of the rows to train with, and one to test with."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.diagnostics.columns import Column, Columns, is_number
-from tdmap.execution import Execution
-from tdmap.ops.reduce import map_reduce
-from tdmap.output.permute import permute
-from tdmap.output.shards import in_shards
-from tdmap.run.operation import operation
+from tdmap.ops.permute import permute
+from tdmap.run.operation import entry_point
+from tdmap.run.options import Options
 from tdmap.seeding import permutation, seed_or_drawn
-from tdmap.times import time_type
-from tensordict_lite import TensorDict
-from tensordict_lite.paths import is_url, local_path
-from tensordict_lite.views import is_leaf_nontensor
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
+from tensordict_lite.paths import local_path
 
 
-class Summary(dict[str, Any]):
-    """Figures of each column by its name: `count`, `nan`, `infinite`, `min`, `max`, `mean`, `std`, `quantiles`,
-    `histogram`, and `time`, the type of times. Printed as a table.
-
-    Attributes:
-        rows: how many there are.
-        others: columns that are no real numbers, and what they are.
-    """
-
-    def __init__(self, found: dict[str, Any], rows: int, others: dict[str, str]) -> None:
-        super().__init__(found)
-        self.rows = rows
-        self.others = others
-
-    def __repr__(self) -> str:
-        head = ("column", "count", "NaN", "min", "max", "mean", "std", "")
-        lines: list[tuple[str, ...]] = [head]
-        for name, one in self.items():
-            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *one.texts[:4], one.sparkline))
-        lines += [(name, *[""] * 6, kind) for name, kind in self.others.items()]
-        widths = [max(len(line[column]) for line in lines) for column in range(7)]
-        text = [
-            "  ".join([line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 7)), line[7]]).rstrip()
-            for line in lines
-        ]
-        return "\n".join([f"{self.rows:,} rows", *text])
-
-
-@operation
-def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
-    """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
-
-    All elements of a column count alike; figures are of the finite ones. Those of times of a `Table` are printed as
-    times.
-
-    Args:
-        data: a collection with rows in dimension 0. Jagged columns of a `Table`, and a `Jagged`, count by the lengths
-            of their rows.
-        **options: about workers, as `tdmap.map`.
-
-    Example:
-        >>> from tensordict_lite import TensorDict
-        >>> found = describe(TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]), num_workers=0)
-        >>> found.rows, found["x"].mean, found["x"].max
-        (2, 2.0, 3.0)
-    """
-    others: dict[str, str] = {}
-    rows, times = data, getattr(data, "types", {})
-    if hasattr(data, "lengths"):
-        rows = TensorDict({"rows (length)": data.lengths}, [len(data)])
-    elif hasattr(data, "jagged"):
-        lengths = {f"{name} (length)": column.lengths for name, column in data.jagged.items()}
-        rows = TensorDict({**{key: data.rows.get(key) for key in data.rows.keys()}, **lengths}, [len(data)])
-    wanted: dict[str, Any] = {}
-    for key in rows.keys(True, True, is_leaf_nontensor):
-        leaf, name = rows.get(key), key if isinstance(key, str) else ".".join(key)
-        if is_number(leaf):
-            wanted[name] = key if isinstance(key, tuple) else (key,)
-        else:
-            others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
-    found: dict[str, Any] = {}
-    if wanted and len(rows):
-        kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
-        reducers = Columns({name: Column.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()})
-        reduced: Any = map_reduce
-        found = dict(reduced(rows, None, reducers, **options))
-    return Summary(found, len(rows), others)
-
-
-@operation
+@entry_point
 def train_test_split(
     data: Any,
     test_size: float | int = 0.25,
@@ -107,7 +27,7 @@ def train_test_split(
     stratify: Any = None,
     shuffle: bool = True,
     out: str | os.PathLike[str] | None = None,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[Options],
 ) -> tuple[Any, Any]:
     """Two parts of the rows: one to train with, and one to test with.
 
@@ -119,7 +39,7 @@ def train_test_split(
             both parts.
         shuffle: False: the first rows train, the last ones test.
         out: folder, or the URL of a place in a store, for two datasets, `train` and `test`. None: in memory.
-        **options: about workers, as `tdmap.map`.
+        **options: see `tdmap.Options`, for each part. With `resume=True` a seed is needed.
 
     Returns:
         Both parts, each in a random order.
@@ -138,6 +58,8 @@ def train_test_split(
         raise ValueError(f"test_size={test_size!r} of {rows:,} rows leaves a part without rows.")
     if stratify is not None and not shuffle:
         raise ValueError("stratify= chooses rows at random: it needs shuffle=True.")
+    if options.get("resume") and shuffle and seed is None:
+        raise ValueError("resume=True needs the same parts in each session: pass seed=.")
     order = torch.arange(rows)
     if shuffle:
         order = permutation(rows, seed_or_drawn(seed))
@@ -181,10 +103,7 @@ def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:
 def _take(data: Any, rows: Tensor, out: str | None, options: Any) -> Any:
     take: Callable[..., Any] | None = getattr(type(data), "__tdmap_operations__", None) and data.take
     if take is None:
-        execution = Execution.of(**options)
-        if out is not None and is_url(out):
-            return in_shards(lambda folder: permute(data, rows, folder, execution), out, None, execution)
-        return permute(data, rows, out, execution)
+        return permute(data, rows, out, **options)
     if hasattr(data, "jagged"):
         return take(rows, out, **options)
     chosen = take(rows)

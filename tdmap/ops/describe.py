@@ -1,0 +1,87 @@
+"""`describe`: figures of the columns of a dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tdmap.diagnostics.columns import Column, Columns, is_number
+from tdmap.ops.reduce import fold
+from tdmap.run.context import Context
+from tdmap.run.operation import operation
+from tdmap.run.options import RunOptions
+from tdmap.times import time_type
+from tensordict_lite import TensorDict
+from tensordict_lite.views import is_leaf_nontensor
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+class Summary(dict[str, Any]):
+    """Figures of each column by its name: `count`, `nan`, `infinite`, `min`, `max`, `mean`, `std`, `quantiles`,
+    `histogram`, and `time`, the type of times. Printed as a table.
+
+    Attributes:
+        rows: how many there are.
+        others: columns that are no real numbers, and what they are.
+    """
+
+    def __init__(self, found: dict[str, Any], rows: int, others: dict[str, str]) -> None:
+        super().__init__(found)
+        self.rows = rows
+        self.others = others
+
+    def __repr__(self) -> str:
+        head = ("column", "count", "NaN", "min", "max", "mean", "std", "")
+        lines: list[tuple[str, ...]] = [head]
+        for name, one in self.items():
+            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *one.texts[:4], one.sparkline))
+        lines += [(name, *[""] * 6, kind) for name, kind in self.others.items()]
+        widths = [max(len(line[column]) for line in lines) for column in range(7)]
+        text = [
+            "  ".join([line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 7)), line[7]]).rstrip()
+            for line in lines
+        ]
+        return "\n".join([f"{self.rows:,} rows", *text])
+
+
+@operation
+def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
+    """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
+
+    All elements of a column count alike; figures are of the finite ones. Those of times of a `Table` are printed as
+    times.
+
+    Args:
+        data: a collection with rows in dimension 0. Jagged columns of a `Table`, and a `Jagged`, count by the lengths
+            of their rows.
+        **options: see `tdmap.RunOptions`.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> found = describe(TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]), num_workers=0)
+        >>> found.rows, found["x"].mean, found["x"].max
+        (2, 2.0, 3.0)
+    """
+    others: dict[str, str] = {}
+    rows, times = data, getattr(data, "types", {})
+    if hasattr(data, "lengths"):
+        rows = TensorDict({"rows (length)": data.lengths}, [len(data)])
+    elif hasattr(data, "jagged"):
+        lengths = {f"{name} (length)": column.lengths for name, column in data.jagged.items()}
+        rows = TensorDict({**{key: data.rows.get(key) for key in data.rows.keys()}, **lengths}, [len(data)])
+    wanted: dict[str, Any] = {}
+    for key in rows.keys(True, True, is_leaf_nontensor):
+        leaf, name = rows.get(key), key if isinstance(key, str) else ".".join(key)
+        if is_number(leaf):
+            wanted[name] = key if isinstance(key, tuple) else (key,)
+        else:
+            others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
+    found: dict[str, Any] = {}
+    if wanted and len(rows):
+        kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
+        reducers = Columns({name: Column.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()})
+        found = dict(fold(ctx, rows, reducers))
+    return Summary(found, len(rows), others)

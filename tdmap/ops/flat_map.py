@@ -1,0 +1,68 @@
+"""`flat_map`: any number of rows for each chunk, which wait in files until all are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema, take_apart
+from tdmap.functions import user_function
+from tdmap.output.append import append_rows, each_result
+from tdmap.plan import ChunkPlan
+from tdmap.run.context import Context
+from tdmap.run.operation import operation
+from tdmap.run.options import MapOptions
+
+
+@operation
+def flat_map(
+    ctx: Context,
+    data: Data,
+    fn: Callable[[Any], Any],
+    out: Data | str | os.PathLike[str] | None = None,
+    **options: Unpack[MapOptions],
+) -> Data:
+    """Any number of rows for each chunk, one after the other in the order of the chunks.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
+            columns, None for none, or an iterable of those: a generator's rows are written as they come. With
+            `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        **options: see `tdmap.MapOptions`. Rows on which `fn` raises give no rows, with `on_error="skip"` or a function.
+            Rows wait in intermediate files until it is known how many there are: as many bytes as the result.
+
+    Returns:
+        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one. When there are no
+        rows, the first empty result tells what they would look like; for data without rows, what `fn` makes of them.
+
+    Raises:
+        OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
+        ValueError: there are no rows, and nothing tells what they would look like; or `out` shares memory
+            with the data.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+        Exception: whatever `fn` raised, with a note that names the rows.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"n": torch.tensor([2, 0, 3])}, [3])
+        >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
+        tensor([2, 2, 3, 3, 3])
+    """
+    fn = user_function(fn)
+    plan = ctx.plan(data, fn, results_vary=True)
+    empty = _schema_of_no_rows(data, fn, plan) if not plan.length and ctx.output.given is None else None
+    return append_rows(ctx, ctx.job(data, plan, fn), empty=empty)
+
+
+def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
+    def first(rows: Data) -> Data | None:
+        result = fn(rows, 0) if getattr(fn, "takes_start", False) else fn(rows)
+        return next(each_result(result), None)
+
+    rows = result_of_no_rows(first, data, plan)
+    return None if rows is None else take_apart(rows[:0]).schema

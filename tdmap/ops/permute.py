@@ -1,0 +1,57 @@
+"""`permute`: rows of a dataset in any order."""
+
+from __future__ import annotations
+
+import os
+from typing import Unpack
+
+from torch import Tensor
+
+from tdmap.data.kinds import Data
+from tdmap.output.permute import check_order, permute_rows
+from tdmap.run.context import Context
+from tdmap.run.operation import operation
+from tdmap.run.options import Options
+
+
+@operation
+def permute(
+    ctx: Context,
+    data: Data,
+    order: Tensor,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    method: str | None = None,
+    **options: Unpack[Options],
+) -> Data:
+    """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
+            the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
+            moved to shared memory, 8 bytes a row.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for *m* rows.
+        method: `"gather"` or `"scatter"` (see `tdmap.output.permute`); None chooses: scatter where a row is small and
+            the data does not fit into memory. The result is the same.
+        **options: see `tdmap.Options`. Scatter spills 8 bytes a row, and with other libraries' workers as much as the
+            result.
+
+    Returns:
+        `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.
+
+    Raises:
+        IndexError: an element of `order` is no row of the data.
+        TypeError: `order` is not int64, or not one-dimensional.
+        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        ValueError: `out` shares memory with the data.
+        OSError: there is no room.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(4) * 10}, [4])
+        >>> permute(data, torch.tensor([3, 0, 0]), num_workers=2)["x"]
+        tensor([30,  0,  0])
+    """
+    return permute_rows(ctx, data, check_order(data, order), method)

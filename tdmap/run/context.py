@@ -1,0 +1,117 @@
+"""What an operation is given: who runs its jobs, where its rows go, and what earlier sessions have done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data, instead_of_data, is_data
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source, require_rows_apart
+from tdmap.memory.spill import Spill
+from tdmap.output.output import Output, buffers, open_spill, travels
+from tdmap.plan import ChunkPlan
+from tdmap.run.arguments import handler_of, plan_for
+from tdmap.runtime.commits import decide
+from tdmap.sinks import Collect, Sink
+from tdmap.tuning import Tuning
+
+T = TypeVar("T")
+
+QUICK_BYTES = 32 << 20
+"""Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One call of an operation.
+
+    Attributes:
+        name: of the operation, for messages.
+        execution: who runs its jobs.
+        output: where its rows go.
+        options: those of the call that are not about workers.
+        steps: how failures of the operation's own steps are handled.
+        function: how failures and randomness of a function of the caller are handled.
+    """
+
+    name: str
+    execution: Execution
+    output: Output
+    options: Mapping[str, Any] = field(default_factory=dict)
+    steps: Policy = field(default_factory=lambda: Policy(undo=False))
+    function: Policy = field(default_factory=Policy)
+
+    @property
+    def chunksize(self) -> int | None:
+        """Rows of a chunk, as the call asked for them."""
+        size: int | None = self.options.get("chunksize")
+        return size
+
+    def run(self, job: Job, sink: Sink) -> Any:
+        """Run a job, except for chunks that an earlier session of this call has done; the result of its sink."""
+        return self.execution.run(job, sink)
+
+    def step(self, data: Data, plan: ChunkPlan, step: Callable[..., Any]) -> Any:
+        """Run a step of the operation's own on each chunk of a dataset; what it returned, in their order."""
+        return self.run(Job(Source(data), plan, step, self.steps), Collect())
+
+    def decide(self, name: str, find: Callable[[], T]) -> T:
+        """What does not follow from the arguments (free memory, a random number): found once for all sessions."""
+        return decide(name, find)
+
+    def plan(self, data: Data, fn: Callable[..., Any], results_vary: bool = False) -> ChunkPlan:
+        """How the rows of a dataset are cut for a function, as the options say."""
+        return plan_for(data, fn, 0, self.chunksize, self.options.get("num_chunks"), None, results_vary=results_vary)
+
+    def job(self, data: Data, plan: ChunkPlan, fn: Callable[..., Any]) -> Job:
+        """A job with a function of the caller's."""
+        handler = handler_of(self.options.get("on_error", "raise"))
+        return Job(Source(data), plan, fn, self.function, on_row_error=handler)
+
+    @property
+    def tuning(self) -> Tuning:
+        """Sizes and times that decide how jobs are cut."""
+        return self.execution.tuning
+
+    @property
+    def shares(self) -> bool:
+        """Whether what a job works on is sent to other processes."""
+        return travels(self.execution)
+
+    def light(self, nbytes: int, plan: ChunkPlan | None = None) -> Context:
+        """The same call, or one in the caller alone where so many bytes are less work than a job costs."""
+        if nbytes > self.tuning.light_bytes or (plan is not None and plan.num_chunks > 1 and nbytes):
+            return self
+        alone = replace(self.execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+        return replace(self, execution=alone)
+
+    def quick(self, nbytes: int) -> Context:
+        """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a
+        job."""
+        gained = nbytes - nbytes // self.execution.workers
+        return self.light(0 if self.tuning.light_bytes and gained <= QUICK_BYTES else nbytes)
+
+    def buffers(self, names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
+        """Memory of so many numbers that workers fill, for each name; files, in a call that can be resumed."""
+        return buffers(names, dtype, rows)
+
+    def inner(self) -> Context:
+        """The same call with its rows in memory: for operations that are made of others."""
+        return replace(self, output=Output(None, None))
+
+    def spill(self, *, later: bool = False) -> Spill:
+        """Intermediate files, removed at the end of a block, or kept until a resumed call is complete."""
+        return open_spill(self.output, self.options.get("spill_dir"), later=later)
+
+
+def require_rows(data: Data, what: str) -> None:
+    """Raise TypeError unless `data` has rows, which can be had one by one."""
+    if not is_data(data) or not len(data.shape):
+        found = f"one of shape {tuple(data.shape)}." if is_data(data) else instead_of_data(data)
+        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}")
+    require_rows_apart(data)

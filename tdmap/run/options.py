@@ -1,0 +1,227 @@
+"""The options of operations: what they mean, which operation takes which, and defaults for a block.
+
+WorkerOptions ◄── RunOptions ◄── FunctionOptions           who works; chunks and failures; functions of the caller
+                      ▲                 ▲
+OutputOptions ◄──── Options         MapOptions ──► OutputOptions     operations that make rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, TypedDict, Unpack
+
+import torch
+
+from tdmap.execution import WorkerOptions
+from tdmap.rowerrors import OnError
+
+
+class RunOptions(WorkerOptions, total=False):
+    """Options about chunks and failures, and those about workers.
+
+    Attributes:
+        chunksize: rows of a chunk. Default: so many that a chunk is worth a call and stays small in memory.
+        retries: how many times a chunk is run again when its worker dies. Default: 2.
+        timeout: seconds that a chunk may take; None for any time. A worker that takes longer is replaced.
+    """
+
+    chunksize: int | None
+    retries: int
+    timeout: float | None
+
+
+class FunctionOptions(RunOptions, total=False):
+    """Options where a function of the caller runs.
+
+    Attributes:
+        num_chunks: instead of `chunksize`, the number of chunks.
+        seed: seeds torch, numpy and `random` before each chunk, by its number: the same bits for any number of workers.
+        generator: draws the seed.
+        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
+            called with each error and its rows.
+    """
+
+    num_chunks: int | None
+    seed: int | None
+    generator: torch.Generator | None
+    on_error: OnError
+
+
+class OutputOptions(TypedDict, total=False):
+    """Options about the rows that an operation makes.
+
+    Attributes:
+        overwrite: replace the dataset in the folder `out`. It stays until the new one is complete.
+        rows_per_shard: write a sharded dataset with so many rows a shard. The rows are made in one folder first, in
+            `out/.tdmap` or among the temporary files, and copied.
+        storage_options: of the file system, for an `out` that is a URL.
+        resume: keep a log in a hidden folder of `out`, a path or URL. The same call resumes after any interruption,
+            `kill -9` of every process included, and the result has the same bits.
+        spill_dir: folder for intermediate files. Default: within `out`, where that is a path, else the temporary
+            folder. With `resume`, they lie within `out`.
+    """
+
+    overwrite: bool
+    rows_per_shard: int | None
+    storage_options: Mapping[str, Any] | None
+    resume: bool
+    spill_dir: str | os.PathLike[str] | None
+
+
+class GroupOptions(TypedDict, total=False):
+    """Options where a function of the caller gets groups of rows.
+
+    Attributes:
+        num_chunks: instead of `chunksize`, the number of chunks in which the rows are read.
+        seed: seeds torch, numpy and `random` before each range of keys, by its number: the same bits for any number of
+            workers.
+        generator: draws the seed.
+    """
+
+    num_chunks: int | None
+    seed: int | None
+    generator: torch.Generator | None
+
+
+def _documented(*parts: type) -> str:
+    """The attributes of several sets of options."""
+    return "".join((part.__doc__ or "").partition("Attributes:\n")[2].rstrip(" ") for part in parts)
+
+
+class Options(OutputOptions, RunOptions, total=False):
+    """Options of operations that make rows: where they go, chunks and failures, and workers."""
+
+
+class MapOptions(OutputOptions, FunctionOptions, total=False):
+    """Options of operations that make rows by a function of the caller."""
+
+
+class MapGroupsOptions(Options, GroupOptions, total=False):
+    """Options of `GroupBy.map_groups`."""
+
+
+Options.__doc__ = f"{Options.__doc__}\n\n    Attributes:\n{_documented(OutputOptions, RunOptions, WorkerOptions)}    "
+MapGroupsOptions.__doc__ = (
+    f"{MapGroupsOptions.__doc__}\n\n    Attributes:\n"
+    f"{_documented(OutputOptions, GroupOptions, RunOptions, WorkerOptions)}    "
+)
+MapOptions.__doc__ = (
+    f"{MapOptions.__doc__}\n\n    Attributes:\n"
+    f"{_documented(OutputOptions, FunctionOptions, RunOptions, WorkerOptions)}    "
+)
+
+
+# -- which operation takes which -----------------------------------------------------------------------
+
+
+def options_of(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The options in the annotation `**options: Unpack[...]` of a function; without one, those about workers."""
+    parameter = next((p for p in inspect.signature(fn).parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    if parameter is None:
+        return ()
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # of a module that imports `Unpack` for type checkers alone
+        annotation = eval(annotation, {**globals(), **fn.__globals__})
+    taken = typing.get_args(annotation)
+    return tuple(taken[0].__annotations__) if taken else worker_options()
+
+
+HABITS = {
+    "workers": "num_workers",
+    "n_jobs": "num_workers",
+    "num_proc": "num_workers",
+    "processes": "num_workers",
+    "batch_size": "chunksize",
+    "chunk_size": "chunksize",
+    "progress": "pbar",
+    "random_state": "seed",
+    "reverse": "descending",
+    "ascending": "descending",
+    "output": "out",
+    "start_method": "mp_start_method",
+}
+"""Names that options have in other libraries."""
+
+HINTS = {
+    "ordered": " States always merge with their neighbours, in the order of the rows, which costs nothing: a function "
+    "of two states must be associative, f(f(a, b), c) == f(a, f(b, c)), and need not be commutative.",
+}
+"""What else there is to say about an option."""
+
+
+def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
+    """The error for an option that an operation does not take."""
+    known = sorted(options)
+    meant = HABITS.get(option)
+    close = [meant] if meant in known else difflib.get_close_matches(option, known, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = HINTS.get(option, hint)
+    if option in Options.__annotations__ or option in FunctionOptions.__annotations__:
+        hint = " Other operations take it; it has no meaning here."
+    return TypeError(f"{name}() has no option {option!r}.{hint} It takes {', '.join(known)}.")
+
+
+# -- defaults for a block ------------------------------------------------------------------------------
+
+WORKERS = ("pool", "executor", "num_workers", "mp_start_method")
+"""Options that say together who works: one of them in a call replaces all of them in the block."""
+
+_DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def options(**defaults: Unpack[RunOptions]) -> Iterator[None]:
+    """Options for all operations that are called in a block, unless the call says otherwise.
+
+    Blocks nest: the inner one adds to the outer one. They hold for this thread, or task of asyncio, alone. Functions
+    that workers run are not in the block.
+
+    Args:
+        defaults: any of `RunOptions`. Those that an operation does not take are left out of its call.
+
+    Raises:
+        TypeError: an unknown option.
+
+    Example:
+        >>> import tdmap, torch
+        >>> with tdmap.options(num_workers=0, retries=0):
+        ...     tdmap.map(torch.arange(3), torch.neg)
+        tensor([ 0, -1, -2])
+    """
+    known = RunOptions.__annotations__
+    for name in defaults:
+        if name not in known:
+            raise unknown_option("options", name, known)
+    token = _DEFAULTS.set(with_defaults(defaults, known))
+    try:
+        yield
+    finally:
+        _DEFAULTS.reset(token)
+
+
+def with_defaults(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The options of a call, and those of the block for what it does not say.
+
+    Args:
+        given: of the call.
+        known: the options that the operation takes.
+    """
+    defaults = _DEFAULTS.get()
+    if not defaults:
+        return dict(given)
+    left_out = WORKERS if any(name in given for name in WORKERS) else ()
+    return {name: value for name, value in defaults.items() if name in known and name not in left_out} | dict(given)
+
+
+@functools.cache
+def worker_options() -> tuple[str, ...]:
+    """The names of the options about workers."""
+    return tuple(WorkerOptions.__annotations__)
