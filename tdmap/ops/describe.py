@@ -60,6 +60,7 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
         **options: see `tdmap.RunOptions`.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> found = describe(TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]), num_workers=0)
         >>> found.rows, found["x"].mean, found["x"].max

@@ -48,6 +48,7 @@ def flat_map(
         Exception: whatever `fn` raised, with a note that names the rows.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> data = TensorDict({"n": torch.tensor([2, 0, 3])}, [3])
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)

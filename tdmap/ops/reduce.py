@@ -109,6 +109,7 @@ def map_reduce(
         Exception: as `tdmap.map`.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
         >>> map_reduce(data, lambda td: td["x"].sum(), lambda a, b: a + b, num_workers=2, chunksize=2)
@@ -132,6 +133,7 @@ def reduce(
     """Fold the chunks of a dataset: `map_reduce` without a mapper, with the same options.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> from tdmap.reducers import Count, Mean
         >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])

@@ -143,7 +143,7 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
         assert stage != "complete"
     assert (out / ".tdmap" / "run.json").exists() is (stage != "rows")
     assert read_status(out).state == ("complete" if stage == "complete" else "interrupted")
-    with pytest.raises(tdmap.ResumeMismatch, match="the key was 'x', and is 'y'"):
+    with pytest.raises(tdmap.ResumeMismatch, match="the argument key was 'x', and is 'y'"):
         tdmap.sort(make(), "y", out, chunksize=20, **options)
     with pytest.raises(FileExistsError, match="holds a dataset already" if stage == "complete" else "unfinished run"):
         tdmap.sort(make(), "x", out, rows_per_shard=16)
