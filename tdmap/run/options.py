@@ -91,11 +91,6 @@ class GroupOptions(TypedDict, total=False):
     generator: torch.Generator | None
 
 
-def _documented(*parts: type) -> str:
-    """The attributes of several sets of options."""
-    return "".join((part.__doc__ or "").partition("Attributes:\n")[2].rstrip(" ") for part in parts)
-
-
 class Options(OutputOptions, RunOptions, total=False):
     """Options of operations that make rows: where they go, chunks and failures, and workers."""
 
@@ -108,14 +103,20 @@ class MapGroupsOptions(Options, GroupOptions, total=False):
     """Options of `GroupBy.map_groups`."""
 
 
-Options.__doc__ = f"{Options.__doc__}\n\n    Attributes:\n{_documented(OutputOptions, RunOptions, WorkerOptions)}    "
-MapGroupsOptions.__doc__ = (
-    f"{MapGroupsOptions.__doc__}\n\n    Attributes:\n"
-    f"{_documented(OutputOptions, GroupOptions, RunOptions, WorkerOptions)}    "
-)
-MapOptions.__doc__ = (
-    f"{MapOptions.__doc__}\n\n    Attributes:\n"
-    f"{_documented(OutputOptions, FunctionOptions, RunOptions, WorkerOptions)}    "
+def _complete(*sets: tuple[type, ...]) -> None:
+    """Have the documentation of a set of options tell those of the sets that it consists of, too."""
+    own = {part: (part.__doc__ or "").partition("Attributes:\n") for each in sets for part in each}
+    for whole, *parts in sets:
+        listed = "".join(own[part][2].rstrip(" ") for part in (*parts, whole))
+        whole.__doc__ = f"{own[whole][0].rstrip()}\n\n    Attributes:\n{listed}    "
+
+
+_complete(
+    (RunOptions, WorkerOptions),
+    (FunctionOptions, RunOptions, WorkerOptions),
+    (Options, OutputOptions, RunOptions, WorkerOptions),
+    (MapOptions, OutputOptions, FunctionOptions, RunOptions, WorkerOptions),
+    (MapGroupsOptions, OutputOptions, GroupOptions, RunOptions, WorkerOptions),
 )
 
 
