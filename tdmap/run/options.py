@@ -1,8 +1,15 @@
 """The options of operations: what they mean, which operation takes which, and defaults for a block.
 
-WorkerOptions ◄── RunOptions ◄── FunctionOptions           who works; chunks and failures; functions of the caller
-                      ▲                 ▲
-OutputOptions ◄──── Options         MapOptions ──► OutputOptions     operations that make rows
+    WorkerOptions      who works
+    RunOptions         and chunks, failures            describe
+    SeedOptions        random numbers
+    FunctionOptions    run, seed, rows that raise      reduce, map_reduce
+    OutputOptions      where rows go
+    Options            output, run                     sort, shuffle, join, ...
+    MapOptions         output, function                filter, flat_map
+    MapGroupsOptions   output, run, seed               GroupBy.map_groups
+
+Each set adds to those that it names.
 """
 
 from __future__ import annotations
@@ -38,20 +45,29 @@ class RunOptions(WorkerOptions, total=False):
     timeout: float | None
 
 
-class FunctionOptions(RunOptions, total=False):
-    """Options where a function of the caller runs.
+class SeedOptions(TypedDict, total=False):
+    """Options about the chunks that a function of the caller gets, and its random numbers.
 
     Attributes:
         num_chunks: instead of `chunksize`, the number of chunks.
-        seed: seeds torch, numpy and `random` before each chunk, by its number: the same bits for any number of workers.
+        seed: seeds torch, numpy and `random` before each chunk (in `map_groups`, each range of keys) by its number: the
+            same bits for any number of workers.
         generator: draws the seed.
-        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
-            called with each error and its rows.
     """
 
     num_chunks: int | None
     seed: int | None
     generator: torch.Generator | None
+
+
+class FunctionOptions(SeedOptions, RunOptions, total=False):
+    """Options where a function of the caller gets chunks.
+
+    Attributes:
+        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
+            called with each error and its rows.
+    """
+
     on_error: OnError
 
 
@@ -76,21 +92,6 @@ class OutputOptions(TypedDict, total=False):
     spill_dir: str | os.PathLike[str] | None
 
 
-class GroupOptions(TypedDict, total=False):
-    """Options where a function of the caller gets groups of rows.
-
-    Attributes:
-        num_chunks: instead of `chunksize`, the number of chunks in which the rows are read.
-        seed: seeds torch, numpy and `random` before each range of keys, by its number: the same bits for any number of
-            workers.
-        generator: draws the seed.
-    """
-
-    num_chunks: int | None
-    seed: int | None
-    generator: torch.Generator | None
-
-
 class Options(OutputOptions, RunOptions, total=False):
     """Options of operations that make rows: where they go, chunks and failures, and workers."""
 
@@ -99,7 +100,7 @@ class MapOptions(OutputOptions, FunctionOptions, total=False):
     """Options of operations that make rows by a function of the caller."""
 
 
-class MapGroupsOptions(Options, GroupOptions, total=False):
+class MapGroupsOptions(SeedOptions, Options, total=False):
     """Options of `GroupBy.map_groups`."""
 
 
@@ -113,10 +114,10 @@ def _complete(*sets: tuple[type, ...]) -> None:
 
 _complete(
     (RunOptions, WorkerOptions),
-    (FunctionOptions, RunOptions, WorkerOptions),
+    (FunctionOptions, SeedOptions, RunOptions, WorkerOptions),
     (Options, OutputOptions, RunOptions, WorkerOptions),
-    (MapOptions, OutputOptions, FunctionOptions, RunOptions, WorkerOptions),
-    (MapGroupsOptions, OutputOptions, GroupOptions, RunOptions, WorkerOptions),
+    (MapOptions, OutputOptions, FunctionOptions, SeedOptions, RunOptions, WorkerOptions),
+    (MapGroupsOptions, OutputOptions, SeedOptions, RunOptions, WorkerOptions),
 )
 
 
