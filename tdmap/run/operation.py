@@ -18,6 +18,7 @@ have no output of their own.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -66,7 +67,8 @@ def operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
     """Make an operation of a function of a context, data and arguments.
 
     Its parameter `out`, if it has one, and its `**options` stand in the signature for callers and type checkers: the
-    function finds them in the context. The data is the first argument, or the attribute `data` of the first one.
+    function finds them in the context. The data is the first argument; or the attribute `data` of the first one, where
+    that has a method `identity_parts`.
 
     Example:
         >>> import torch
@@ -128,7 +130,8 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
 def _context(name: str, arguments: dict[str, Any], out: Any, options: Mapping[str, Any]) -> tuple[Context, Data]:
     """The context of a call, and its dataset."""
     data = next(iter(arguments.values()))
-    data = getattr(data, "data", data) if not is_data(data) else data
+    if hasattr(type(data), "identity_parts"):  # rows and how they are looked at
+        data = data.data
     if "out" in arguments:
         require_rows(data, name)
     mine = {option: value for option, value in options.items() if option not in worker_options()}
@@ -220,6 +223,10 @@ RESULT_OPTIONS = ("chunksize", "num_chunks")
 """Options that the bits of a result may depend on, beside the seed."""
 
 
+SHOWN = 200
+"""Characters of an argument that a log holds."""
+
+
 def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
     """What the result of a call depends on, beside its data: its arguments, how rows are cut, the seed."""
     parts: dict[str, str] = {}
@@ -227,7 +234,7 @@ def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
         if name not in ("out", "ctx"):
             parts |= _argument(name, value)
     first = next(iter(arguments.values()))
-    if hasattr(type(first), "identity_parts"):  # of data and how it is looked at
+    if hasattr(type(first), "identity_parts"):
         parts |= first.identity_parts()
     parts |= {
         f"the option {name}": repr(ctx.options[name]) for name in RESULT_OPTIONS if ctx.options.get(name) is not None
@@ -240,7 +247,10 @@ def _argument(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, (np.ndarray, np.generic)):
         value = torch.as_tensor(value)
     if _is_plain(value):
-        return {f"the argument {name}": repr(value)}
+        text = repr(value)
+        if len(text) > SHOWN:
+            text = f"{text[:SHOWN]}... (digest {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
+        return {f"the argument {name}": text}
     if isinstance(value, Mapping) and not is_data(value):
         return {part: text for key, one in value.items() for part, text in _argument(f"{name} {key!r}", one).items()}
     if isinstance(value, (list, tuple)):
