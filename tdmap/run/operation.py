@@ -21,7 +21,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -94,30 +94,38 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
     signature = inspect.signature(fn)
     parameters = list(signature.parameters.values())
     shown = signature.replace(parameters=parameters[:at] + parameters[at + 1 :])
+    names = [p.name for p in shown.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = {p.name for p in shown.parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    has_output = "out" in shown.parameters
 
     def call(*args: Any, **kwargs: Any) -> Any:
         taken = allowed()
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in taken}
-        try:
-            bound = shown.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{fn.__name__}(): {error}.") from None
-        bound.apply_defaults()
-        bound.arguments.pop("options", None)
-        out = bound.arguments.get("out")
-        given = dict(bound.arguments)
-        ctx, data = _context(fn.__qualname__, given, out, options)
-        args, kwargs = bound.args, bound.kwargs
+        given = {**dict(zip(names, args)), **kwargs}
+        if len(args) > len(names) or not required <= given.keys() or len(given) < len(args) + len(kwargs):
+            _refuse(fn.__name__, shown, args, kwargs)
+        data = given[names[0]]
+        if hasattr(type(data), "identity_parts"):  # rows and how they are looked at
+            data = data.data
+        if has_output:
+            require_rows(data, fn.__name__)
+        theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
+        called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(user_function(theirs))})"
+        ctx = _context(called, data, given.get("out"), options)
 
         def work() -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
 
-        if "out" not in given:
+        def parts() -> dict[str, str]:
+            bound = shown.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return _parts(bound.arguments, ctx)
+
+        if not has_output:
             return work()
-        resume = options.get("resume", False)
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
-        return run_call(ctx.name, data, lambda: _parts(given, ctx), ctx.output, resume, work, skipper)
+        return run_call(called, data, parts, ctx.output, options.get("resume", False), work, skipper)
 
     @functools.cache
     def allowed() -> frozenset[str]:
@@ -127,15 +135,20 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
     return _entry(call, fn.__name__, shown, fn)
 
 
-def _context(name: str, arguments: dict[str, Any], out: Any, options: Mapping[str, Any]) -> tuple[Context, Data]:
-    """The context of a call, and its dataset."""
-    data = next(iter(arguments.values()))
-    if hasattr(type(data), "identity_parts"):  # rows and how they are looked at
-        data = data.data
-    if "out" in arguments:
-        require_rows(data, name)
-    mine = {option: value for option, value in options.items() if option not in worker_options()}
-    execution = Execution.of(**{option: value for option, value in options.items() if option not in mine})
+def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> NoReturn:
+    """Raise TypeError for arguments that are missing, or more than there are."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}.") from None
+    raise AssertionError(f"{name}() takes these arguments")
+
+
+def _context(name: str, data: Data, out: Any, options: Mapping[str, Any]) -> Context:
+    """The context of a call."""
+    about_workers = worker_options()
+    mine = {option: value for option, value in options.items() if option not in about_workers}
+    execution = Execution.of(**{option: value for option, value in options.items() if option in about_workers})
     output = Output(
         out,
         data,
@@ -149,9 +162,7 @@ def _context(name: str, arguments: dict[str, Any], out: Any, options: Mapping[st
     function = policy_for(
         mine.get("seed"), mine.get("generator"), retries, timeout, on_error=mine.get("on_error", "raise"), skip=DROP
     )
-    theirs = next((value for value in list(arguments.values())[1:] if callable(value)), None)
-    called = name if theirs is None else f"{name}({function_name(user_function(theirs))})"
-    return Context(called, execution, output, mine, steps, function), data
+    return Context(name, execution, output, mine, steps, function)
 
 
 def _entry(
@@ -231,7 +242,7 @@ def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
     """What the result of a call depends on, beside its data: its arguments, how rows are cut, the seed."""
     parts: dict[str, str] = {}
     for name, value in [*arguments.items()][1:]:
-        if name not in ("out", "ctx"):
+        if name not in ("out", "options"):
             parts |= _argument(name, value)
     first = next(iter(arguments.values()))
     if hasattr(type(first), "identity_parts"):
