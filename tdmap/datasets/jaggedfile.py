@@ -34,6 +34,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk import locks
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.paths import absolute_path
 
@@ -251,17 +252,18 @@ def append_jagged(jagged: Jagged, rows: Jagged | Iterable[Any]) -> Jagged:
         total, count, item = len(now.values), len(now), rows.values.element_size() * rows.row_shape.numel()
         behind = {"values": total + rows.total, "offsets": count + len(rows) + 1}
         present = {"values": total, "offsets": count + 1}
-        for key, bytes_each in (("values", item), ("offsets", 8)):  # what a killed call has left behind the end
-            if (folder / f"{key}.memmap").exists():
-                os.truncate(folder / f"{key}.memmap", present[key] * bytes_each)
-        _set_sizes(folder, present, behind)
-        for at in range(0, len(rows), APPENDED):
-            part = rows[at : at + APPENDED]
-            flat = part.flat().contiguous()
-            _write(folder / "values.memmap", flat, total * item)
-            _write(folder / "offsets.memmap", part.offsets[1:] + total, (count + 1 + at) * 8)
-            total += len(flat)
-        _set_sizes(folder, behind, None)
+        with locks.locked(str(folder)):  # a reader finds these rows or those before
+            for key, bytes_each in (("values", item), ("offsets", 8)):  # what a killed call has left behind the end
+                if (folder / f"{key}.memmap").exists():
+                    os.truncate(folder / f"{key}.memmap", present[key] * bytes_each)
+            _set_sizes(folder, present, behind)
+            for at in range(0, len(rows), APPENDED):
+                part = rows[at : at + APPENDED]
+                flat = part.flat().contiguous()
+                _write(folder / "values.memmap", flat, total * item)
+                _write(folder / "offsets.memmap", part.offsets[1:] + total, (count + 1 + at) * 8)
+                total += len(flat)
+            _set_sizes(folder, behind, None)
     return open_jagged(folder)
 
 

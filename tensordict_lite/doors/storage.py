@@ -37,15 +37,19 @@ class StorageOps(Kernel):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: str | int | None = None,
-        atomic: bool = False,
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
         """Writes every tensor to a file of its own and gives a collection of the mapped files.
 
         A tensor at ``("a", "b")`` goes to ``prefix/a/b.memmap``; each level has a ``meta.json``. The files are
-        written beside ``prefix`` and moved in when complete, so that an error or a kill never leaves half a
-        dataset that loads. Load with :meth:`load_memmap`.
+        written to a folder beside ``prefix``, which is renamed to it. A dataset that is there is exchanged for the new
+        one in one step: readers and programs that are killed leave or find one of them, whole. All its files go;
+        tensors that are mapped from them keep their values. Load with :meth:`load_memmap`.
+
+        Where ``prefix`` cannot be exchanged, its files are replaced one by one, and a kill in between leaves no
+        dataset: a mount point, the working directory, a folder in one that is not writable, with files that are not of
+        the dataset (which stay), or on a file system without ``RENAME_EXCHANGE``.
 
         A ``prefix`` that ends in ``.tdz`` is one file instead, a zip archive of these files, whose tensors are mapped
         where they lie in it. It is written whole or not at all in any case, and what is returned is what
@@ -66,7 +70,6 @@ class StorageOps(Kernel):
                 copied, whatever ``copy_existing`` says.
             compression: of an archive: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a
                 constant of :mod:`zipfile`. A compressed tensor is not mapped when it is loaded, but decompressed.
-            atomic: exchange the whole folder in one step. It must hold a dataset and nothing else.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it is a RuntimeError.
             reference_format: write nothing that ``tensordict`` does not open. Otherwise thousands of strings are
                 written to two files instead of JSON, which opens in no time whatever their number. An archive is
@@ -113,7 +116,6 @@ class StorageOps(Kernel):
             share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
-            atomic=atomic,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
         )
@@ -128,7 +130,6 @@ class StorageOps(Kernel):
         share_non_tensor: bool = False,
         existsok: bool = True,
         robust_key: bool | None = True,
-        atomic: bool = False,
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
@@ -156,7 +157,6 @@ class StorageOps(Kernel):
             share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
-            atomic=atomic,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
         )
@@ -232,7 +232,6 @@ class StorageOps(Kernel):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: str | int | None = None,
-        atomic: bool = False,
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
@@ -258,7 +257,6 @@ class StorageOps(Kernel):
             robust_key=robust_key,
             archive=archive,
             compression=compression,
-            atomic=atomic,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
         )

@@ -2,7 +2,7 @@
 
 ===============  ====================================================================================
 ``tensor.py``    :class:`MemoryMappedTensor`, over ``disk/mapping.py`` (files and shared memory as storages)
-``disk/``        files without collections: mappings, staging, and ``format.py``, the directory format as data
+``disk/``        files without collections: mappings, locks, staging, and ``format.py``, the directory format as data
 ``plan.py``      what a collection becomes on disk, ``kinds.py`` for every class but the dense ones
 ``save.py``      writing a plan, in ``disk/staging.py``'s folder, and mapping the result
 ``load.py``      opening a folder

@@ -15,8 +15,9 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import locked_folder, new_file, refuse_link, write_all
+from tensordict_lite.memmap.disk.files import new_file, refuse_link, write_all
 from tensordict_lite.memmap.disk.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
+from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.disk.mapping import file_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -114,7 +115,7 @@ def _require_free(node: Any, folder: str, key: str) -> None:
             f"the new entry {key!r} would be one of another dataset: a later save has put another file in the place of "
             f"{replaced}. Load the dataset again"
         )
-    with locked_folder(folder), contextlib.suppress(DatasetNotFoundError):
+    with locked(folder), contextlib.suppress(DatasetNotFoundError):
         if key in read_json(os.path.join(folder, META), folder) and key not in RESERVED:
             raise RuntimeError(
                 f"the dataset in {folder} has got an entry {key!r} since it was loaded: load it again, and write into "
@@ -187,7 +188,7 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
     """Adds an entry to the metadata of a folder; readers see the old or the new one, and nobody's entry is lost."""
     path = os.path.join(folder, META)
-    with locked_folder(folder):
+    with locked(folder):
         try:
             meta = read_json(path, folder)
         except DatasetNotFoundError:

@@ -35,8 +35,8 @@ from tensordict_lite.memmap.disk.format import (
     read_meta,
     read_small,
 )
+from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import available_memory
-from tensordict_lite.memmap.disk.turns import Watch, reading
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
@@ -62,8 +62,6 @@ class Loader:
     """Whether tensors are made without their data (meta device, fake mode)."""
     missing: set[str] = field(default_factory=set)
     """Classes that were saved and that the program lacks: each is warned of once."""
-    is_growing: bool = False
-    """Whether a writer appends rows to what is read, or has done so."""
     known: dict[bytes, NodeMeta] = field(default_factory=dict)
     """Metadata by its bytes, see :func:`parse_content`."""
 
@@ -123,7 +121,6 @@ class Loader:
         ``rows``: the parent is a dataset that grows, with this many rows committed; this folder may know of more.
         """
         if "_growing" in meta.raw:
-            self.is_growing = True
             rows = meta.shape[0] if rows is None else rows
             meta.keep_rows(rows)  # and nothing about the size of the files: they may be growing at this moment
         source: dict[str, Any] = {}
@@ -313,7 +310,8 @@ def load_collection(
     if os.path.isfile(folder):
         loaded = _read(_archives[0](folder, num_threads, options), folder, subpath)
     else:
-        loaded = _read_settled(folder, subpath, options)
+        with reading(folder):
+            loaded = _read(Loader(**options), folder, subpath)
     if device is not None and not non_blocking:
         _synchronize(device)
     return loaded if out is None else _fill(out, loaded)
@@ -327,26 +325,6 @@ def _read(loader: Loader, folder: str, subpath: Any) -> TensorCollection:
     except RecursionError:
         raise DatasetError(folder, "is nested too deeply to be a dataset") from None
     return loaded
-
-
-def _read_settled(folder: str, subpath: Any, options: dict[str, Any]) -> TensorCollection:
-    """What one save has written: while another one moves its files in, it is waited for and read again."""
-    for _ in range(_ATTEMPTS):
-        with Watch(folder) as watch:
-            loader = Loader(**options)
-            try:
-                with reading(folder):
-                    loaded = _read(loader, folder, subpath)
-            except DatasetError:
-                if watch.is_settled():
-                    raise
-                continue
-            if loader.is_growing or watch.is_same():  # rows that were committed stay as they are
-                return loaded
-    raise DatasetError(folder, f"was replaced {_ATTEMPTS:,} times while it was read")
-
-
-_ATTEMPTS = 10_000
 
 
 def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:

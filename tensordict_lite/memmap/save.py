@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,13 +15,12 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import all_bytes, refuse_link, write_all, write_tensor_to
-from tensordict_lite.memmap.disk.format import META, RUNS, read_small
-from tensordict_lite.memmap.disk.inplace import may_overwrite, overwritten
+from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
-from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded, swapped_file
-from tensordict_lite.memmap.disk.turns import reading
+from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded
 from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -74,7 +73,6 @@ def save_collection(
     share_non_tensor: bool = False,
     existsok: bool = True,
     robust_key: bool | None = True,
-    atomic: bool = False,
     allow_pickle: bool = False,
     reference_format: bool = False,
 ) -> Any:
@@ -99,12 +97,9 @@ def save_collection(
         share_non_tensor=share_non_tensor,
         existsok=existsok,
         robust_key=robust_key is not False,
-        atomic=atomic,
         allow_pickle=allow_pickle,
         reference_format=reference_format,
     )
-    if return_early and atomic:
-        raise NotImplementedError("return_early=True and atomic=True cannot be combined: wait for the save")
     if return_early and num_threads > 1:
         pool = ThreadPoolExecutor(1, "memmap")
         future = pool.submit(job.run)
@@ -128,7 +123,6 @@ class _Save:
         share_non_tensor: bool,
         existsok: bool,
         robust_key: bool,
-        atomic: bool,
         allow_pickle: bool,
         reference_format: bool,
     ) -> None:
@@ -139,14 +133,10 @@ class _Save:
         self.num_threads = num_threads
         self.share_non_tensor = share_non_tensor
         self.existsok = existsok
-        self.atomic = atomic
-        self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
         self.plan: Plan = plan_for(
             node, robust_key=robust_key, allow_pickle=allow_pickle, reference_format=reference_format
         )
         root = absolute_path(prefix) if prefix is not None else self._own_root()
-        if atomic and root is None:
-            raise ValueError("atomic=True needs a folder to write to: pass prefix=")
         self.root = root
 
     def _own_root(self) -> str | None:
@@ -159,7 +149,7 @@ class _Save:
         if self.root is None:
             return self._finish(self._anonymous())
         while True:
-            with contextlib.suppress(Superseded):  # by another save, which came to its end
+            with contextlib.suppress(Superseded):  # by a save of a dataset that this one is a part of
                 return self._finish(self._in_folder(self.root))
 
     def _anonymous(self) -> list[Tensor]:
@@ -190,114 +180,60 @@ class _Save:
         return file_of(tensor) is not None or holds_many(tensor.untyped_storage())
 
     def _in_folder(self, root: str) -> list[Tensor]:
-        self.grown.clear()
         fresh = not os.path.exists(root)
         for folder in () if fresh else self.plan.folders:
             if folder.path:
                 refuse_link(f"{root}/{folder.path}")
-        kept = [
-            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, f"{root}/{leaf.file}")
+        keeps = [
+            not (fresh and type(leaf.tensor) is Tensor) and self._keeps(leaf, f"{root}/{leaf.file}")
             for leaf in self.plan.leaves
         ]
-        todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
-
-        def mapped() -> list[Tensor]:
-            return [
-                leaf.tensor if keep == "tensor" else _map_leaf(f"{root}/{leaf.file}", leaf)
-                for leaf, keep in zip(self.plan.leaves, kept)
-            ]
-
-        # With `like`, whatever is in a file that is used.
-        stay = [leaf for leaf, keep in zip(self.plan.leaves, kept) if keep == "tensor" or (keep and not self.like)]
-
-        def is_current() -> bool:
-            return all(is_placed(leaf.tensor.untyped_storage(), f"{root}/{leaf.file}") for leaf in stay)
-
-        if not todo and not self.grown and self._metadata_is_current(root):
-            if "file" not in kept:
-                return mapped()
+        if not self.like and all(keeps) and self._metadata_is_current(root):
             with reading(root):
-                if is_current():
-                    return mapped()
-            raise Superseded(root)
-        if len(todo) == 1 and not fresh and self._may_swap(root, todo[0]):
-            tensors = self._swap(root, todo[0], mapped, is_current)
-            if tensors is not None:
-                return tensors
-        if not fresh and self._may_overwrite(root, todo):
-            tensors = self._overwrite(root, todo, mapped, is_current)
-            if tensors is not None:
-                return tensors
-        return self._write(root, todo, mapped, is_current)
+                if all(self._is_placed(root, leaf) for leaf in self.plan.leaves):
+                    return [self._mapped(root, leaf) for leaf in self.plan.leaves]
+        return self._write(root, keeps)
 
-    def _may_swap(self, root: str, leaf: Leaf) -> bool:
-        """Whether to try :meth:`_swap`; a small file costs less than a look at the metadata, which it takes anyway."""
-        if self.like or self.atomic or _files_of(leaf) != [leaf.file] or os.path.lexists(f"{root}/{RUNS}"):
-            return False
-        return os.path.exists(f"{root}/{META}") and (leaf.nbytes < _LARGE or self._metadata_is_current(root))
+    @staticmethod
+    def _is_placed(root: str, leaf: Leaf) -> bool:
+        """Whether a tensor lies in its file, in whose place a save may have put another one."""
+        return is_placed(leaf.tensor.untyped_storage(), f"{root}/{leaf.file}")
 
-    def _keeps(self, leaf: Leaf, path: str) -> str:
-        """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
+    @staticmethod
+    def _mapped(root: str, leaf: Leaf) -> Tensor:
+        """A leaf that lies in its file, as it is where what is written into it reaches the file."""
+        path = f"{root}/{leaf.file}"
+        if leaf.tensor.untyped_storage().filename or not os.access(path, os.W_OK):
+            return leaf.tensor
+        return _map_leaf(path, leaf)
+
+    def _keeps(self, leaf: Leaf, path: str) -> bool:
+        """Whether the file that is there has the values of a leaf or, with ``like``, may have any."""
         tensor = leaf.tensor
         file = file_of(tensor)
         if file is not None and not self.like:
             if file == path or _same(file, path):
-                if not is_placed(tensor.untyped_storage(), path):  # a later save has put another file there
-                    return ""
-                if is_changed_copy(tensor):  # copy-on-write: the file has the old values
-                    return ""
-                if is_whole(tensor) and not self.atomic:
-                    if leaf.nbytes and not tensor.is_nested:
-                        self._keep_room(leaf, os.path.getsize(path))
-                    return "tensor" if tensor.untyped_storage().filename or not os.access(path, os.W_OK) else "file"
-                if self.atomic and not self.copy_existing:
-                    raise self._elsewhere(leaf, file)
+                # A later save may have put another file there; in a copy-on-write mapping, values may have changed.
+                if not is_placed(tensor.untyped_storage(), path) or is_changed_copy(tensor):
+                    return False
+                if is_whole(tensor):
+                    return True
             elif not self.copy_existing:
                 raise self._elsewhere(leaf, file)
         if self.existsok and not self.like:
-            return ""
+            return False
         if not os.path.lexists(path):
-            return ""
+            return False
         if not self.existsok:
             raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
-        return self._reuse(leaf, path)
+        refuse_link(path)
+        return bool(leaf.nbytes) and not tensor.is_nested
 
     def _elsewhere(self, leaf: Leaf, file: str) -> RuntimeError:
         return RuntimeError(
             f"A filename was provided but the tensor already has a file associated ({file}): the entry {leaf.path} is "
             "memory-mapped already. To copy it to the new location, pass copy_existing=True."
         )
-
-    def _reuse(self, leaf: Leaf, path: str) -> str:
-        """``memmap_like`` over an existing file: its content stays, room is added where it is too short."""
-        if leaf.tensor.is_nested or not leaf.nbytes:
-            return ""
-        refuse_link(path)
-        size = os.path.getsize(path)
-        if size < leaf.nbytes:
-            self.grown.append((path, size, leaf.nbytes))
-        self._keep_room(leaf, size)
-        return "file"
-
-    @staticmethod
-    def _keep_room(leaf: Leaf, size: int) -> None:
-        """Has the metadata say that a file that stays, of ``size`` bytes, has room for more rows."""
-        if size > leaf.nbytes:
-            rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
-            leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
-
-    def _grow_files(self) -> None:
-        """Room in files that stay; and what is left of entries that hold nothing any more goes."""
-        for leaf in self.plan.leaves:
-            if not leaf.nbytes and not leaf.tensor.is_nested:
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self.root}/{leaf.file}")
-        for path, size, wanted in self.grown:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                reserve(fd, wanted, path, start=size)
-            finally:
-                os.close(fd)
 
     def _metadata_is_current(self, root: str) -> bool:
         for folder in self.plan.folders:
@@ -310,71 +246,60 @@ class _Save:
                 return False
         return True
 
-    def _swap(
-        self, root: str, leaf: Leaf, mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
-    ) -> list[Tensor] | None:
-        """Replaces the one file that changes, under the metadata that is there; None where that is another."""
-
-        def may_change() -> bool:
-            return self._metadata_is_current(root) and is_current()
-
-        if leaf.nbytes <= mmap.PAGESIZE and may_overwrite([leaf.nbytes]):
-            with overwritten(root, {leaf.file: all_bytes(leaf.tensor)}, {}, may_change) as is_done:
-                if is_done:
-                    return mapped()
-        check_room(root, leaf.nbytes)
-
-        def write(fd: int, path: str) -> None:
-            write_tensor_to(fd, leaf.tensor, path)
-
-        with swapped_file(root, leaf.file, write, may_change) as is_swapped:
-            return mapped() if is_swapped else None
-
-    def _may_overwrite(self, root: str, todo: list[Leaf]) -> bool:
-        """Whether to try :meth:`_overwrite`."""
-        if self.like or self.atomic or any(folder.blobs for folder in self.plan.folders):
-            return False
-        if not os.path.isfile(f"{root}/{META}") or os.path.lexists(f"{root}/{RUNS}"):
-            return False
-        return all(_files_of(leaf) == [leaf.file] for leaf in todo) and may_overwrite([leaf.nbytes for leaf in todo])
-
-    def _overwrite(
-        self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
-    ) -> list[Tensor] | None:
-        """Writes small files in place; None where they may not be, see :mod:`~tensordict_lite.memmap.disk.inplace`."""
-        contents = {leaf.file: all_bytes(leaf.tensor) for leaf in todo}
-        metadata = {folder.path: folder.json() for folder in self.plan.folders}
-        with overwritten(root, contents, metadata, is_current) as is_done:
-            return mapped() if is_done else None
-
-    def _write(
-        self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
-    ) -> list[Tensor]:
-        """Writes files and puts them in place; what ``mapped`` gives while they are certainly there."""
-        check_room(root, sum(leaf.nbytes for leaf in todo) + sum(wanted - size for _, size, wanted in self.grown))
-        staging = Staging(root, atomic=self.atomic)
+    def _write(self, root: str, keeps: list[bool]) -> list[Tensor]:
+        """Write files, and put them in place with those that stay; the mapped tensors."""
+        todo = [leaf for leaf, keep in zip(self.plan.leaves, keeps) if not keep]
+        stay = [leaf for leaf, keep in zip(self.plan.leaves, keeps) if keep]
+        check_room(root, sum(leaf.nbytes for leaf in todo) + sum(self._missing(root, leaf) for leaf in stay))
+        staging = Staging(root)
         try:
             for folder in self.plan.folders:
                 if folder.path:
                     os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
             self._write_leaves(staging.root, todo)
-            files = [file for leaf in todo for file in _files_of(leaf)]
-            for folder in self.plan.folders:
+            staging.take_turn()
+            for leaf in stay:
+                self._keep(staging, leaf)
+            files = [file for leaf in self.plan.leaves for file in _files_of(leaf)]
+            for folder in reversed(self.plan.folders):  # the root's metadata last: with them, it is complete
                 for name, content in {**folder.blobs, META: folder.json()}.items():
                     _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
-            folders = [folder.path for folder in self.plan.folders]
-            replaced: Replaced = "none" if not todo else "all" if len(todo) == len(self.plan.leaves) else "some"
-            staging.commit(files, folders, meanwhile=self._grow_files, is_current=is_current, replaced=replaced)
-            tensors = mapped()
+            replaced: Replaced = "none" if not todo else "some" if stay else "all"
+            staging.commit(files, [folder.path for folder in self.plan.folders], replaced=replaced)
+            tensors = [
+                leaf.tensor if keep and _is_read_only(leaf, root) else _map_leaf(f"{root}/{leaf.file}", leaf)
+                for leaf, keep in zip(self.plan.leaves, keeps)
+            ]
         except BaseException as problem:
-            is_gone = isinstance(problem, FileNotFoundError) and staging.inside and staging.is_gone()
+            is_gone = isinstance(problem, FileNotFoundError) and staging.is_gone()
             staging.abort()
             if is_gone:
                 raise Superseded(root) from problem
             raise
         staging.release()
         return tensors
+
+    def _missing(self, root: str, leaf: Leaf) -> int:
+        """Bytes that a file which stays is copied for, because it is too short."""
+        return leaf.nbytes if self.like and os.path.getsize(f"{root}/{leaf.file}") < leaf.nbytes else 0
+
+    def _keep(self, staging: Staging, leaf: Leaf) -> None:
+        """Have a file stay; where another save has replaced it meanwhile, write what it had."""
+        path = f"{staging.prefix}/{leaf.file}"
+        if self.like and not os.path.lexists(path):
+            return _reserve_leaf(staging.root, leaf)
+        if not self.like and not self._is_placed(staging.prefix, leaf):
+            return _write_leaf(staging.root, leaf)
+        size = os.path.getsize(path) if leaf.nbytes and not leaf.tensor.is_nested else leaf.nbytes
+        if size < leaf.nbytes:
+            _copy_and_grow(path, f"{staging.root}/{leaf.file}", leaf.nbytes)
+            return
+        if size > leaf.nbytes:  # there is room for more rows
+            rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
+            leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
+        for file in _files_of(leaf):
+            staging.keep(file)
 
     def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
         write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf
@@ -513,6 +438,19 @@ def _reserve(path: str, nbytes: int) -> None:
         reserve(fd, nbytes, path)
     finally:
         os.close(fd)
+
+
+def _copy_and_grow(path: str, place: str, nbytes: int) -> None:
+    shutil.copyfile(path, place, follow_symlinks=False)
+    fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        reserve(fd, nbytes, path, start=os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _is_read_only(leaf: Leaf, root: str) -> bool:
+    return not os.access(f"{root}/{leaf.file}", os.W_OK)
 
 
 def _write_bytes(path: str, content: bytes) -> None:

@@ -26,7 +26,6 @@ from tensordict_lite.memmap.disk.mapping import (
     is_anonymous,
     is_changed_copy,
     is_reachable,
-    kept_open,
     map_file,
     region_of,
     remember,
@@ -216,8 +215,7 @@ class MemoryMappedTensor(Tensor):
             found = os.stat(path).st_size if needed else 0
             if found < needed:
                 raise ValueError(f"{path} holds {found:,} bytes; shape {tuple(size)} of {dtype} needs {needed:,}")
-            with kept_open(path):
-                out = cls._map(path, dtype, size, writable)
+            out = cls._map(path, dtype, size, writable)
         return out if index is None else out[index]
 
     @classmethod

@@ -25,18 +25,11 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import (
-    locked_folder,
-    new_file,
-    open_at_once,
-    open_folder,
-    write_all,
-    write_tensor_to,
-)
+from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, is_count
+from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
 from tensordict_lite.memmap.disk.mapping import reserve
 from tensordict_lite.memmap.disk.staging import Staging, sync_folder
-from tensordict_lite.memmap.disk.turns import is_at
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.schema import Schema, load_head
@@ -111,7 +104,7 @@ class DatasetWriter:
         if not os.path.exists(os.path.join(self.path, META)):
             if row is None:
                 raise DatasetError(self.path, "there is no dataset to continue: give an example row to start one")
-            _create_once(self.path, row, 0 if capacity is None else capacity)
+            _create(self.path, row, 0 if capacity is None else capacity)
         self._schema = Schema.read(self.path)
         if row is not None:
             self._schema.check_example(row)
@@ -203,7 +196,7 @@ class DatasetWriter:
         assert self._folder is not None
         if not os.path.isdir(self.path):
             load_head(self._head)  # says so
-        with locked_folder(self.path):  # or that of another one, which is found out below
+        with locked(self.path):  # or that of another one, which is found out below
             head = load_head(self._head)
             self._require_same_dataset(head)
             yield self._sizes(head)
@@ -361,17 +354,8 @@ def _as_row(example: Any) -> TensorCollection:
 # -- metadata --------------------------------------------------------------------------------------------------
 
 
-def _create_once(path: str, row: TensorCollection, capacity: int) -> None:
-    """Several processes may start the same dataset: the first one makes it."""
-    parent = os.path.dirname(path)
-    os.makedirs(parent, exist_ok=True)
-    with locked_folder(parent):
-        if not os.path.exists(os.path.join(path, META)):
-            _create(path, row, capacity)
-
-
 def _create(path: str, row: TensorCollection, capacity: int) -> None:
-    """An empty dataset with the structure of a row."""
+    """An empty dataset with the structure of a row; of several processes that start one, the first makes it."""
     if any(leaf.is_nested for leaf in row._leaves()):
         raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
     plan: Plan = plan_for(row)
@@ -404,7 +388,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
             finally:
                 os.close(fd)
             files.append(leaf.file)
-        staging.commit(files, [folder.path for folder in plan.folders])
+        staging.commit(files, [folder.path for folder in plan.folders], existsok=False)
     except BaseException:
         staging.abort()
         raise

@@ -67,7 +67,6 @@ FOLDERS: dict[str, Writer] = {
     "Table.filter": lambda out, **o: columns().filter(lambda t: t["x"] > 3, out, **o),
     "Table.sort": lambda out, **o: columns().sort("x", out, **o),
     "Jagged.save": lambda out, **o: columns()["s"].save(out, **o),
-    "memmap": lambda out, overwrite, num_workers: table().memmap(out, atomic=overwrite),
 }
 """Those that write one folder."""
 
@@ -124,6 +123,15 @@ def test_a_folder_with_other_files_is_refused_before_any_work(name: str, place: 
     assert tree(out) == before
     users.check()
     beside.check()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_save_keeps_other_files(place: str, tmp_path: Path) -> None:
+    """`memmap` replaces a dataset in any folder."""
+    users = PLACES[place](tmp_path / "out")
+    table().memmap(tmp_path / "out")
+    assert len(TensorDict.load_memmap(tmp_path / "out")) == 40
+    users.check()
 
 
 @pytest.mark.parametrize("name", ROWS)

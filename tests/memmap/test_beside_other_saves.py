@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pickle
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tensordict_lite import MemoryMappedTensor, TensorDict, pack_memmap
+from tensordict_lite import TensorDict, pack_memmap
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.archive import write
-from tensordict_lite.memmap.checksum import store, verify
-from tensordict_lite.memmap.disk import inplace, staging
-from tensordict_lite.memmap.disk.turns import Watch
-from tensordict_lite.memmap.durable import sync_collection
+from tensordict_lite.memmap.disk import staging
 from tensordict_lite.memmap.writer import DatasetWriter
 
 ROWS = 5
@@ -36,102 +27,21 @@ def values(data: TensorDict) -> list[float]:
     return sorted({*data["x"].tolist(), *data["below", "y"].flatten().tolist()})
 
 
-@contextlib.contextmanager
-def written_in_place(file: Path) -> Iterator[list[int]]:
-    """Has the lease of a file, as a save that writes it, until somebody waits for it; who waited."""
-    fd = os.open(file, os.O_RDWR)
-    waited: list[int] = []
-
-    def end(number: int, _: Any) -> None:
-        waited.append(number)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-    before = signal.signal(signal.SIGURG, end)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError:
-            pytest.skip("no leases in the temporary folder")
-        yield waited
-    finally:
-        os.close(fd)
-        signal.signal(signal.SIGURG, before)
-
-
-def is_mapped_copy_on_write(path: Path) -> bool:
-    return bool(MemoryMappedTensor.from_filename(path / "x.memmap", torch.int64, (ROWS,), mode="r").eq(1).all())
-
-
-def is_mapped(path: Path) -> bool:
-    return bool(MemoryMappedTensor.from_filename(path / "x.memmap", torch.int64, (ROWS,)).eq(1).all())
-
-
-@pytest.mark.parametrize("door", [is_mapped, is_mapped_copy_on_write])
-def test_a_file_that_is_written_in_place_is_mapped_afterwards(tmp_path: Path, door: Callable[[Path], bool]) -> None:
-    dataset(1).memmap(tmp_path / "d")
-    with written_in_place(tmp_path / "d" / "x.memmap") as waited:
-        assert door(tmp_path / "d") and waited
-
-
-def test_a_tensor_that_travels_by_name_waits_without_stopping_other_threads(tmp_path: Path) -> None:
-    """torch opens a file without letting go of the interpreter: the thread that writes it would wait for that."""
-    pickled = pickle.dumps(dataset(1).memmap(tmp_path / "d")["x"])
-    with written_in_place(tmp_path / "d" / "x.memmap") as waited:
-        assert pickle.loads(pickled).tolist() == [1] * ROWS
-        assert waited
-
-
-def is_opened_to_append(path: Path) -> bool:
-    return len(DatasetWriter(path)) == ROWS
-
-
-def is_watched(path: Path) -> bool:
-    with Watch(str(path)) as watch:
-        return watch.finds_dataset
-
-
-def is_loaded(path: Path) -> bool:
-    return values(TensorDict.load_memmap(path)) == [1]
-
-
-def is_synced(path: Path) -> bool:
-    sync_collection(TensorDict({"x": torch.zeros(1)}).memmap(path.parent / "other"))
-    staging.sync_file(str(path / "meta.json"))
-    return True
-
-
-def has_its_checksums(path: Path) -> bool:
-    store(path)
-    return verify(path).ok
-
-
-@pytest.mark.parametrize("door", [is_opened_to_append, is_watched, is_loaded, is_synced, has_its_checksums])
-@pytest.mark.parametrize("file", ["meta.json", "x.memmap"])
-def test_a_file_that_is_written_in_place_is_read_afterwards(
-    tmp_path: Path, door: Callable[[Path], bool], file: str
-) -> None:
-    dataset(1).memmap(tmp_path / "d")
-    with written_in_place(tmp_path / "d" / file):
-        assert door(tmp_path / "d")
-
-
 # -- saves that keep some files of a dataset which another one replaces -----------------------------------------------
 
 
 @pytest.fixture
 def another_save(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, TensorDict]]:
-    """Put a folder and a dataset here: it is saved there just before the next save takes its turn."""
-    real, others = inplace.turn_in, []
+    """Put a folder and a dataset here: it is saved there just before the next save locks the folder."""
+    real, others = staging.lock, []
 
-    def turn_in(folder: str) -> int:
+    def lock(folder: str) -> int:
         if others:
             path, data = others.pop()
             data.memmap(path)
         return real(folder)
 
-    monkeypatch.setattr(inplace, "turn_in", turn_in)
-    monkeypatch.setattr(staging, "turn_in", turn_in)
+    monkeypatch.setattr(staging, "lock", lock)
     return others
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict
+from tensordict_lite.memmap import save as saving
 from tests.memmap.test_crash import STEPS
 from tests.processes import forked, kill_at
 
@@ -28,16 +28,19 @@ def is_whole(data: TensorDict, number: int) -> bool:
     return len(data) == 300 + number and all(bool((leaf == number).all()) for leaf in data.values(True, True))
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": True}], ids=["", "atomic"])
+@pytest.mark.parametrize("others", [[], ["notes.txt"]], ids=["exchanged", "file by file"])
 @pytest.mark.parametrize("existing", [False, True], ids=["new folder", "over a dataset"])
-def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: dict[str, bool]) -> None:
+def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, others: list[str]) -> None:
     for number in range(ROUNDS):
         folder = tmp_path / ("out" if existing else f"out{number}")
         if existing and not number:
             rows(9).memmap(folder)
+        folder.mkdir(exist_ok=True)
+        for name in others:
+            (folder / name).touch()
 
         def save(number: int, folder: Path = folder) -> int:
-            return 0 if is_whole(rows(number).memmap(folder, **options), number) else 1
+            return 0 if is_whole(rows(number).memmap(folder), number) else 1
 
         assert forked(save, PROCESSES) == [0] * PROCESSES
         last = TensorDict.load_memmap(folder)
@@ -45,34 +48,39 @@ def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: di
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
-@pytest.mark.parametrize("length", [300, 309], ids=["in place", "moved in"])
-def test_an_atomic_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, length: int, every: int) -> None:
+@pytest.mark.parametrize("others", [[], ["notes.txt"]], ids=["exchanged", "file by file"])
+def test_a_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, others: list[str], every: int) -> None:
     number, killed = 0, True
     while killed:
         number += every
         folder = tmp_path / f"d{number}"
         rows(0).memmap(folder)
-        killed = kill_at(number, lambda folder=folder: rows(length - 300).memmap(folder), STEPS)
-        rows(7).memmap(folder, atomic=True)
+        for name in others:
+            (folder / name).touch()
+        killed = kill_at(number, lambda folder=folder: rows(9).memmap(folder), STEPS)
+        rows(7).memmap(folder)
         assert is_whole(TensorDict.load_memmap(folder), 7)
         assert not [name for name in os.listdir(folder) if "tdlite" in name]
     assert number > 20
 
 
-def test_a_save_whose_folder_is_exchanged_beneath_it_begins_anew(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_save_of_a_part_begins_anew_where_the_whole_is_exchanged_beneath_it(tmp_path: Path, monkeypatch: Any) -> None:
     """What a path leads to while a folder is made in it may be the old one, which is being removed."""
     rows(1).memmap(tmp_path / "d")
-    real = os.mkdir
+    staging = saving.Staging
 
-    def mkdir(path: Any, *args: Any) -> None:
-        if os.path.dirname(path) == str(tmp_path / "d"):
-            monkeypatch.setattr(os, "mkdir", real)
-            raise FileNotFoundError(errno.ENOENT, "removed", path)
-        real(path, *args)
+    def exchanged_beneath(prefix: str) -> Any:
+        made = staging(prefix)
+        if prefix.endswith("nested"):
+            monkeypatch.setattr(saving, "Staging", staging)
+            rows(1).memmap(tmp_path / "d")
+        return made
 
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    assert is_whole(rows(2).memmap(tmp_path / "d"), 2)
-    assert os.mkdir is real and is_whole(TensorDict.load_memmap(tmp_path / "d"), 2)
+    monkeypatch.setattr(saving, "Staging", exchanged_beneath)
+    part = TensorDict({"x": torch.full((301, 2), 7.0)}, [301])
+    assert part.memmap(tmp_path / "d" / "nested")["x"].eq(7).all()
+    assert saving.Staging is staging and TensorDict.load_memmap(tmp_path / "d")["nested", "x"].eq(7).all()
+    assert not [name for _, names, files in os.walk(tmp_path) for name in names + files if "tdlite" in name]
 
 
 def test_a_save_does_not_follow_a_link_in_place_of_a_nested_folder(tmp_path: Path) -> None:

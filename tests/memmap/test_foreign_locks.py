@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensordict_lite import DatasetWriter, TensorDict
-from tensordict_lite.memmap.disk import files, turns
+from tensordict_lite.memmap.disk import locks
 
 READER = 65534
 """A user who owns nothing here."""
@@ -71,8 +71,7 @@ def test_a_lock_that_is_not_given_back_is_an_error_that_names_the_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, user: int | None
 ) -> None:
     if user is None:  # one of those who may write there is waited for, within reason
-        monkeypatch.setattr(files, "_PATIENCE", 0.1)
-        monkeypatch.setattr(turns, "_PATIENCE", 0.1)
+        monkeypatch.setattr(locks, "PATIENCE", 0.1)
     with locked(folder, user) as pid:
         with pytest.raises(TimeoutError, match=f"locked.* by process {pid}") as caught:
             CALLS[name](folder)

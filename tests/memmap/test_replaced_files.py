@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,19 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(placed.os, "readlink", refuse)
 
 
+def make_unexchangeable(path: Path) -> None:
+    """With a file of the user's in it, the files of a folder are replaced one by one."""
+    (path / "notes.txt").touch()
+
+
+def replace_files(path: Path, value: int, count: int) -> None:
+    make_unexchangeable(path)
+    dataset(value, count).memmap(path)
+
+
 REPLACE: dict[str, Callable[[Path, int, int], Any]] = {
-    "all files": lambda path, value, count: dataset(value, count).memmap(path),
-    "the folder": lambda path, value, count: dataset(value, count).memmap(path, atomic=True),
+    "all files": replace_files,
+    "the folder": lambda path, value, count: dataset(value, count).memmap(path),
 }
 
 
@@ -74,7 +85,6 @@ def test_what_is_in_its_file_is_not_written_again(tmp_path: Path, how: None, mon
     (tmp_path / "link").symlink_to(tmp_path / "d")
     again = TensorDict.load_memmap(tmp_path / "link")
     monkeypatch.setattr(saving._Save, "_write", None)
-    monkeypatch.setattr(saving._Save, "_swap", None)
     assert data.memmap(tmp_path / "d")["a"] is data["a"] and data.memmap_() is data
     assert again.memmap(tmp_path / "d")["a"] is again["a"]
 
@@ -140,31 +150,24 @@ def together(*works: Callable[[], None]) -> None:
 def test_saves_of_files_and_of_whole_folders_take_turns(tmp_path: Path) -> None:
     dataset(0).memmap(tmp_path / "d")
 
-    def save(first: int, atomic: bool) -> None:
+    make_unexchangeable(tmp_path / "d")
+
+    def save(folder: str, first: int) -> None:
         for value in range(first, first + 60):
-            mapped = dataset(value).memmap(tmp_path / "d", atomic=atomic)
+            mapped = dataset(value).memmap(tmp_path / folder)
             assert values_of(mapped) == [value]
+            if value == first + 30:
+                (tmp_path / "d" / "notes.txt").unlink(missing_ok=True)
 
-    def save_one(first: int) -> None:
-        for value in range(first, first + 60):
-            TensorDict({"a": torch.full((COUNT,), value)}, [COUNT]).memmap(tmp_path / "one", atomic=value % 3 == 0)
-
-    together(
-        lambda: save(1000, False),
-        lambda: save(2000, True),
-        lambda: save(3000, False),
-        lambda: save(4000, True),
-        lambda: save_one(5000),
-        lambda: save_one(6000),
-    )
+    together(*[partial(save, "d", first) for first in (1000, 2000, 3000, 4000)], partial(save, "one", 5000))
     assert values_of(TensorDict.load_memmap(tmp_path / "d"))[0] in (1059, 2059, 3059, 4059)
     assert len(values_of(TensorDict.load_memmap(tmp_path / "d"))) == 1
     assert not [path for path in tmp_path.rglob("*") if "tdlite" in path.name]
 
 
-@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("replace", REPLACE)
 def test_what_stays_in_its_file_is_still_there_when_the_rest_moves_in(
-    tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a new entry is written beside mapped ones, somebody replaces these: they are written, too."""
     data = dataset(1).memmap(tmp_path / "d").unlock_()
@@ -172,7 +175,7 @@ def test_what_stays_in_its_file_is_still_there_when_the_rest_moves_in(
     new = {"a": torch.full((COUNT,), 1), "c": torch.full((COUNT,), 1), "e": {"f": torch.full((COUNT, 2), 1)}}
     for key, value in new.items():
         data[key] = value
-        others = [lambda: dataset(2).memmap(tmp_path / "d", atomic=atomic)]
+        others = [lambda: REPLACE[replace](tmp_path / "d", 2, COUNT)]
 
         def check_room(*args: Any, others: list[Callable[[], Any]] = others) -> None:
             if others:
@@ -180,7 +183,6 @@ def test_what_stays_in_its_file_is_still_there_when_the_rest_moves_in(
             real(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(saving, "may_overwrite", lambda sizes: False)
             patch.setattr(saving, "check_room", check_room)
             data.memmap_(tmp_path / "d")
         assert not others
@@ -207,7 +209,9 @@ def test_objects_set_in_an_older_collection_do_not_spoil_the_one_there(
 
     def save(path: Path, value: int, count: int) -> Any:
         tree = dataset(value, count).set(("below", "o") if nested else "o", OBJECTS[kind](count))
-        return tree.memmap(path, allow_pickle=True, atomic=replace == "the folder" and value > 1)
+        if replace == "all files" and value > 1:
+            make_unexchangeable(path)
+        return tree.memmap(path, allow_pickle=True)
 
     old = save(tmp_path / "d", 1, COUNT)
     save(tmp_path / "d", 2, COUNT - 3)

@@ -37,7 +37,7 @@ def test_values_changed_in_copy_on_write_memory_reach_the_file(tmp_path: Path) -
     assert TensorDict.load_memmap(tmp_path / "d")["x"].unique().tolist() == [9]
 
 
-@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like", "unpack", "atomic"])
+@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like", "unpack"])
 def test_no_rows_over_rows(how: str, tmp_path: Path) -> None:
     path = tmp_path / "d"
     rows = TensorDict({"x": torch.arange(COUNT), "n": {"y": torch.ones(COUNT, 2)}, "w": ["a"] * COUNT}, [COUNT])
@@ -47,8 +47,6 @@ def test_no_rows_over_rows(how: str, tmp_path: Path) -> None:
     if how == "unpack":
         none.save(tmp_path / "a.tdz")
         unpack_memmap(tmp_path / "a.tdz", path)
-    elif how == "atomic":
-        none.memmap(path, atomic=True)
     else:
         getattr(none, how)(path)
     for found in (TensorDict.load_memmap(path), TensorDict.load(pack_memmap(path, tmp_path / "b.tdz"))):
@@ -116,15 +114,17 @@ READ = {
 
 
 @pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize("atomic", [False, True])
-def test_a_reader_beside_a_writer_finds_one_dataset(read: str, atomic: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [[], ["notes.txt"]], ids=["exchanged", "file by file"])
+def test_a_reader_beside_a_writer_finds_one_dataset(read: str, others: list[str], tmp_path: Path) -> None:
     """Of another number of rows each time, so that a mixture of two would not even open."""
     folder, values = tmp_path / "d", itertools.count(1)
     many(0).memmap(folder)
+    for name in others:
+        (folder / name).touch()
 
     def save() -> None:
         value = next(values)
-        many(value)[: 1 + value % 20].memmap(folder, atomic=atomic)
+        many(value)[: 1 + value % 20].memmap(folder)
 
     def look() -> int:
         data = READ[read](folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STO
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.contents import is_temporary
 from tensordict_lite.memmap.disk.files import write_all
-from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, parse_content
+from tensordict_lite.memmap.disk.format import META, SUFFIX
+from tensordict_lite.memmap.disk.locks import is_at, open_folder, reading
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, staged_file
-from tensordict_lite.memmap.disk.turns import Watch, holds_dataset, reading
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -201,23 +202,28 @@ def pack_memmap(
     if real.startswith(os.path.realpath(root) + os.sep):
         raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
     for attempt in range(_ATTEMPTS):
-        keeping_out = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
-        try:
-            with keeping_out, Watch(root) as watch, contextlib.ExitStack() as held, staged_file(path) as fd:
-                try:
-                    members, files = _members_below(root, held)
-                    write_archive(fd, path, members, method, compresslevel, num_threads)
-                except OSError:
-                    if watch.is_settled():
-                        raise
-                    raise _Changed from None
-                # Where one file of a dataset is exchanged, or a page written in place, the metadata stay.
-                if not watch.finds_dataset or not watch.is_same() or not all(file.is_same() for file in files):
-                    raise _Changed
+        excluding_saves = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
+        with excluding_saves, contextlib.ExitStack() as held, contextlib.suppress(_Changed), staged_file(path) as fd:
+            _pack(root, held, lambda members: write_archive(fd, path, members, method, compresslevel, num_threads))
             return Path(archive_path)
-        except _Changed:
-            _require_dataset(root)
+        _require_dataset(root)
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when nobody writes to it")
+
+
+def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[Member]], Any]) -> None:
+    """Write the files of a folder to an archive; _Changed where they were replaced meanwhile."""
+    folder = open_folder(root)
+    held.callback(os.close, folder)
+    try:
+        members, files = _members_below(root, held)
+        write(members)
+    except OSError as problem:
+        if is_at(folder, root) and problem.errno not in (errno.ENOENT, None):  # missing, or shorter than it was
+            raise
+        raise _Changed from None
+    is_dataset = any(member.name == META for member in members)  # or its files are being replaced one by one
+    if not is_dataset or not is_at(folder, root) or not all(file.is_same() for file in files):
+        raise _Changed
 
 
 def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member], list[FileData]]:
@@ -232,7 +238,9 @@ def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member],
 
 def _require_dataset(root: str) -> None:
     """ArchiveError where a folder has no dataset, once nobody moves one into it."""
-    if not holds_dataset(root):
+    with reading(root):
+        is_there = os.path.exists(f"{root}/{META}")
+    if not is_there:
         raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
 
 
@@ -309,24 +317,12 @@ def unpack_memmap(
             _extract(archive, entry, os.path.join(staging.root, entry.name))
         metas = [folder for folder in folders if _join(folder, META) in archive.entries]
         files = [name for name in archive.entries if name.rpartition("/")[2] != META]
-        staging.commit(files, metas, meanwhile=lambda: _remove_emptied(archive, metas, root))
+        staging.commit(files, metas)
     except BaseException:
         staging.abort()
         raise
     staging.release()
     return Path(prefix)
-
-
-def _remove_emptied(archive: Archive, metas: list[str], root: str) -> None:
-    """Removes files that an earlier dataset has left of entries that hold nothing now."""
-    for folder in metas:
-        name = _join(folder, META)
-        with contextlib.suppress(DatasetError):  # found when it is loaded
-            for key, leaf in parse_content(name, folder, archive.content(name), {}).leaves.items():
-                file = _join(folder, f"{encode_key(key)}{SUFFIX}")
-                if not leaf.nbytes and file not in archive.entries:
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(root, file))
 
 
 def _join(folder: str, name: str) -> str:

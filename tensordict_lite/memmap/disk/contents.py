@@ -33,6 +33,7 @@ __all__ = [
     "STALE",
     "files_below",
     "is_temporary",
+    "left_by",
     "others_in",
     "owned",
     "put_away",
@@ -48,7 +49,9 @@ _UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 
 SHARDS, HIDDEN, PICTURES = "shards.json", ".tdmap/", "pictures.json"
 MOVING = f"{HIDDEN}data/"
-BESIDE = ("checksums.json", "columns.json", PICTURES)
+CHECKSUMS = "checksums.json"
+_OF_FORMATS = ("columns.json", PICTURES)
+BESIDE = (CHECKSUMS, *_OF_FORMATS)
 
 _MOST = 1 << 28  # bytes of a manifest
 
@@ -162,6 +165,26 @@ def others_in(folder: str) -> list[str]:
     """
     names = files_below(folder)
     return sorted(set(names) - owned(names, reader_of(folder)))
+
+
+def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
+    """Files of the dataset in a folder that a new one lacks, and whether the folder holds other files as well.
+
+    Args:
+        folder: its path.
+        new: paths of the files of the new dataset, relative to it.
+    """
+    names = set(files_below(folder))
+    rest = names - new
+    if not rest:
+        return set(), False
+    if not names.isdisjoint((SHARDS, *_OF_FORMATS)):
+        return rest & {CHECKSUMS}, True
+    try:
+        ours = owned(names, reader_of(folder))
+    except DatasetError:
+        return set(), True
+    return rest & ours, not rest <= ours
 
 
 def require_only(folder: str) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,23 +19,18 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
     "all_bytes",
     "byte_blocks",
-    "is_held_by_a_reader",
-    "locked_folder",
     "new_file",
     "open_at_once",
-    "open_folder",
     "plain_values",
     "raw_bytes",
     "refuse_link",
     "size_of_file",
-    "take_lock",
     "write_all",
     "write_tensor",
     "write_tensor_to",
@@ -100,94 +93,9 @@ def refuse_link(path: str) -> None:
         )
 
 
-_PATIENCE = 60.0
-"""Seconds to wait for another process: a disk may stall, a process be stopped. The kernel ends a lease earlier."""
-
-
 def open_at_once(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file in whose place something else may be: no link is followed, no FIFO waited for.
-
-    But who writes the file in place is (:mod:`.inplace`), of which the kernel says that the call would block.
-    """
-    deadline = 0.0
-    while True:
-        try:
-            return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except BlockingIOError:
-            deadline = deadline or time.monotonic() + _PATIENCE
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.0005)
-
-
-def open_folder(path: str) -> int:
-    """A descriptor of a folder."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def take_lock(fd: int, path: str) -> None:
-    """Takes the lock of an open folder.
-
-    Every user who may read the folder can hold the lock, so the wait has an end.
-
-    Raises:
-        TimeoutError: a process has held the lock for a minute, or that of a user who may not write there holds it.
-        OSError: there are no locks on folders.
-    """
-    pause, deadline = 0.0005, time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            late = time.monotonic() > deadline
-        if late or (pause >= _LONGEST_PAUSE and is_held_by_a_reader(fd)):
-            pid = _holder(fd)
-            who = "a process" if pid is None else f"process {pid}"
-            what = f"has been locked for {_PATIENCE:.0f} s by {who}"
-            if not late:
-                what = f"is locked by {who}, whose user may not write to it"
-            raise TimeoutError(errno.ETIMEDOUT, f"the folder {what}. End it, or try again when it has ended", path)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-_LONGEST_PAUSE = 0.016
-
-
-def is_held_by_a_reader(fd: int) -> bool:
-    """Whether a process of a user who may not write to an open folder holds its lock."""
-    pid = _holder(fd)
-    if pid is None:
-        return False
-    try:
-        user = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return False
-    info = os.fstat(fd)
-    return user not in (0, info.st_uid, os.geteuid()) and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _holder(fd: int) -> int | None:
-    """The process that has taken the lock of an open folder, as far as the kernel tells."""
-    info = os.fstat(fd)
-    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
-    with contextlib.suppress(OSError), open("/proc/locks") as lines:
-        for line in lines:
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
-                return int(fields[4])
-    return None
-
-
-@contextlib.contextmanager
-def locked_folder(path: str) -> Iterator[None]:
-    """Excludes others who take the lock of a folder; the kernel ends it with the process."""
-    fd = forks.kept(open_folder(path))
-    try:
-        take_lock(fd, path)
-        yield
-    finally:
-        forks.unlock(fd)
+    """A descriptor of a file in whose place something else may be: no link is followed, no FIFO waited for."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def raw_bytes(tensor: Tensor) -> Any:

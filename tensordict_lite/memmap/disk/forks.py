@@ -1,4 +1,4 @@
-"""Descriptors whose locks and leases last as long as anybody has them: a forked child gives its copies back.
+"""Descriptors whose locks last as long as a process has them open: a forked child closes its copies.
 
 Who holds a lock lets go of it in so many words. But who is killed does not, and then a child that was forked meanwhile,
 by any thread, would keep others waiting for as long as it lives.
@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 
-__all__ = ["close", "is_kept", "kept", "unlock"]
+__all__ = ["close", "kept", "unlock"]
 
 _kept: set[int] = set()
 
@@ -19,11 +19,6 @@ def kept(fd: int) -> int:
     """``fd``, of which no child that is forked from now on has a copy."""
     _kept.add(fd)
     return fd
-
-
-def is_kept(fd: int) -> bool:
-    """Whether it is still there: not in a child that was forked meanwhile."""
-    return fd in _kept
 
 
 def close(fd: int) -> None:

@@ -20,7 +20,7 @@ import os
 import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,6 @@ __all__ = [
     "is_anonymous",
     "is_changed_copy",
     "is_reachable",
-    "kept_open",
     "known_mapping",
     "no_room",
     "own_storage",
@@ -184,30 +183,6 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
 
     The caller has checked that the file is that large: torch would grow or create it.
     """
-    with kept_open(path):
-        return _map_file(path, nbytes, writable)
-
-
-@contextlib.contextmanager
-def kept_open(path: str) -> Iterator[None]:
-    """Waits for who writes a file in place (see :mod:`.inplace`), and lets nobody begin to.
-
-    torch waits in its own open, which the next signal makes fail, and that of a storage keeps the interpreter to
-    itself: where it is another thread of this process that writes, each would wait for the other, until the kernel
-    takes the lease away and the file changes after all.
-    """
-    fd = -1
-    if not is_anonymous(path):
-        with contextlib.suppress(OSError):  # torch says it better
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
-        if fd >= 0:
-            os.close(fd)
-
-
-def _map_file(path: str, nbytes: int, writable: bool) -> UntypedStorage:
     if writable:
         return _lasting(UntypedStorage.from_file(path, True, nbytes))
     try:

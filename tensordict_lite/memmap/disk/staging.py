@@ -1,15 +1,18 @@
-"""Where a save is written until it is complete, and how it takes its place.
+"""Where a dataset is written until it is complete, and how it takes its place.
 
-A new dataset is written to a temporary folder beside its destination and renamed into place: it is there whole
-or not at all. Over an existing dataset everything is written first, so that a full disk or a kill leaves the old
-one as it was; then its metadata goes (the root's first), the files move in, and the new metadata follows, the
-root's last. Whoever is killed in between leaves a folder without ``meta.json``, which nobody loads.
+A dataset is written to a temporary folder beside its destination. A new one is renamed to its place. Over a dataset,
+the two folders are exchanged in one step (``RENAME_EXCHANGE``), and the old one is removed. A reader finds the old or
+the new dataset, whole, and so does the next program after a kill.
 
-Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
-files. So each of them is there whole, one after the other, and the last one stays.
-Where one file changes and the metadata stays, that file is swapped, and the dataset is whole at any time
-(:func:`swapped_file`). Small files that nobody has open are written in place (:mod:`.inplace`). A dataset that is one
-file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
+Some folders cannot be exchanged: a mount point, the working directory, one in a parent that is not writable or on a
+file system without that step, one whose owner or attributes another folder cannot get, one that holds other files than
+those of its dataset, or the state of runs over columns that stay. Then the files are replaced one by one
+(:meth:`Staging._move_in`), after all of them were written: the old metadata goes (the root's first), the files move in,
+and the new metadata follows, the root's last. A process that is killed in between leaves no ``meta.json``, so no
+dataset.
+
+Saves to one folder exclude each other (:mod:`.locks`) from that step until the caller has mapped its files.
+A dataset that is one file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
 What a killed save leaves is removed by the next one in that folder.
 """
 
@@ -27,27 +30,24 @@ import socket
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
-from tensordict_lite.memmap.disk.contents import STALE, is_temporary, put_away, require_only
-from tensordict_lite.memmap.disk.files import open_at_once, open_folder, refuse_link
+from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away
+from tensordict_lite.memmap.disk.files import open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
-from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, reading, turn_in
+from tensordict_lite.memmap.disk.locks import is_at, lock, open_folder
 
 __all__ = [
     "Staging",
     "Superseded",
-    "below",
     "exchange_in_turn",
     "remove_stale",
-    "resolved",
     "staged_file",
     "staged_path",
-    "swapped_file",
     "temporary_name",
     "sync_file",
     "sync_files",
@@ -87,164 +87,197 @@ class Staging:
 
     Args:
         prefix: where the dataset goes. The folder may exist.
-        atomic: exchange the whole folder even where a dataset exists (files that the new one lacks are gone).
 
     Attributes:
         root: write here. Paths relative to it are the paths below ``prefix``.
     """
 
-    def __init__(self, prefix: str, *, atomic: bool = False) -> None:
+    def __init__(self, prefix: str) -> None:
         self.prefix, mode = resolved(prefix)
-        self._moved, self._atomic = False, atomic
-        parent, name = os.path.split(self.prefix)
-        self.exists = mode != 0
-        if not self.exists and not os.path.isdir(parent):
-            os.makedirs(parent, exist_ok=True)
-        if self.exists and not stat.S_ISDIR(mode):
+        if mode and not stat.S_ISDIR(mode):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
-        there = os.listdir(self.prefix) if self.exists else []
-        occupied = any(not is_temporary(name) for name in there)
-        is_left = any(STALE.search(name) for name in there)
-        self.exchange = atomic and occupied
-        if self.exchange and not holds_dataset(self.prefix):
-            if not is_left:
-                raise RuntimeError(
-                    f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
-                )
-            self.exchange = False  # a killed save has left no dataset, whose place is taken as without `atomic`
-        if self.exchange:
-            with reading(self.prefix):
-                require_only(self.prefix)
-        beside = not occupied or self.exchange
-        if beside and ((self.exists and os.path.ismount(self.prefix)) or not os.access(parent, os.W_OK)):
-            beside = self.exchange = False
-        self.inside = not beside
-        tag = temporary_name()
-        where = self.prefix if self.inside else parent
-        if not self.inside or is_left:
-            remove_stale(where)
-        self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
-        if not self.inside:
-            os.mkdir(self.root)
+        parent, name = os.path.split(self.prefix)
+        if not mode:
+            os.makedirs(parent, exist_ok=True)
+        self._is_inside = mode != 0 and not _can_be_replaced(self.prefix, parent)
+        if self._is_inside:
+            self.root = f"{self.prefix}/{temporary_name()}"
+        else:
+            self.root = f"{parent}/.{name[:200]}{temporary_name()}"
+        remove_stale(os.path.dirname(self.root))
         try:
-            if self.inside:
-                os.mkdir(self.root)
+            os.mkdir(self.root)
             self._lock = forks.kept(open_folder(self.root))
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
-        self._turn = -1
+        self._is_exchanged, self._turn, self._old = False, -1, set[str]()
+        self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
+
+    def take_turn(self) -> None:
+        """Wait until no other process changes or reads the dataset at ``prefix``, and exclude them."""
+        if self._turn < 0:
+            with contextlib.suppress(FileNotFoundError):  # there is none yet
+                self._turn = lock(self.prefix)
+
+    def keep(self, file: str) -> None:
+        """Have a file of the dataset that is there be one of the new dataset; after :meth:`take_turn`."""
+        try:
+            os.link(f"{self.prefix}/{file}", f"{self.root}/{file}", follow_symlinks=False)
+        except OSError:  # of another user, on another file system, or on one without such links
+            self._is_alike = False
+
+    def commit(
+        self, files: Iterable[str], folders: Iterable[str], *, replaced: Replaced = "all", existsok: bool = True
+    ) -> None:
+        """Put the dataset in its place, where no other save puts one before :meth:`release`.
+
+        Args:
+            files: paths of the data files, relative. Those that are not in ``root`` stay as they are.
+            folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
+            replaced: which tensors of a dataset that is there get new files. What runs have noted about the rows that
+                it had (``.tdmap``) is removed with ``"all"``, and marked as doubtful with ``"some"``.
+            existsok: False leaves a dataset that is there, and removes this one.
+
+        Raises:
+            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
+            Superseded: what was written here is gone; nothing has changed.
+        """
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # of the folder that is about to be the dataset
+        if self._is_alike and not self._is_inside and self._is_renamed():
+            return
+        self.take_turn()
+        if self.is_gone():
+            raise Superseded(self.prefix)
+        is_there = os.path.lexists(f"{self.prefix}/{META}")
+        if is_there and not existsok:
+            return self.abort()
+        files, folders = list(files), sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
+        for path in (*folders, *files):  # of the root, a link is the user's choice
+            if path:
+                refuse_link(f"{self.prefix}/{path}")
+        for folder in folders:
+            _require_folder(self.prefix, folder)
+        left, has_others = left_by(self.prefix, {*files, *(below(folder, META) for folder in folders)})
+        keeps_runs = replaced != "all" and os.path.lexists(f"{self.prefix}/{RUNS}")
+        may_exchange = is_there and self._is_alike and not (self._is_inside or has_others or keeps_runs)
+        if may_exchange and self._are_alike(folders) and _exchanged(self.root, self.prefix):
+            self._is_exchanged, self._old = True, left.union(files, (below(folder, META) for folder in folders))
+        else:
+            self._move_in(files, folders, left, replaced)
+
+    def is_gone(self) -> bool:
+        """Whether a save that has exchanged a folder further up has removed what is written here with the old one."""
+        return not is_at(self._lock, self.root)
 
     def abort(self) -> None:
-        """Removes what was written; ``prefix`` is as it was."""
-        if not self._moved:
+        """Remove what was written; ``prefix`` is as it was."""
+        if not self._is_exchanged:
             shutil.rmtree(self.root, ignore_errors=True)
         self.release()
 
     def release(self) -> None:
-        """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
+        """Let others change ``prefix``; after :meth:`commit`, when its files have been mapped."""
         for name in ("_lock", "_turn"):
             forks.unlock(getattr(self, name))
             setattr(self, name, -1)
+        if self._is_exchanged:
+            with contextlib.suppress(OSError):  # what cannot be removed
+                put_away(self.root, self.prefix, lambda names: {name for name in names if self._is_old(name)})
+            self._is_exchanged = False
 
-    def commit(
-        self,
-        files: list[str],
-        folders: list[str],
-        *,
-        meanwhile: Callable[[], None] | None = None,
-        is_current: Callable[[], bool] = lambda: True,
-        replaced: Replaced = "all",
-    ) -> None:
-        """Puts the dataset in its place, where nobody else puts one before :meth:`release`.
+    def _is_old(self, name: str) -> bool:
+        return name in self._old or name.startswith(f"{RUNS}/") or any(map(is_temporary, name.split("/")))
 
-        Args:
-            files: paths of the data files, relative.
-            folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
-            meanwhile: changes files of the old dataset in place; called while there is no metadata.
-            is_current: whether the other files of the folder are what they were; asked while nobody changes them.
-            replaced: which tensors of a dataset that is there get new files. What runs have noted about the rows that
-                it had (``.tdmap``) is removed with ``"all"``, and marked as doubtful with ``"some"``.
-
-        Raises:
-            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
-            Superseded: they are not, or what was written here is gone; nothing has changed.
-        """
-        if self.inside:
-            self._take_turn()
-            if self.is_gone() or not is_current():
-                raise Superseded(self.prefix)
-            self._move_in(files, folders, meanwhile, replaced)
-        else:
-            self._rename(files, folders)
-
-    def is_gone(self) -> bool:
-        """Whether a save that replaces whole folders has taken what is written here, with the rest of the old one."""
-        return not is_at(self._lock, self.root)
-
-    def _rename(self, files: list[str], folders: list[str]) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # of the folder that is about to be the dataset
-        if self.exists:
-            shutil.copymode(self.prefix, self.root)
-        if self.exchange:
-            self._exchange()
-            return
+    def _is_renamed(self) -> bool:
+        """Whether the place was free."""
         try:
             os.rename(self.root, self.prefix)
-            self._moved = True
         except OSError as err:
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                raise
-            if self._atomic and err.errno != errno.EBUSY and holds_dataset(self.prefix):
-                self._exchange()
-                return
-            self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
+            if not os.path.isdir(self.prefix):
+                raise err
+            return False  # another save was first, or there is a dataset to be replaced
+        return True
 
-    def _exchange(self) -> None:
-        self._take_turn()
-        exchange(self.root, self.prefix)
-        self._moved = True
-        put_away(self.root, self.prefix)
+    def _are_alike(self, folders: list[str]) -> bool:
+        """Whether the new folders have the owners and permissions of those that they replace."""
+        return all(
+            _made_alike(f"{self.root}/{folder}", f"{self.prefix}/{folder}")
+            for folder in folders
+            if folder and os.path.lexists(f"{self.prefix}/{folder}")
+        )
 
-    def _take_turn(self) -> None:
-        """Waits until nobody else changes the folder that ``prefix`` is."""
-        if self._turn < 0:
-            self._turn = turn_in(self.prefix)
-
-    def _move_in(
-        self,
-        files: list[str],
-        folders: list[str],
-        meanwhile: Callable[[], None] | None = None,
-        replaced: Replaced = "all",
-    ) -> None:
-        self._take_turn()
-        for path in (*folders, *files):  # of the root, a link is the user's choice
-            if path:
-                refuse_link(f"{self.prefix}/{path}")
-        order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
-        for folder in order:
-            _require_folder(self.prefix, folder)
+    def _move_in(self, files: list[str], folders: list[str], left: set[str], replaced: Replaced) -> None:
+        if not self._is_inside:
+            remove_stale(self.prefix)
+            inside = f"{self.prefix}/{temporary_name()}"
+            shutil.move(self.root, inside)  # which copies where it must, while nothing of the old dataset has changed
+            self.root = inside
         is_marked = replaced != "none" and _mark_runs(self.prefix)
-        for folder in order:  # from the root down: whatever is half replaced has no metadata above it
+        for folder in folders:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(below(self.prefix, folder, META))
+                os.unlink(f"{self.prefix}/{below(folder, META)}")
         if is_marked and replaced == "all":
             gone = f"{self.prefix}/{temporary_name()}"
             os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark goes with what it is about
             shutil.rmtree(gone, ignore_errors=True)
-        for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
+        for name in left:
+            if not name.startswith(f"{RUNS}/") and not any(map(is_temporary, name.split("/"))):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self.prefix}/{name}")
+        for folder in dict.fromkeys((*folders, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
         for file in files:
-            _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
-        if meanwhile is not None:
-            meanwhile()
-        for folder in reversed(order):
-            os.replace(below(self.root, folder, META), below(self.prefix, folder, META))
-        _remove(self.root, files, folders)
+            if os.path.lexists(f"{self.root}/{file}"):
+                _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
+        for folder in reversed(folders):
+            os.replace(f"{self.root}/{below(folder, META)}", f"{self.prefix}/{below(folder, META)}")
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _can_be_replaced(folder: str, parent: str) -> bool:
+    """Whether another folder can take the place of one, as far as can be told: the kernel may still refuse."""
+    if os.path.ismount(folder) or not os.access(parent, os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    try:
+        return not f"{os.getcwd()}/".startswith(f"{os.path.realpath(folder)}/")
+    except FileNotFoundError:  # the working directory is gone already
+        return True
+
+
+def _made_alike(new: str, old: str) -> bool:
+    """Give a folder the owner, permissions and attributes of another one; whether it has them and is on its device."""
+    wanted, found = os.stat(old), os.stat(new)
+    if wanted.st_dev != found.st_dev:
+        return False
+    try:
+        if (wanted.st_uid, wanted.st_gid) != (found.st_uid, found.st_gid):
+            os.chown(new, wanted.st_uid, wanted.st_gid)
+        if wanted.st_mode != found.st_mode:
+            os.chmod(new, stat.S_IMODE(wanted.st_mode))
+        return _attributes(new) == _attributes(old) or _set_attributes(new, _attributes(old))
+    except OSError:
+        return False
+
+
+def _attributes(path: str) -> dict[str, bytes]:
+    if not hasattr(os, "listxattr"):
+        return {}
+    try:
+        return {name: os.getxattr(path, name) for name in os.listxattr(path)}
+    except OSError as err:
+        if err.errno == errno.ENOTSUP:
+            return {}
+        raise
+
+
+def _set_attributes(path: str, wanted: dict[str, bytes]) -> bool:
+    for name, value in wanted.items():
+        os.setxattr(path, name, value)
+    return _attributes(path) == wanted
 
 
 def _mark_runs(prefix: str) -> bool:
@@ -257,50 +290,6 @@ def _mark_runs(prefix: str) -> bool:
         with contextlib.suppress(OSError):  # it is there, or the folder is of another user, whose runs are not used
             os.mkdir(f"{runs}/{REPLACED}")
     return os.path.isdir(f"{runs}/{REPLACED}")
-
-
-@contextlib.contextmanager
-def swapped_file(
-    prefix: str, file: str, write: Callable[[int, str], None], is_current: Callable[[], bool]
-) -> Iterator[bool]:
-    """Puts a new file into the place of one of a dataset, whose others and whose metadata stay.
-
-    By one swap: readers, and those who come after a kill, find a whole dataset, with the old file or with the new one.
-    Nobody replaces it before the block ends.
-
-    Args:
-        prefix: folder of the dataset.
-        file: path of the file, relative.
-        write: fills the new one, given its descriptor and the path that it will have.
-        is_current: whether the rest of the dataset is that of the new file; asked while nobody changes it.
-
-    Yields:
-        False where it is not, and nothing has changed.
-
-    Raises:
-        DatasetError: a symbolic link is in the place; nothing has changed.
-    """
-    prefix = resolved(prefix)[0]
-    remove_stale(prefix)
-    new, place, turn = f"{prefix}/{temporary_name()}", f"{prefix}/{file}", -1
-    fd = forks.kept(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    try:
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
-            write(fd, place)
-            turn = turn_in(prefix)
-            refuse_link(place)
-            is_swapped = is_at(fd, new) and is_current()
-            if is_swapped:
-                _replace_file(new, place)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(new)  # or what was there before
-        yield is_swapped
-    finally:
-        forks.unlock(fd)
-        forks.unlock(turn)
 
 
 def resolved(prefix: str) -> tuple[str, int]:
@@ -324,9 +313,9 @@ def _mode_of(path: str) -> int:
         return 0
 
 
-def below(root: str, *parts: str) -> str:
-    """``os.path.join``, of relative parts that may be empty."""
-    return "/".join((root, *filter(None, parts)))
+def below(folder: str, name: str) -> str:
+    """Relative path of a file in a folder, which may be the root, ``""``."""
+    return f"{folder}/{name}" if folder else name
 
 
 def _replace_file(new: str, place: str) -> None:
@@ -339,21 +328,9 @@ def _replace_file(new: str, place: str) -> None:
         os.replace(new, place)
 
 
-def _remove(root: str, files: list[str], folders: list[str]) -> None:
-    """Removes a folder of known content, of which some may be gone; and what else somebody has put there."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            os.unlink(f"{root}/{file}")
-    try:
-        for folder in sorted(folders, key=len, reverse=True):
-            os.rmdir(below(root, folder))
-    except OSError:
-        shutil.rmtree(root, ignore_errors=True)
-
-
 def exchange_in_turn(a: str, b: str) -> None:
     """:func:`exchange`, when nobody else reads or changes the folder at ``b``."""
-    fd = turn_in(b)
+    fd = lock(b)
     try:
         exchange(a, b)
     finally:
@@ -454,9 +431,19 @@ def _remove_stale(entry: os.DirEntry[str]) -> None:
     if entry.stat(follow_symlinks=False).st_uid != os.geteuid() or _is_held(entry.path):
         return
     if entry.is_dir(follow_symlinks=False):
-        shutil.rmtree(entry.path, ignore_errors=True)
+        _remove_folder(entry.path)
     else:
         os.unlink(entry.path)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder that was not complete, or that was exchanged: a user's file that appeared in it is kept."""
+    folder, name = os.path.split(path)
+    name = STALE.sub("", name)[1:]  # of the dataset that it lies beside, if any
+    with contextlib.suppress(DatasetError):
+        if name and os.path.lexists(f"{path}/{META}") and os.path.isdir(f"{folder}/{name}"):
+            return put_away(path, f"{folder}/{name}")
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_held(path: str) -> bool:

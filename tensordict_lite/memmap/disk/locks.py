@@ -1,0 +1,163 @@
+"""Locks of the folders of datasets: saves exclude each other, and readers.
+
+The lock of a dataset is that of the outermost folder that has metadata, so a save of a nested collection and a reader
+of the whole dataset exclude each other. The kernel ends a lock with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from tensordict_lite.memmap.disk import forks
+from tensordict_lite.memmap.disk.format import META
+
+__all__ = ["PATIENCE", "is_at", "lock", "locked", "open_folder", "reading"]
+
+PATIENCE = 60.0
+"""Seconds to wait for another process: a disk may stall, a process be stopped."""
+_LONGEST_PAUSE = 0.016
+
+
+def open_folder(path: str) -> int:
+    """A descriptor of a folder."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def is_at(fd: int, path: str) -> bool:
+    """Whether an open file or folder is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def lock(folder: str) -> int:
+    """Lock a dataset, once its readers and other saves have ended; a descriptor for :func:`forks.unlock`.
+
+    Every user who may read the folder can hold the lock, so the wait has an end.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        TimeoutError: a process has held the lock for a minute, or that of a user who may not write there holds it.
+    """
+    folder = _outermost(folder)
+    while True:
+        fd = forks.kept(open_folder(folder))
+        try:
+            try:
+                _wait(fd, folder)
+            except TimeoutError:
+                raise
+            except OSError:  # a file system without locks, or without locks on folders
+                pass
+            if is_at(fd, folder):
+                return fd
+        except BaseException:
+            forks.unlock(fd)
+            raise
+        forks.unlock(fd)  # a save has exchanged it meanwhile
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """:func:`lock` a dataset during a block."""
+    fd = lock(folder)
+    try:
+        yield
+    finally:
+        forks.unlock(fd)
+
+
+@contextlib.contextmanager
+def reading(folder: str) -> Iterator[None]:
+    """Exclude saves while the files of a dataset are looked at and mapped; readers do not exclude each other.
+
+    The block runs without a lock where the file system has none, where there is no folder, and after a minute in which
+    a process has held the lock.
+    """
+    fd = _shared_lock(_outermost(folder))
+    try:
+        yield
+    finally:
+        forks.unlock(fd)
+
+
+def _outermost(folder: str) -> str:
+    """The outermost of the folders with metadata that a folder lies in, or the folder itself."""
+    above = os.path.dirname(folder)
+    while above and os.path.lexists(f"{above}/{META}") and os.access(above, os.R_OK):
+        folder, above = above, os.path.dirname(above)
+    return folder
+
+
+def _wait(fd: int, path: str) -> None:
+    pause, deadline = 0.0005, time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            late = time.monotonic() > deadline
+        if late or (pause >= _LONGEST_PAUSE and _is_held_by_a_reader(fd)):
+            pid = _holder(fd)
+            who = "a process" if pid is None else f"process {pid}"
+            what = f"has been locked for {PATIENCE:.0f} s by {who}"
+            if not late:
+                what = f"is locked by {who}, whose user may not write to it"
+            raise TimeoutError(errno.ETIMEDOUT, f"the folder {what}. End it, or try again when it has ended", path)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _shared_lock(folder: str) -> int:
+    deadline = 0.0
+    while True:
+        try:
+            fd = forks.kept(open_folder(folder))
+        except (OSError, ValueError):
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if is_at(fd, folder):
+                return fd
+        except BlockingIOError:
+            now = time.monotonic()
+            deadline = deadline or now + PATIENCE
+            if now > deadline or (deadline - now < PATIENCE - 0.02 and _is_held_by_a_reader(fd)):
+                forks.close(fd)
+                return -1
+            time.sleep(0.001)
+        except OSError:  # a file system without locks, or without locks on folders
+            forks.close(fd)
+            return -1
+        forks.unlock(fd)  # not this folder, or not yet
+
+
+def _is_held_by_a_reader(fd: int) -> bool:
+    """Whether a process of a user who may not write to an open folder holds its lock."""
+    pid = _holder(fd)
+    if pid is None:
+        return False
+    try:
+        user = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return False
+    info = os.fstat(fd)
+    return user not in (0, info.st_uid, os.geteuid()) and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _holder(fd: int) -> int | None:
+    """The process that has taken the lock of an open folder, as far as the kernel tells."""
+    info = os.fstat(fd)
+    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks") as lines:
+        for line in lines:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
+                return int(fields[4])
+    return None

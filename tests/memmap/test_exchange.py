@@ -1,0 +1,492 @@
+"""A save over a dataset: the old or the new one is there, whole, at every moment; and where that cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensordict_lite import TensorClass, TensorDict, lazy_stack, unpack_memmap
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.checksum import store
+from tensordict_lite.memmap.disk import staging
+from tests.memmap.test_crash import STEPS, one_value
+from tests.processes import beside, in_child, kill_at, seen_by
+
+ROWS = 5
+EVERY_STEP = [*STEPS, (os, "link"), (os, "chmod"), (staging, "_exchanged"), (os, "rmdir")]
+
+
+class Pair(TensorClass):
+    x: torch.Tensor
+    kept: torch.Tensor
+
+
+def dataset(value: int) -> TensorDict:
+    tree = {
+        "a": torch.full((ROWS, 3), value),
+        "below": {"b": torch.full((ROWS,), float(value)), f"only{value % 2}": torch.full((ROWS,), value)},
+        "lazy": lazy_stack([TensorDict({"r": torch.full((ROWS, n), value)}, [ROWS]) for n in (1, 2)], 1),
+        "note": str(value),
+    }
+    return TensorDict(tree, [ROWS])
+
+
+def names_below(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*"))
+
+
+def save_all(path: Path, value: int) -> None:
+    dataset(value).memmap(path)
+
+
+def unpack(path: Path, value: int) -> None:
+    if value == 1:
+        return save_all(path, 1)
+    dataset(value).save(path.with_suffix(".tdz"))
+    unpack_memmap(path.with_suffix(".tdz"), path)
+
+
+def change_an_entry(path: Path, value: int) -> None:
+    """One entry of a mapped dataset is another tensor, the rest is in its files already."""
+    data = TensorDict.load_memmap(path).unlock_() if path.exists() else TensorDict(batch_size=[ROWS])
+    data["x"] = torch.full((ROWS, 3), value)
+    data["meta", "kept"] = data.get(("meta", "kept"), torch.arange(ROWS))
+    data.memmap_(path)
+
+
+def change_an_entry_below(path: Path, value: int) -> None:
+    data = TensorDict.load_memmap(path).unlock_() if path.exists() else TensorDict(batch_size=[ROWS])
+    data["kept"] = data.get("kept", torch.arange(ROWS))
+    data["below", "x"] = torch.full((ROWS, 3), value)
+    data.memmap_(path)
+
+
+def change_a_field(path: Path, value: int) -> None:
+    data = Pair.load_memmap(path).unlock_() if path.exists() else Pair(x=torch.zeros(()), kept=torch.arange(ROWS))
+    data.x = torch.full((ROWS, 3), value)
+    data.memmap_(path)
+
+
+def change_the_note(path: Path, value: int) -> None:
+    data = TensorDict.load_memmap(path).unlock_() if path.exists() else TensorDict({"kept": torch.arange(ROWS)}, [ROWS])
+    data["note"] = str(value)
+    data.memmap_(path)
+
+
+def change_a_part(path: Path, value: int) -> None:
+    if not path.exists():
+        change_an_entry_below(path, value)
+    TensorDict({"x": torch.full((ROWS, 3), value)}, [ROWS]).memmap(path / "below")
+
+
+SAVES = [save_all, unpack, change_an_entry, change_an_entry_below, change_a_field, change_the_note, change_a_part]
+
+
+def values_of(data: Any) -> list[Any]:
+    return [leaf.tolist() for leaf in data._leaves()]
+
+
+def value_at(path: Path) -> int:
+    """The value of the one dataset in a folder."""
+    data = TensorDict.load_memmap(path)
+    for kept in [data.get(key, None) for key in ("kept", *([("meta", "kept")] if "meta" in data.keys() else []))]:
+        assert kept is None or kept.tolist() == list(range(ROWS))
+    if "lazy" in data.keys():
+        assert f"only{one_value(data) % 2}" in data["below"].keys()
+        return one_value(data)
+    if data.get("note", None) is not None:
+        return int(data["note"])
+    x = data.get("x", None)
+    (value,) = (data["below", "x"] if x is None else x).unique().tolist()
+    return value
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("save", SAVES)
+def test_killed_at_any_step_the_old_or_the_new_one_is_there(
+    tmp_path: Path, save: Callable[[Path, int], None], every: int
+) -> None:
+    found, number, killed = [], 1 - every, True
+    while killed:
+        number += every
+        path = tmp_path / f"d{number}"
+        save(path, 1)
+        killed = kill_at(number, lambda path=path: save(path, 2), EVERY_STEP)
+        found.append(value_at(path))
+        assert killed or found[-1] == 2
+        names = names_below(path)
+        save(path, 3)
+        assert value_at(path) == 3
+        assert [name.replace("only1", "only0") for name in names_below(path) if "tdlite" not in name] == [
+            name.replace("only1", "only0") for name in names if "tdlite" not in name
+        ]
+        assert not [name for name in names_below(tmp_path) if "tdlite" in name], number
+        shutil.rmtree(path)
+    assert number > 8 and set(found) == {1, 2} and found == sorted(found)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_a_reader_beside_a_save_finds_one_dataset(tmp_path: Path, save: Callable[[Path, int], None]) -> None:
+    path, values = tmp_path / "d", itertools.count(2)
+    save(path, 1)
+    kept = TensorDict.load_memmap(path)
+    before = values_of(kept)
+    with beside(tmp_path / "ended", [lambda: save(path, next(values))]):
+        assert len(seen_by(lambda: value_at(path), 300, 6)) > 5
+    assert values_of(kept) == before
+
+
+def test_a_program_that_knows_no_locks_finds_whole_files(tmp_path: Path) -> None:
+    path, values = tmp_path / "d", itertools.count(2)
+    dataset(1).memmap(path)
+
+    def look() -> int:
+        (value,) = set(np.fromfile(path / "a.memmap", dtype=np.int64).tolist())
+        return value
+
+    with beside(tmp_path / "ended", [lambda: dataset(next(values)).memmap(path)]):
+        assert len(seen_by(look, 3000, 6)) > 5
+
+
+# -- what belonged to the old dataset, and what did not -----------------------------------------------------------
+
+
+def exchanged(path: Path) -> None:
+    """Nothing is in the way."""
+
+
+def file_by_file(path: Path) -> None:
+    (path / "notes.txt").write_text("mine")
+
+
+@pytest.mark.parametrize("way", [exchanged, file_by_file])
+def test_what_belonged_to_the_old_dataset_goes_with_it(tmp_path: Path, way: Callable[[Path], None]) -> None:
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    store(path)
+    (path / ".tdmap").mkdir()
+    (path / ".tdmap" / "journal").write_bytes(b"of the old rows")
+    way(path)
+    TensorDict({"a": torch.zeros(ROWS)}, [ROWS]).memmap(path)
+    files = {name for name in names_below(path) if not (path / name).is_dir()} - {"notes.txt"}
+    assert files == {"a.memmap", "meta.json"} and not (path / ".tdmap").exists()
+    assert way is exchanged or (path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["pictures.json", "columns.json", "shards.json"])
+def test_files_that_a_format_lays_beside_the_dataset_stay(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    (path / name).write_text('{"shards": []}')
+    (path / "files").mkdir()
+    (path / "files" / "1.jpg").write_bytes(b"a picture")
+    dataset(2).memmap(path)
+    assert value_at(path) == 2 and (path / name).exists() and (path / "files" / "1.jpg").exists()
+
+
+def hold_open(file: Path, how: str) -> Any:
+    if how == "mapped by torch":
+        return TensorDict.load_memmap(file.parent)["a"]
+    if how == "mapped copy-on-write":
+        return TensorDict.load_memmap(file.parent, mode="r")["a"]
+    if how == "mapped by numpy":
+        return np.memmap(file, dtype=np.int64, mode="r")
+    if how == "hard link":
+        os.link(file, file.parent.parent / "copy")
+        return np.memmap(file.parent.parent / "copy", dtype=np.int64, mode="r")
+    opened = open(file, "r+b")
+    return opened if how == "open for writing" else mmap.mmap(opened.fileno(), 0)
+
+
+@pytest.mark.parametrize("way", [exchanged, file_by_file])
+@pytest.mark.parametrize(
+    "how",
+    ["mapped by torch", "mapped copy-on-write", "mapped by numpy", "hard link", "mapped by mmap", "open for writing"],
+)
+def test_an_open_file_keeps_the_old_rows(tmp_path: Path, way: Callable[[Path], None], how: str) -> None:
+    dataset(1).memmap(tmp_path / "d")
+    way(tmp_path / "d")
+    held = hold_open(tmp_path / "d" / "a.memmap", how)
+    dataset(2).memmap(tmp_path / "d")
+    assert value_at(tmp_path / "d") == 2
+    read = held.read() if hasattr(held, "read") else np.asarray(held).tobytes()
+    assert set(np.frombuffer(read, dtype=np.int64).tolist()) == {1}
+
+
+def test_entries_that_stay_are_the_same_files(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    change_an_entry(path, 1)
+    old = TensorDict.load_memmap(path)
+    data = TensorDict.load_memmap(path).unlock_()
+    data["x"] = torch.zeros(ROWS, 3)
+    data.memmap_(path)
+    assert (path / "meta" / "kept.memmap").stat().st_nlink == 1
+    data["meta", "kept"][0] = 7  # in all that map the file
+    assert old["meta", "kept"][0] == 7 == TensorDict.load_memmap(path)["meta", "kept"][0]
+    assert old["x"].eq(1).all()
+
+
+# -- where a folder cannot be exchanged -----------------------------------------------------------------------------
+
+
+def no_such_call(path: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(staging, "_renameat2", lambda: None)
+
+
+def working_directory(path: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(path)
+
+
+def below_the_working_directory(path: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(path / "below")
+
+
+def user_file(path: Path, patch: pytest.MonkeyPatch) -> None:
+    (path / "below" / "notes.txt").write_text("mine")
+
+
+def no_hard_links(path: Path, patch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    patch.setattr(os, "link", refuse)
+
+
+def other_owner(path: Path, patch: pytest.MonkeyPatch) -> None:
+    real = os.chmod
+
+    def refuse(place: Any, *args: Any, **options: Any) -> None:
+        if os.path.isdir(place):
+            raise PermissionError(errno.EPERM, "not the owner")
+        real(place, *args, **options)
+
+    path.chmod(0o775)
+    patch.setattr(os, "chmod", refuse)
+
+
+def mount_point(path: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os.path, "ismount", lambda folder: str(folder) == str(path))
+
+
+WAYS = [
+    no_such_call, working_directory, below_the_working_directory, user_file, no_hard_links, other_owner, mount_point,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_folder_that_cannot_be_exchanged_stays_and_its_files_are_replaced(
+    tmp_path: Path, way: Callable[..., None], save: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d"
+    save(path, 1)
+    (path / "below").mkdir(exist_ok=True)
+    kept, before = TensorDict.load_memmap(path), os.stat(path).st_ino
+    values = values_of(kept)
+    way(path, monkeypatch)
+    save(path, 2)
+    assert value_at(path) == 2 and values_of(kept) == values
+    assert not [name for name in names_below(tmp_path) if "tdlite" in name]
+    assert os.stat(path).st_ino == before or way in (no_hard_links, below_the_working_directory)
+    assert os.getcwd()  # it is there
+    if way is user_file:
+        assert (path / "below" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("way", [user_file, mount_point])
+def test_file_by_file_a_kill_leaves_the_old_one_the_new_one_or_none(
+    tmp_path: Path, way: Callable[..., None], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int | None] = []
+    number, killed = 0, True
+    while killed:
+        number += every
+        path = tmp_path / f"d{number}"
+        dataset(1).memmap(path)
+        with monkeypatch.context() as patch:
+            way(path, patch)
+            killed = kill_at(number, lambda path=path: dataset(2).memmap(path), STEPS)
+            try:
+                found.append(value_at(path))
+            except DatasetNotFoundError:
+                found.append(None)
+            dataset(3).memmap(path)
+        assert value_at(path) == 3
+        assert not [name for name in names_below(tmp_path) if "tdlite" in name]
+        assert way is not user_file or (path / "below" / "notes.txt").read_text() == "mine"
+    assert set(found) == {1, None, 2} and number > 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("options", [["-t", "tmpfs", "none"], ["--bind", "{beside}"]], ids=["tmpfs", "bind"])
+def test_a_mounted_folder(tmp_path: Path, options: list[str]) -> None:
+    path = tmp_path / "d"
+    path.mkdir()
+    (tmp_path / "beside").mkdir()
+    options = [option.format(beside=tmp_path / "beside") for option in options]
+    if subprocess.run(["mount", *options, str(path)], capture_output=True).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        for value in (1, 2):
+            dataset(value).memmap(path)
+            assert value_at(path) == value
+        change_an_entry(path, 3)
+        assert TensorDict.load_memmap(path)["x"].eq(3).all()
+        assert sorted(os.listdir(tmp_path)) == ["beside", "d"]
+        assert not [name for name in names_below(path) if "tdlite" in name]
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_who_may_not_write_beside_the_folder(request: pytest.FixtureRequest) -> None:
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
+    request.addfinalizer(lambda: shutil.rmtree(parent))
+    parent.chmod(0o755)
+    path = parent / "d"
+    dataset(1).memmap(path)
+    for file in (path, *path.rglob("*")):
+        os.chown(file, 65534, 65534)
+
+    def save() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        dataset(2).memmap(path)
+        path.chmod(0o555)
+        with pytest.raises(PermissionError):
+            dataset(3).memmap(path)
+
+    assert in_child(save) == 0
+    assert value_at(path) == 2
+    assert os.listdir(parent) == ["d"]
+
+
+# -- the folder itself ----------------------------------------------------------------------------------------------
+
+
+def test_permissions_owner_and_attributes_of_folders_stay(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    path.chmod(0o2770)
+    (path / "below").chmod(0o750)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 4321)
+    with_attributes = True
+    try:
+        os.setxattr(path, "user.note", b"mine")
+    except (AttributeError, OSError):
+        with_attributes = False
+    before = os.stat(path)
+    dataset(2).memmap(path)
+    after = os.stat(path)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino and stat.S_IMODE(os.stat(path / "below").st_mode) & 0o777 == 0o750
+    assert os.stat(path / "a.memmap").st_gid == after.st_gid  # the group of the folder is that of its files
+    assert not with_attributes or os.getxattr(path, "user.note") == b"mine"
+
+
+def test_a_link_to_the_folder_is_followed(tmp_path: Path) -> None:
+    dataset(1).memmap(tmp_path / "d")
+    (tmp_path / "link").symlink_to("d")
+    dataset(2).memmap(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and value_at(tmp_path / "d") == 2
+    assert sorted(os.listdir(tmp_path)) == ["d", "link"]
+
+
+@pytest.mark.parametrize("name", ["below", "lazy/0", "a.memmap"])
+def test_a_link_in_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
+    path, outside = tmp_path / "d", tmp_path / "outside"
+    dataset(1).memmap(path)
+    (path / name).rename(outside)
+    (path / name).symlink_to(outside)
+    before = outside.read_bytes() if outside.is_file() else {file: file.read_bytes() for file in outside.iterdir()}
+    with pytest.raises(DatasetError, match="link"):
+        dataset(2).memmap(path)
+    assert before == (
+        outside.read_bytes() if outside.is_file() else {file: file.read_bytes() for file in outside.iterdir()}
+    )
+    assert sorted(os.listdir(tmp_path)) == ["d", "outside"]
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "d").write_text("not a folder")
+    with pytest.raises(NotADirectoryError, match="a dataset is a folder"):
+        dataset(1).memmap(tmp_path / "d")
+
+
+def test_a_file_that_appears_while_folders_are_exchanged_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    path, real = tmp_path / "d", staging._exchanged
+    dataset(1).memmap(path)
+
+    def late(new: str, place: str) -> bool:
+        (path / "below" / "notes.txt").write_text("mine")
+        return real(new, place)
+
+    monkeypatch.setattr(staging, "_exchanged", late)
+    dataset(2).memmap(path)
+    assert value_at(path) == 2 and (path / "below" / "notes.txt").read_text() == "mine"
+    (path / "below" / "notes.txt").unlink()
+
+    def save() -> None:
+        monkeypatch.setattr(staging, "put_away", lambda *args: os._exit(0))
+        dataset(3).memmap(path)
+
+    assert in_child(save) == 0
+    monkeypatch.setattr(staging, "_exchanged", real)
+    dataset(4).memmap(path)
+    assert value_at(path) == 4 and (path / "below" / "notes.txt").read_text() == "mine"
+
+
+def test_readers_of_a_whole_and_savers_of_its_parts(tmp_path: Path) -> None:
+    """A part of other rows would not fit the others: the whole is read before or after it was saved."""
+
+    def part(value: int) -> TensorDict:
+        return TensorDict({f"k{number}": torch.full((ROWS, 1 + value % 7), value) for number in range(9)}, [ROWS])
+
+    path, values = tmp_path / "d", itertools.count(2)
+    TensorDict({"below": part(1)}, [ROWS]).memmap(path)
+
+    def look() -> int:
+        (value,) = {int(leaf[0, 0]) for leaf in TensorDict.load_memmap(path)["below"].values()}
+        return value
+
+    with beside(tmp_path / "ended", [lambda: part(next(values)).memmap(path / "below")]):
+        assert len(seen_by(look, 300, 6)) > 5
+
+
+def saved_by_processes(path: Path, values: Iterator[int]) -> Callable[[], Any]:
+    return lambda: dataset(next(values)).memmap(path)
+
+
+def test_several_savers_and_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    savers = [saved_by_processes(path, itertools.count(first, 2)) for first in (3, 4)]
+    with beside(tmp_path / "ended", savers):
+        assert len(seen_by(lambda: value_at(path), 300, 6)) > 5
+    assert not [name for name in names_below(tmp_path) if "tdlite" in name]
+
+
+def test_the_folder_is_exchanged_on_this_machine(tmp_path: Path) -> None:
+    """Else the tests above show nothing."""
+    if sys.platform != "linux":
+        pytest.skip("RENAME_EXCHANGE is of Linux")
+    dataset(1).memmap(tmp_path / "d")
+    before = os.stat(tmp_path / "d").st_ino
+    dataset(2).memmap(tmp_path / "d")
+    assert os.stat(tmp_path / "d").st_ino != before
