@@ -25,7 +25,7 @@ from tdmap.memory.spill import Spill
 from tdmap.output.append import Piece, SpillRows
 from tdmap.output.output import create_anew
 from tensordict_lite import TensorDict
-from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
 
 
 class SpillColumns(SpillRows):
@@ -91,8 +91,9 @@ class ColumnFiles:
             made: TensorDict = create_anew(
                 store, small
             )  # without files for columns: they would be reserved, and removed
+            options = SaveOptions(reference_format=True)
             with contextlib.suppress(OSError):
-                self._link(str(made._memmap_path), plan_for(example), plan_for(small))
+                self._link(str(made._memmap_path), plan_for(example, options), plan_for(small, options))
                 self._linked = True
                 return made
         made = create_anew(store, example)

@@ -25,7 +25,7 @@ from tdmap.memory.scratch import temporary_folder
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of
 from tensordict_lite.memmap.disk.format import META
-from tensordict_lite.memmap.plan import plan_for
+from tensordict_lite.memmap.plan import SaveOptions, plan_for
 
 RUN, WRITING, NEW = SHARDS_RUN, f"{HIDDEN}/writing.json", f"{HIDDEN}/new"
 
@@ -199,7 +199,7 @@ class StoreTarget:
         return meta
 
     def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
-        plan, where, store = plan_for(rows, reference_format=False), f"{self.name}/{path}", self._store()
+        plan, where, store = plan_for(rows, SaveOptions()), f"{self.name}/{path}", self._store()
         small: dict[str, bytes] = {}
         objects = {leaf.file: buffers[leaf.tensor.data_ptr()] for leaf in plan.leaves if leaf.nbytes}
         for folder in plan.folders:

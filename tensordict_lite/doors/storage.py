@@ -93,32 +93,22 @@ class StorageOps(Kernel):
             >>> mapped.is_memmap(), mapped.is_locked, type(mapped["b", "c"]).__name__
             (True, True, 'MemoryMappedTensor')
         """
-        from tensordict_lite.memmap.archive.api import save_archive, wants_archive
+        from tensordict_lite.memmap.plan import SaveOptions
         from tensordict_lite.memmap.save import save_collection
 
-        if wants_archive(prefix, archive, compression):
-            return save_archive(
-                self,
-                prefix,
-                compression=compression,
-                num_threads=num_threads,
-                return_early=return_early,
-                existsok=existsok,
-                robust_key=robust_key,
-                allow_pickle=allow_pickle,
-            )
-        return save_collection(
-            self,
-            prefix,
+        options = SaveOptions(
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
             share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
+            archive=archive,
+            compression=compression,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
         )
+        return save_collection(self, prefix, options)
 
     def memmap_(
         self,
@@ -141,16 +131,14 @@ class StorageOps(Kernel):
         Raises:
             RuntimeError: the collection is in shared memory (:meth:`share_memory_`).
         """
+        from tensordict_lite.memmap.plan import SaveOptions
         from tensordict_lite.memmap.save import save_collection
 
         if hasattr(self, "named_parameters"):
             raise RuntimeError("Cannot build a memmap TensorDict in-place: use memmap() for a mapped copy")
         if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
             raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
-        return save_collection(
-            self,
-            prefix,
-            inplace=True,
+        options = SaveOptions(
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
@@ -159,7 +147,10 @@ class StorageOps(Kernel):
             robust_key=robust_key,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
+            archive=False,
+            inplace=True,
         )
+        return save_collection(self, prefix, options)
 
     def memmap_like(
         self,
@@ -194,32 +185,22 @@ class StorageOps(Kernel):
             >>> data["image"].shape, data["label"].sum()
             (torch.Size([1000, 3, 64, 64]), tensor(0))
         """
-        from tensordict_lite.memmap.archive.api import save_archive, wants_archive
+        from tensordict_lite.memmap.plan import SaveOptions
         from tensordict_lite.memmap.save import save_collection
 
-        if wants_archive(prefix, archive):
-            return save_archive(
-                self,
-                prefix,
-                like=True,
-                num_threads=num_threads,
-                return_early=return_early,
-                existsok=existsok,
-                robust_key=robust_key,
-                allow_pickle=allow_pickle,
-            )
-        return save_collection(
-            self,
-            prefix,
-            like=True,
+        options = SaveOptions(
+            copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
             share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
+            archive=archive,
             allow_pickle=allow_pickle,
             reference_format=reference_format,
+            like=True,
         )
+        return save_collection(self, prefix, options)
 
     def save(
         self,

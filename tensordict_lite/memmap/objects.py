@@ -19,7 +19,7 @@ from tensordict_lite.memmap import text
 from tensordict_lite.memmap.disk.cells import Arena, Cell
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, read_json
-from tensordict_lite.memmap.plan import plan_for
+from tensordict_lite.memmap.plan import SaveOptions, plan_for
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
 from tensordict_lite.registry import register
 
@@ -42,7 +42,7 @@ def rewrite(node: Any, folder: str) -> None:
     _require_batch(node, folder)
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
     old_text = text.files_in(folder)
-    plan = plan_for(node, allow_pickle=True, reference_format=not old_text).folders[0]
+    plan = plan_for(node, SaveOptions(allow_pickle=True, reference_format=not old_text)).folders[0]
     text.rename_files(plan)
     if plan.blobs and not pickled and plan.meta.get("_class") != text.CLASS:
         raise RuntimeError(

@@ -25,7 +25,38 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
 
-__all__ = ["Folder", "Leaf", "Plan", "file_of", "holds_json", "is_whole", "mapped_root", "plan_for", "replaced_file"]
+__all__ = [
+    "Folder",
+    "Leaf",
+    "Plan",
+    "SaveOptions",
+    "file_of",
+    "holds_json",
+    "is_whole",
+    "mapped_root",
+    "plan_for",
+    "replaced_file",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How a collection is saved; the fields are arguments of :meth:`TensorDict.memmap`, but for the last two."""
+
+    copy_existing: bool = False
+    num_threads: int = 0
+    return_early: bool = False
+    share_non_tensor: bool = False
+    existsok: bool = True
+    robust_key: bool | None = True
+    archive: bool | None = None
+    compression: str | int | None = None
+    allow_pickle: bool | None = False
+    reference_format: bool = False
+    inplace: bool = False
+    """Put the mapped tensors into the collection itself."""
+    like: bool = False
+    """Make room, copy nothing, keep files that are there."""
 
 
 @dataclass(slots=True)
@@ -148,16 +179,14 @@ def pickle_allowed(value: Any) -> bool:
     return value is True
 
 
-def plan_for(
-    node: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False, reference_format: bool = True
-) -> Plan:
+def plan_for(node: TensorCollection, options: SaveOptions) -> Plan:
     """The plan of a whole collection.
 
     Raises:
         RuntimeError: two entries would share a file, or non-tensor data is not JSON and pickling is not allowed.
         TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
     """
-    plan = Plan(robust_key, pickle_allowed(allow_pickle), reference_format)
+    plan = Plan(options.robust_key is not False, pickle_allowed(options.allow_pickle), options.reference_format)
     plan.add(node)
     return plan
 

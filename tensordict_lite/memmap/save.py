@@ -15,6 +15,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.archive.api import save_archive, wants_archive
 from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.locks import reading
@@ -22,7 +23,7 @@ from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, h
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded
 from tensordict_lite.memmap.objects import share_objects
-from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
+from tensordict_lite.memmap.plan import Leaf, Plan, SaveOptions, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 
@@ -61,46 +62,22 @@ class TensorDictFuture:
         return self._future.done()
 
 
-def save_collection(
-    node: TensorCollection,
-    prefix: str | os.PathLike[str] | None,
-    *,
-    inplace: bool = False,
-    like: bool = False,
-    copy_existing: bool = False,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    existsok: bool = True,
-    robust_key: bool | None = True,
-    allow_pickle: bool = False,
-    reference_format: bool = False,
-) -> Any:
-    """Writes a collection and maps it: what ``memmap``, ``memmap_`` and ``memmap_like`` do.
+def save_collection(node: TensorCollection, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> Any:
+    """Write a collection and map it: what ``memmap``, ``memmap_``, ``memmap_like`` and ``save`` do.
 
     Args:
         node: the collection.
-        prefix: destination folder; ``None`` is the folder that it is mapped to already, or shared memory.
-        inplace: put the mapped tensors into ``node`` itself.
-        like: make room, copy nothing, keep files that are there.
+        prefix: a folder, or the file of an archive; ``None`` is the folder that it is mapped to already, or shared
+            memory.
+        options: see there.
 
     Returns:
-        The mapped collection, locked; or a :class:`TensorDictFuture` of it.
+        The mapped collection, or a :class:`TensorDictFuture` of it.
     """
-    job = _Save(
-        node,
-        prefix,
-        inplace=inplace,
-        like=like,
-        copy_existing=copy_existing,
-        num_threads=num_threads,
-        share_non_tensor=share_non_tensor,
-        existsok=existsok,
-        robust_key=robust_key is not False,
-        allow_pickle=allow_pickle,
-        reference_format=reference_format,
-    )
-    if return_early and num_threads > 1:
+    if wants_archive(prefix, options):
+        return save_archive(node, prefix, options)
+    job = _Save(node, prefix, options)
+    if options.return_early and options.num_threads > 1:
         pool = ThreadPoolExecutor(1, "memmap")
         future = pool.submit(job.run)
         pool.shutdown(wait=False)
@@ -111,33 +88,12 @@ def save_collection(
 class _Save:
     """One save: plan, decide what is written, write, put in place, map."""
 
-    def __init__(
-        self,
-        node: TensorCollection,
-        prefix: str | os.PathLike[str] | None,
-        *,
-        inplace: bool,
-        like: bool,
-        copy_existing: bool,
-        num_threads: int,
-        share_non_tensor: bool,
-        existsok: bool,
-        robust_key: bool,
-        allow_pickle: bool,
-        reference_format: bool,
-    ) -> None:
+    def __init__(self, node: TensorCollection, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> None:
         self.node = node
-        self.inplace = inplace
-        self.like = like
-        self.copy_existing = copy_existing
-        self.num_threads = num_threads
-        self.share_non_tensor = share_non_tensor
-        self.existsok = existsok
-        self.plan: Plan = plan_for(
-            node, robust_key=robust_key, allow_pickle=allow_pickle, reference_format=reference_format
-        )
-        root = absolute_path(prefix) if prefix is not None else self._own_root()
-        self.root = root
+        self.options = options
+        self.like = options.like
+        self.plan: Plan = plan_for(node, options)
+        self.root = absolute_path(prefix) if prefix is not None else self._own_root()
 
     def _own_root(self) -> str | None:
         """The folder that the collection is mapped from already."""
@@ -218,13 +174,13 @@ class _Save:
                     return False
                 if is_whole(tensor):
                     return True
-            elif not self.copy_existing:
+            elif not self.options.copy_existing:
                 raise self._elsewhere(leaf, file)
-        if self.existsok and not self.like:
+        if self.options.existsok and not self.like:
             return False
         if not os.path.lexists(path):
             return False
-        if not self.existsok:
+        if not self.options.existsok:
             raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
         refuse_link(path)
         return bool(leaf.nbytes) and not tensor.is_nested
@@ -303,7 +259,7 @@ class _Save:
 
     def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
         write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf
-        if self.num_threads <= 1 or len(todo) <= 1:
+        if self.options.num_threads <= 1 or len(todo) <= 1:
             for leaf in todo:
                 write(root, leaf)
             return
@@ -312,8 +268,8 @@ class _Save:
             for leaf in leaves:
                 write(root, leaf)
 
-        with ThreadPoolExecutor(self.num_threads, "memmap") as pool:
-            jobs = [pool.submit(work, leaves) for leaves in _shares(todo, self.num_threads)]
+        with ThreadPoolExecutor(self.options.num_threads, "memmap") as pool:
+            jobs = [pool.submit(work, leaves) for leaves in _shares(todo, self.options.num_threads)]
             try:
                 for job in jobs:
                     job.result()
@@ -325,7 +281,7 @@ class _Save:
     # -- the result --------------------------------------------------------------------------------------
 
     def _finish(self, mapped: list[Tensor]) -> TensorCollection:
-        if self.inplace:
+        if self.options.inplace:
             out = self.node
             locked = out._lock is not None
             if not locked or not _is_same(out._leaves(), mapped):
@@ -333,7 +289,7 @@ class _Save:
         else:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
-        if self.share_non_tensor:
+        if self.options.share_non_tensor:
             share_objects(out)
         return out
 

@@ -31,7 +31,7 @@ from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
 from tensordict_lite.memmap.disk.mapping import reserve
 from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
 from tensordict_lite.memmap.schema import Schema, load_head
 from tensordict_lite.paths import absolute_path
 
@@ -358,7 +358,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     """An empty dataset with the structure of a row; of several processes that start one, the first makes it."""
     if any(leaf.is_nested for leaf in row._leaves()):
         raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
-    plan: Plan = plan_for(row)
+    plan: Plan = plan_for(row, SaveOptions(reference_format=True))
     for folder in plan.folders:
         meta = folder.meta
         if "shape" not in meta:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 
@@ -47,54 +48,37 @@ EXTENSION = ".tdz"
 _CPU = torch.device("cpu")
 
 
-def wants_archive(
-    prefix: str | os.PathLike[str] | None, archive: bool | None, compression: str | int | None = None
-) -> bool:
+def wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -> bool:
     """Whether a save is to be one file: as ``archive`` says, else where the path ends in ``.tdz``.
 
     Raises:
         ValueError: an archive without a path, or ``compression`` for what is no archive.
     """
+    archive = options.archive
     wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(EXTENSION)
     if wanted and prefix is None:
         raise ValueError("archive=True needs a file to write to: pass prefix=")
-    if compression is not None and not wanted:
+    if options.compression is not None and not wanted:
         raise ValueError(
-            f"compression={compression!r} is of archives: pass archive=True, or a prefix that ends in {EXTENSION!r}"
+            f"compression={options.compression!r} is of archives: pass archive=True, or a prefix that ends in "
+            f"{EXTENSION!r}"
         )
     return bool(wanted)
 
 
-def save_archive(
-    node: TensorCollection,
-    prefix: str | os.PathLike[str],
-    *,
-    like: bool = False,
-    compression: str | int | None = None,
-    num_threads: int = 0,
-    return_early: bool = False,
-    existsok: bool = True,
-    robust_key: bool | None = True,
-    allow_pickle: bool = False,
-) -> Any:
-    """Writes a collection to one file and loads it: what ``memmap`` and ``memmap_like`` do with ``archive=True``.
-
-    Args:
-        node: the collection.
-        prefix: the file.
-        like: make room that is zero, copy nothing, and map it so that writes reach the file.
-        compression: of the tensors, see :func:`pack_memmap`.
+def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options: SaveOptions) -> Any:
+    """Write a collection to one file and load it. With ``like``, there is room that is zero, and writes reach the file.
 
     Returns:
         The loaded collection: not locked, with its tensors in one mapping of the file.
     """
-    if return_early:
+    if options.return_early:
         raise NotImplementedError("return_early=True is not supported for an archive: wait for the save")
-    path = absolute_path(prefix)
-    method = method_of(compression)
-    if not existsok and os.path.lexists(path):
+    path, like, num_threads = absolute_path(prefix), options.like, options.num_threads
+    method = method_of(options.compression)
+    if not options.existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
-    plan = plan_for(node, robust_key=robust_key is not False, allow_pickle=allow_pickle)
+    plan = plan_for(node, replace(options, reference_format=True))
     members = [
         Member(folder.join(name), content, len(content), False)
         for folder in plan.folders
@@ -106,7 +90,8 @@ def save_archive(
         starts = write_archive(fd, path, members, method, None, num_threads)
         size = os.fstat(fd).st_size
     if method != STORED:
-        return load_collection(path, robust_key=robust_key, num_threads=num_threads, allow_pickle=allow_pickle)
+        how = {"robust_key": options.robust_key, "allow_pickle": options.allow_pickle}
+        return load_collection(path, num_threads=num_threads, **how)
     storage = hold_many(map_file(path, size, writable=like))
     out = node._with_leaves(_mapped(plan, storage, starts[described:]))
     out._set_device(_CPU)

@@ -103,7 +103,7 @@ class Staging:
         if self._is_inside:
             self.root = f"{self.prefix}/{temporary_name()}"
         else:
-            self.root = f"{parent}/.{name[:200]}{temporary_name()}"
+            self.root = f"{parent}/.{os.fsdecode(os.fsencode(name)[:200])}{temporary_name()}"
         remove_stale(os.path.dirname(self.root))
         try:
             os.mkdir(self.root)
@@ -258,6 +258,8 @@ def _made_alike(new: str, old: str) -> bool:
             os.chown(new, wanted.st_uid, wanted.st_gid)
         if wanted.st_mode != found.st_mode:
             os.chmod(new, stat.S_IMODE(wanted.st_mode))
+            if os.stat(new).st_mode != wanted.st_mode:  # a group that this user is not in
+                return False
         return _attributes(new) == _attributes(old) or _set_attributes(new, _attributes(old))
     except OSError:
         return False
