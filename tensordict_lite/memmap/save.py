@@ -214,14 +214,13 @@ class _Save:
                     os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
             self._write_leaves(staging.root, todo)
             staging.take_turn()
-            for leaf in stay:
-                self._keep(staging, leaf)
+            stayed = sum(self._is_kept(staging, leaf) for leaf in stay)
             files = [file for leaf in self.plan.leaves for file in _files_of(leaf)]
             for folder in reversed(self.plan.folders):  # the root's metadata last: with them, it is complete
                 for name, content in {**folder.blobs, META: folder.json()}.items():
                     _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
-            replaced: Replaced = "none" if not todo else "some" if stay else "all"
+            replaced: Replaced = "none" if stayed == len(keeps) else "some" if stayed else "all"
             staging.commit(files, [folder.path for folder in self.plan.folders], replaced=replaced)
             tensors = [
                 leaf.tensor if keep and _is_read_only(leaf, root) else _map_leaf(f"{root}/{leaf.file}", leaf)
@@ -240,22 +239,22 @@ class _Save:
         """Bytes that a file which stays is copied for, because it is too short."""
         return leaf.nbytes if self.like and os.path.getsize(f"{root}/{leaf.file}") < leaf.nbytes else 0
 
-    def _keep(self, staging: Staging, leaf: Leaf) -> None:
-        """Have a file stay; where another save has replaced it meanwhile, write what it had."""
+    def _is_kept(self, staging: Staging, leaf: Leaf) -> bool:
+        """Have a file stay, and whether it does: where another save has replaced it meanwhile, it is written again."""
         path = f"{staging.prefix}/{leaf.file}"
-        if self.like and not os.path.lexists(path):
-            return _reserve_leaf(staging.root, leaf)
-        if not self.like and not self._is_placed(staging.prefix, leaf):
-            return _write_leaf(staging.root, leaf)
+        if not (os.path.lexists(path) if self.like else self._is_placed(staging.prefix, leaf)):
+            (_reserve_leaf if self.like else _write_leaf)(staging.root, leaf)
+            return False
         size = os.path.getsize(path) if leaf.nbytes and not leaf.tensor.is_nested else leaf.nbytes
         if size < leaf.nbytes:
             _copy_and_grow(path, f"{staging.root}/{leaf.file}", leaf.nbytes)
-            return
+            return True
         if size > leaf.nbytes:  # there is room for more rows
             rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
             leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
         for file in _files_of(leaf):
             staging.keep(file)
+        return True
 
     def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
         write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf

@@ -57,6 +57,27 @@ def test_files_that_stay_are_those_of_this_dataset(tmp_path: Path, mode: str, ch
     assert values(saved) == values(TensorDict.load_memmap(tmp_path / "d")) == [1]
 
 
+def test_runs_over_the_rows_of_another_save_are_not_taken_for_runs_over_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the metadata would change, but for a save that comes first, and a run over its rows."""
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    data = TensorDict.load_memmap(path).unlock_()
+    data["note"] = "changed"
+    real = staging.lock
+
+    def lock(folder: str) -> int:
+        monkeypatch.setattr(staging, "lock", real)
+        dataset(9).memmap(path)
+        (path / ".tdmap").mkdir()
+        return real(folder)
+
+    monkeypatch.setattr(staging, "lock", lock)
+    data.memmap_(path)
+    assert values(TensorDict.load_memmap(path)) == [1] and not (path / ".tdmap").exists()
+
+
 def test_nothing_to_write_is_found_again_where_another_save_came_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
