@@ -266,7 +266,7 @@ def test_a_call_that_dies_before_rows_are_left_out_is_made_again(
     (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
     (tmp_path / "in" / "a" / "000.png").write_bytes(b"")
 
-    def dies(*args: Any) -> None:
+    def dies(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
     for step in ("permute", "_write_beside", "exchange_in_turn"):
