@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import dill
 import torch
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from tdmap.pipeline.stages import (
     Stage,
     Zip,
 )
+from tdmap.runtime.wire import byvalue
 from tdmap.seeding import checked_seed
 from tensordict_lite import is_tensor_collection
 
@@ -68,12 +69,12 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        # With dill: lambdas and closures are what people write in a chain.
-        return {**self.__dict__, "_stages": dill.dumps(self._stages, byref=False, recurse=True)}
+        # By value: chains hold lambdas and closures.
+        return {**self.__dict__, "_stages": byvalue.dumps(self._stages)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._stages = dill.loads(state["_stages"])
+        self._stages = pickle.loads(state["_stages"])
 
     def describe(self) -> str:
         """The chain as it was written."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional
 
-import dill
 import numpy as np
 import pytest
 import torch
@@ -213,7 +212,7 @@ def test_the_error_of_a_failing_property_is_shown() -> None:
         Failing(torch.zeros(3)).bad  # noqa: B018
 
 
-def test_flags_survive_a_second_decoration_and_a_pickle_by_value() -> None:
+def test_flags_survive_a_second_decoration() -> None:
     class Parent(TensorClass):
         x: Any
 
@@ -226,8 +225,6 @@ def test_flags_survive_a_second_decoration_and_a_pickle_by_value() -> None:
             self.y = n + 1
 
     assert type(Child(3).x) is int and Child(3).y == 4
-    copied = type(dill.loads(dill.dumps(Child(3))))
-    assert copied is not Child and type(copied(5).x) is int and copied(5).y == 6
 
 
 def test_a_setattr_of_the_class_sees_the_fields_alone() -> None:

@@ -214,7 +214,7 @@ def test_parameters_of_a_device_travel_through_memory_and_are_nobodys_loan(monke
     model = torch.nn.Linear(300, 30)
     model.extra = model.weight
     packer = packing.Packer(private=True)
-    data = packer.dumps(ModuleFunction(model), by_value=True)
+    data = packer.dumps(ModuleFunction(model))
     copy = packing.unpack(data).module
     assert len(data) < model.weight.nbytes and not packer.take_loans()
     assert torch.equal(copy.weight, model.weight) and copy.extra is copy.weight

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import dill
+import cloudpickle
 import multiprocess
 
 __all__ = ["Failure", "Ranks"]
@@ -56,7 +56,7 @@ class Ranks:
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
         """Sends a function to all ranks."""
-        task = dill.dumps((function, args), recurse=True)
+        task = cloudpickle.dumps((function, args))
         for pipe in self.pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.send_bytes(task)
@@ -65,7 +65,7 @@ class Ranks:
         """What the function returned on a rank, or a :class:`Failure`; EOFError when the rank has ended."""
         if not self.pipes[rank].poll(PATIENCE):
             raise TimeoutError(f"rank {rank} has not answered for {PATIENCE} s")
-        return dill.loads(self.pipes[rank].recv_bytes())
+        return cloudpickle.loads(self.pipes[rank].recv_bytes())
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of all ranks; raises when one of them failed."""
@@ -102,11 +102,11 @@ def _serve(pipe: Any, rank: int, size: int, meeting: str, timeout: float) -> Non
     )
     while True:
         try:
-            function, args = dill.loads(pipe.recv_bytes())
+            function, args = cloudpickle.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            answer = dill.dumps(function(rank, *args))
+            answer = cloudpickle.dumps(function(rank, *args))
         except BaseException as error:
-            answer = dill.dumps(Failure(error))
+            answer = cloudpickle.dumps(Failure(error))
         pipe.send_bytes(answer)

@@ -12,8 +12,6 @@ import torch
 import tdmap
 from tensordict_lite import tensorclass
 
-MADE_ANEW = pytest.mark.xfail(strict=True, reason="each message makes a new class")
-
 
 def tensorclass_case():
     @tensorclass
@@ -44,18 +42,17 @@ def enum_case():
 
 
 CASES = [tensorclass_case, dataclass_case, namedtuple_case, enum_case]
-EXECUTORS = [{"num_workers": 0}, {"num_workers": 1, "executor": "thread"}]
-PROCESSES = {"num_workers": 1}
+EXECUTORS = [{"num_workers": 0}, {"num_workers": 1, "executor": "thread"}, {"num_workers": 1}]
 
 
-@pytest.mark.parametrize("options", [*EXECUTORS, pytest.param(PROCESSES, marks=MADE_ANEW)])
+@pytest.mark.parametrize("options", EXECUTORS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_result_is_of_the_class_of_the_function(case, options):
     data, fn, is_right = case()
     assert all(map(is_right, tdmap.map_iter(data, fn, chunksize=10, **options)))
 
 
-@pytest.mark.parametrize("options", [*EXECUTORS, pytest.param(PROCESSES, marks=MADE_ANEW)])
+@pytest.mark.parametrize("options", EXECUTORS)
 def test_results_of_a_tensorclass_are_joined_and_batched(options):
     data, fn, is_right = tensorclass_case()
     assert is_right(tdmap.map(data, fn, chunksize=4, **options))
@@ -63,7 +60,7 @@ def test_results_of_a_tensorclass_are_joined_and_batched(options):
     assert is_right(torch.cat(batches)) and len(batches) == 5
 
 
-@pytest.mark.parametrize("options", [*EXECUTORS, pytest.param(PROCESSES, marks=MADE_ANEW)])
+@pytest.mark.parametrize("options", EXECUTORS)
 def test_an_exception_is_of_the_class_of_the_function(options):
     class Mine(Exception):
         pass

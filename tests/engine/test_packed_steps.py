@@ -1,48 +1,27 @@
-"""What the library has workers call goes by pickle, unless something of the user's is in it."""
+"""Functions and reducers of the user within what the library has workers call."""
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
-import pytest
 import torch
 
 import tdmap
 from tdmap.keys.reducing import CutChunk
-from tdmap.ops.reduce import FoldChunk
 from tdmap.reducers import Sum
 from tdmap.runtime.wire.packing import Packer, unpack
 from tensordict_lite import TensorDict
-
-MINE = functools.partial(os.path.join, "a")
 
 
 class Mine(Sum):
     """A reducer of somebody else's."""
 
 
-def test_a_step_of_our_own_goes_by_pickle() -> None:
-    data = Packer(private=True).dumps_step(FoldChunk(Sum("x"), None))
-    assert data is not None and unpack(data).reducer.key == "x"
-
-
-@pytest.mark.parametrize("mapper", [lambda x: x, test_a_step_of_our_own_goes_by_pickle, MINE, os])
-def test_functions_and_modules_are_for_dill(mapper: Any) -> None:
-    assert Packer(private=True).dumps_step(FoldChunk(Sum("x"), mapper)) is None
-
-
-def test_what_is_not_ours_is_for_dill() -> None:
-    assert Packer(private=True).dumps_step(MINE) is None
-
-
 def test_a_function_that_a_step_has_twice_stays_one() -> None:
     def shared() -> None: ...
 
     cut = CutChunk(None, None, None, None, {"a": shared, "b": shared})  # type: ignore[arg-type,dict-item]
-    packer = Packer(private=True)
-    found = unpack(packer.dumps_step(cut) or packer.dumps(cut, by_value=True))
+    found = unpack(Packer(private=True).dumps(cut))
     assert found.forms["a"] is found.forms["b"]
 
 

@@ -185,7 +185,7 @@ def write_members():
 
 PLACES = {
     "packing a function": lambda: tdmap.map(X, Interrupting(), num_workers=2),
-    "packing a function with dill": pack_lambda,
+    "packing a function by value": pack_lambda,
     "packing a method": lambda: tdmap.map(X, Interrupting().__call__, num_workers=2),
     "packing options of a function": lambda: tdmap.map(X, double, fn_kwargs={"option": Interrupting()}, num_workers=2),
     "looking for what cannot be packed": lambda: tdmap.map(

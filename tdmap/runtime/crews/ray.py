@@ -236,7 +236,7 @@ class _Travel:
         self.order = job.source.order
         packer = TravelPacker()
         try:
-            self.fn = packer.dumps(job.fn, by_value=True)
+            self.fn = packer.dumps(job.fn)
         except TimeoutError:
             raise
         except UNPICKLABLE as error:

@@ -1,89 +1,315 @@
-"""Functions that refer to themselves, or to each other in a circle, as bytes.
+"""Objects of the user's script as bytes, for processes that never import it: cloudpickle, with what it lacks.
 
-dill looks for the globals of a function in the functions that it refers to, and in theirs, and does not come back from
-a circle. Here each function is made first, empty, and gets what it refers to afterwards, when the pickle knows it
-already. Functions of one module share one namespace, as they do where they come from.
+Functions and classes of `__main__`, those that a function defines, and those of modules registered by
+`cloudpickle.register_pickle_by_value` go by value; all others by name. This module differs from cloudpickle in these
+points:
+
+- A process has one class for each class of the caller, however many messages bring it: a class has a number, and is
+  rebuilt once. What goes back to the caller becomes the caller's own class.
+- Rebuilding a class runs no code of its metaclass, nor `__init_subclass__` of a base that goes by value: these have run
+  where the class was defined, and the class has what they left.
+- Functions that share a variable of an enclosing function share it in the worker. Names that only the body of a class
+  reads go along with the function that holds the class.
+- Locks are new and open. Caches are empty.
 """
 
 from __future__ import annotations
 
+import abc
 import dis
-import marshal
+import enum
+import functools
+import inspect
+import io
+import os
+import pickle
+import secrets
 import sys
+import threading
 import types
-from collections.abc import Iterator
+import typing
+import weakref
+from _abc import _abc_init, _get_dump  # type: ignore[import-not-found,unused-ignore]  # what ABCMeta itself calls
+from collections import ChainMap
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import dill
+import cloudpickle
 
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+_HOOK = "__init_subclass__"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, most often
 
+_MADE_BY_TYPE = (types.GetSetDescriptorType, types.MemberDescriptorType)
+"""Entries of a class that are there because of its slots, or of `__dict__` and `__weakref__`."""
 
-class Namespaces:
-    """The globals of the functions in one pickle: a dictionary for each module, filled when it is read."""
+_PLAIN = (str, int, float, bool, bytes, types.NoneType)
+"""Types of the entries that a class has from the start, so that `__init_subclass__` of a library may read them."""
 
-    def __init__(self) -> None:
-        self._made: dict[int, dict[str, Any]] = {}
+_READ_BY_CLASS_BODIES = ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
-    def reduce(self, fn: types.FunctionType) -> Any:
-        """How to pack a function; NotImplemented for those that the reader can import."""
-        if _is_importable(fn):
-            return NotImplemented
-        space = self._made.setdefault(id(fn.__globals__), {"__name__": fn.__globals__.get("__name__", "__main__")})
-        cells = fn.__closure__ or ()
-        contents = []
-        for cell in cells:
-            try:
-                contents.append((cell.cell_contents,))
-            except ValueError:  # not assigned yet
-                contents.append(())  # type: ignore[arg-type]
-        names = {name: fn.__globals__[name] for name in _global_names(fn.__code__) if name in fn.__globals__}
-        state = (
-            names,
-            contents,
-            fn.__defaults__,
-            fn.__kwdefaults__,
-            fn.__dict__,
-            (fn.__qualname__, fn.__module__, fn.__doc__),
-        )
-        return make_function, (fn.__code__, space, fn.__name__, len(cells)), state, None, None, fill_function
+_numbers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Classes and variables of types that have been sent or received, and their numbers."""
+
+_known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""The same, by number."""
+
+_received: weakref.WeakSet[type] = weakref.WeakSet()
+"""Of these, the classes that were rebuilt here. Each message brings their entries up to date."""
 
 
-def make_function(code: types.CodeType, space: dict[str, Any], name: str, cells: int) -> types.FunctionType:
-    """A function that knows nothing yet."""
-    return types.FunctionType(code, space, name, None, tuple(types.CellType() for _ in range(cells)))
+def _follow_parent() -> None:
+    """A fork may be a worker, of this library or of a pool of the user's: its parent's classes are the caller's."""
+    _received.update(value for value in list(_numbers) if isinstance(value, type))
 
 
-def fill_function(fn: types.FunctionType, state: tuple[Any, ...]) -> None:
-    """Give it what it refers to."""
-    names, contents, defaults, kwdefaults, attributes, (qualname, module, doc) = state
-    fn.__globals__.update(names)
-    for cell, content in zip(fn.__closure__ or (), contents):
-        if content:
-            cell.cell_contents = content[0]
-    fn.__defaults__, fn.__kwdefaults__ = defaults, kwdefaults
-    fn.__dict__.update(attributes)
-    fn.__qualname__, fn.__module__, fn.__doc__ = qualname, module, doc
+os.register_at_fork(after_in_child=_follow_parent)
 
 
-def _is_importable(fn: types.FunctionType) -> bool:
-    found: Any = sys.modules.get(fn.__module__ or "") if fn.__module__ != "__main__" else None
-    for part in fn.__qualname__.split("."):
+def dumps(value: Any, to_caller: bool = False) -> bytes:
+    """The bytes of `value`, for `pickle.loads` (see `Pickler`)."""
+    buffer = io.BytesIO()
+    Pickler(buffer, to_caller).dump(value)
+    return buffer.getvalue()
+
+
+# -- in the sender ------------------------------------------------------------------------------------
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes objects; `pickle.loads` reads them in any process that can import this package.
+
+    Args:
+        file: a binary file.
+        to_caller: the reader has sent the classes that were received here; they go by number alone.
+    """
+
+    def __init__(self, file: Any, to_caller: bool = False) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._to_caller = to_caller
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            return NotImplemented if _has_name(value) else self._reduce_function(value)
+        if isinstance(value, type):
+            if not value.__flags__ & _HEAP_TYPE or _has_name(value):
+                return super().reducer_override(value)
+            if self._to_caller and value in _received:
+                return find_class, (_numbers[value], value.__qualname__)
+            return _reduce_class(value)
+        if isinstance(value, enum.Enum) and value._name_ in type(value).__members__ and not _has_name(type(value)):
+            return _reduce_member(value)
+        return NotImplemented
+
+    def _reduce_function(self, fn: types.FunctionType) -> Any:
+        """As cloudpickle does, but for the cells, of which it would make others for each function."""
+        make, (code, space, *defaults, _), (attributes, slots), *rest = self._dynamic_function_reduce(fn)
+        names = (name for name in _names_in_class_bodies(fn.__code__) if name in fn.__globals__)
+        slots["__globals__"].update((name, fn.__globals__[name]) for name in names)
+        return make, (code, space, *defaults, fn.__closure__), (attributes, slots), *rest
+
+    dispatch_table = ChainMap(
+        {
+            type(threading.Lock()): lambda lock: (threading.Lock, ()),
+            type(threading.RLock()): lambda lock: (threading.RLock, ()),
+            types.CellType: lambda cell: _reduce_cell(cell),
+            functools._lru_cache_wrapper: lambda cache: _reduce_cache(cache),
+            weakref.ref: lambda reference: (make_reference, () if reference() is None else (reference(),)),
+            weakref.WeakKeyDictionary: lambda pairs: (weakref.WeakKeyDictionary, (dict(pairs),)),
+            weakref.WeakValueDictionary: lambda pairs: (weakref.WeakValueDictionary, (dict(pairs),)),
+            **dict.fromkeys(
+                (typing.ParamSpec, getattr(typing, "TypeVarTuple", typing.ParamSpec)),
+                lambda variable: _reduce_variable(variable),
+            ),
+        },
+        cloudpickle.Pickler.dispatch_table,
+    )
+
+
+def _has_name(value: Any) -> bool:
+    """Whether another process finds a class, or another object with a name, by importing its module."""
+    module = getattr(value, "__module__", None) or "__main__"
+    if module == "__main__":
+        return False
+    if any(f"{module}.".startswith(f"{name}.") for name in cloudpickle.list_registry_pickle_by_value()):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in getattr(value, "__qualname__", value.__name__).split("."):
         found = getattr(found, part, None)
-    return found is fn
+    return found is value
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL:
-            yield instruction.argval
+def _number_of(value: Any) -> str:
+    number = _numbers.setdefault(value, secrets.token_hex(16))
+    _known[number] = value
+    return number
+
+
+def _names_in_class_bodies(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+            if not constant.co_flags & inspect.CO_OPTIMIZED:  # no function
+                instructions = dis.get_instructions(constant)
+                yield from (one.argval for one in instructions if one.opname in _READ_BY_CLASS_BODIES)
+            yield from _names_in_class_bodies(constant)
 
 
-if not hasattr(types.CodeType, "co_lnotab"):  # Python 3.15: dill up to 0.4.1 reads it from every code object
+def _reduce_cell(cell: types.CellType) -> Any:
+    """Made empty, and filled when the pickle knows it: it may hold the function that reads it."""
+    try:
+        return make_cell, (), (cell.cell_contents,), None, None, fill_cell
+    except ValueError:  # not assigned yet
+        return make_cell, ()
 
-    @dill.register(types.CodeType)  # type: ignore[untyped-decorator]
-    def _pack_code(pickler: Any, code: types.CodeType) -> None:
-        pickler.save_reduce(marshal.loads, (marshal.dumps(code),), obj=code)
+
+def _reduce_cache(cache: Any) -> Any:
+    return cache.__qualname__ if _has_name(cache) else (make_cache, (cache.__wrapped__, cache.cache_parameters()))
+
+
+def _reduce_variable(variable: Any) -> Any:
+    if _has_name(variable):
+        return variable.__name__
+    return make_variable, (_number_of(variable), type(variable), variable.__name__)
+
+
+def _reduce_class(cls: type) -> Any:
+    entries = {key: entry for key, entry in vars(cls).items() if not isinstance(entry, _MADE_BY_TYPE)}
+    entries.pop("__annotate_func__", None)  # Python 3.14: it holds the namespace of the class
+    fixed = {key: entry for key, entry in entries.items() if type(entry) in _PLAIN}
+    fixed |= {key: entries.pop(key) for key in ("__module__", "__slots__", "__orig_bases__") if key in entries}
+    registered = []
+    if entries.pop("_abc_impl", None) is not None:
+        registered = [found for one in _get_dump(cls)[0] if (found := one()) is not None]
+    if isinstance(cls, enum.EnumMeta):  # combinations of flags, which are made when they are asked for
+        pairs = entries["_value2member_map_"].items()
+        entries["_value2member_map_"] = {value: one for value, one in pairs if one._name_ in cls.__members__}
+    # Metaclasses in Python are not called; those of extension modules (torch.Tensor's) set what they need.
+    makers = (one for one in inspect.getmro(type(cls)) if not isinstance(one.__new__, types.FunctionType))
+    maker = next(one for one in makers if not isinstance(getattr(one, "__init__"), types.FunctionType))  # noqa: B009
+    is_named = vars(sys.modules["__main__"]).get(cls.__qualname__) is cls
+    made = (_number_of(cls), maker, type(cls), cls.__name__, cls.__qualname__, cls.__bases__, fixed, is_named)
+    return make_class, made, (entries, registered), None, None, fill_class
+
+
+def _reduce_member(member: Any) -> Any:
+    kind = type(member)._member_type_
+    if hasattr(kind, "__getnewargs__"):
+        content = kind.__getnewargs__(member)
+    else:
+        content = () if kind.__reduce__ is object.__reduce__ else kind.__reduce__(member)[1]
+    state = {key: value for key, value in vars(member).items() if key != "__objclass__"}
+    return make_member, (type(member), member._name_, content), state, None, None, fill_member
+
+
+# -- in the receiver ----------------------------------------------------------------------------------
+
+
+def make_cell() -> types.CellType:
+    """An empty cell."""
+    return types.CellType()
+
+
+def fill_cell(cell: types.CellType, content: tuple[Any]) -> None:
+    """Give a cell its content."""
+    (cell.cell_contents,) = content
+
+
+def make_reference(target: Any = None) -> weakref.ref[Any]:
+    """A weak reference, to nothing where there is no target."""
+    return weakref.ref(set() if target is None else target)
+
+
+def make_cache(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """A function with an empty cache."""
+    return functools.lru_cache(**parameters)(fn)
+
+
+def make_variable(number: str, kind: Callable[[str], Any], name: str) -> Any:
+    """A variable of types, once."""
+    variable = _known.get(number)
+    if variable is None:
+        variable = _known[number] = kind(name)
+        _numbers[variable] = number
+    return variable
+
+
+def find_class(number: str, name: str) -> type:
+    """The class that this process has sent.
+
+    Raises:
+        pickle.UnpicklingError: it is gone.
+    """
+    try:
+        return _known[number]  # type: ignore[no-any-return]
+    except KeyError:
+        raise pickle.UnpicklingError(f"the class {name} was deleted before its instances came back") from None
+
+
+def make_class(
+    number: str,
+    maker: Any,
+    metaclass: type,
+    name: str,
+    qualname: str,
+    bases: tuple[type, ...],
+    fixed: dict[str, Any],
+    is_named: bool,
+) -> type:
+    """A class with plain entries, or the one of that number that is here.
+
+    Args:
+        number: of the class.
+        maker: the class whose `__new__` and `__init__` make it.
+        metaclass: its own.
+        name: its name.
+        qualname: its name with those of the functions and classes around it.
+        bases: what it derives from.
+        fixed: its entries from the start.
+        is_named: `__main__` of the sender has it by its name; so does `__main__` here, for pickles that the function of
+            the user makes.
+    """
+    known: type | None = _known.get(number)
+    if known is None:
+        above = dict.fromkeys(one for base in bases for one in base.__mro__)
+        hooks = [(one, vars(one)[_HOOK]) for one in above if one in _numbers and _HOOK in vars(one)]
+        try:
+            for one, _ in hooks:
+                type.__delattr__(one, _HOOK)
+            body = {**fixed, "__qualname__": qualname}
+            known = maker.__new__(metaclass, name, bases, body)
+            maker.__init__(known, name, bases, body)
+        finally:
+            for one, hook in hooks:
+                type.__setattr__(one, _HOOK, hook)
+        if isinstance(known, abc.ABCMeta):
+            _abc_init(known)
+        _known[number] = known
+        _numbers[known] = number
+        _received.add(known)
+    if is_named and known in _received:
+        setattr(sys.modules["__main__"], qualname, known)
+    return known
+
+
+def fill_class(cls: type, state: tuple[dict[str, Any], list[type]]) -> None:
+    """Give a class that was received its entries, and an abstract one the classes that are registered with it."""
+    entries, registered = state
+    if cls in _received:
+        for name, entry in entries.items():
+            type.__setattr__(cls, name, entry)
+        for one in registered:
+            abc.ABCMeta.register(cls, one)  # type: ignore[arg-type]
+
+
+def make_member(cls: Any, name: str, content: tuple[Any, ...]) -> Any:
+    """A member of an enumeration that knows nothing yet, or the one that the enumeration has."""
+    known = vars(cls).get("_member_map_", {}).get(name)
+    if known is not None:
+        return known
+    kind = next(one for one in cls.__mro__ if isinstance(vars(one).get("__new__"), types.BuiltinFunctionType))
+    return kind.__new__(cls, *content)
+
+
+def fill_member(member: Any, state: dict[str, Any]) -> None:
+    """Give a member its value, and what it has besides."""
+    if "_value_" not in vars(member):
+        vars(member).update(state, __objclass__=type(member))

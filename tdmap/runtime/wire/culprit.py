@@ -38,7 +38,7 @@ def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, A
 
 def _packs(value: Any) -> bool:
     try:
-        Packer(private=True).dumps(value, by_value=True)
+        Packer(private=True).dumps(value)
     except TimeoutError:
         raise
     except UNPICKLABLE:

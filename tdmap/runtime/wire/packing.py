@@ -4,28 +4,23 @@ This is the way from the driver to a worker: the source, the output and the func
 in a file or in shared memory becomes its `Region`; other tensors are first copied to shared memory, once, or, for
 what the function carries and each worker must own, copied again by the receiver. `parcels` is the way back.
 
-Functions, classes and instances of `__main__` go by value with dill, because a worker never imports the user's
-script: no `if __name__ == "__main__"` guard is needed.
+Functions and classes of `__main__` go by value (`byvalue`), because a worker never imports the user's script: no
+`if __name__ == "__main__"` guard is needed.
 """
 
 from __future__ import annotations
 
-import enum
-import importlib
 import io
 import pickle
-import types
 from typing import Any
 
-import dill
 import torch
 from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
 from tdmap.memory.shm import Arena, shared_region, unexpanded
-from tdmap.runtime.wire.byvalue import Namespaces
+from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
-from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class, reduce_main_member
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -43,9 +38,6 @@ UNPICKLABLE = (
 )
 """What pickling raises for an object that cannot be pickled. A timeout's alarm may come meanwhile: catch TimeoutError,
 which is an OSError, before."""
-
-_DILL_MAY_KNOW = (pickle.PicklingError, AttributeError, RecursionError, TypeError)
-"""Of these, what pickle alone raises. Another error is the object's own, or that of a signal handler."""
 
 _PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
 
@@ -127,55 +119,18 @@ class Packer:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._arena = Arena()
 
-    def dumps(self, value: Any, by_value: bool = False) -> bytes:
-        """The bytes of `value`.
-
-        Args:
-            value: anything that pickle, or dill, can handle.
-            by_value: use dill from the start, for functions.
-        """
-        if not by_value:
-            try:
-                return self._dump(_FastPickler, value)
-            except _DILL_MAY_KNOW:
-                pass
-        try:
-            return self._dump(_DillPickler, value)
-        except RecursionError:  # functions that refer to each other in a circle
-            return self._dump(_CirclePickler, value)
-
-    def dumps_step(self, step: Any) -> bytes | None:
-        """The bytes of what the library itself has workers call; None where something of the user's is in it.
-
-        Several times as fast as dill, which takes a millisecond for a job: it walks over all objects in Python.
-        """
-        if not type(step).__module__.startswith("tdmap."):
-            return None
-        try:
-            return self._dump(_StepPickler, step)
-        except _DILL_MAY_KNOW:
-            return None
-
-    def _dump(self, pickler: Any, value: Any) -> bytes:
+    def dumps(self, value: Any) -> bytes:
+        """The bytes of `value`."""
         buffer = io.BytesIO()
-        pickler(self, buffer).dump(value)
+        _Pickler(self, buffer).dump(value)
         return buffer.getvalue()
 
     def reduce(self, value: Any) -> Any:
-        """How to pack one object; NotImplemented leaves it to pickle."""
+        """How to pack one object; NotImplemented leaves it to `byvalue`."""
         if isinstance(value, Tensor):
             if type(value) is torch.nn.Parameter:
                 return self._reduce_parameter(value)
             return self._reduce_tensor(value, self.private) if _is_plain(value) else NotImplemented
-        if isinstance(value, types.ModuleType) and value.__name__ != "__main__":
-            # By name always: dill would send the whole content of modules outside site-packages.
-            return importlib.import_module, (value.__name__,)
-        if isinstance(value, type):
-            name_bases(value)
-        if isinstance(value, type) and value.__module__ == "__main__":
-            return reduce_main_class(value)
-        if isinstance(value, enum.Enum):
-            return reduce_main_member(value)
         if self.private and hasattr(type(value), "shared_tensors"):
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
@@ -260,49 +215,15 @@ def _raw(tensor: Tensor) -> bytes:
     return bytes_of(tensor.contiguous()).tobytes()
 
 
-class _FastPickler(pickle.Pickler):
+class _Pickler(Pickler):
     def __init__(self, packer: Packer, file: Any) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        super().__init__(file)
         self._packer = packer
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.FunctionType) and (value.__module__ == "__main__" or "<" in value.__qualname__):
-            return dill.loads, (self._packer.dumps(value, by_value=True),)
-        return self._packer.reduce(value)
+        reduced = self._packer.reduce(value)
+        return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 
-class _StepPickler(pickle.Pickler):
-    def __init__(self, packer: Packer, file: Any) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._packer = packer
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (types.FunctionType, types.ModuleType)) or getattr(value, "__module__", "") == "__main__":
-            raise pickle.PicklingError("whether it goes by name or by value is for dill to say")
-        return self._packer.reduce(value)
-
-
-class _DillPickler(dill.Pickler):  # type: ignore[misc]
-    def __init__(self, packer: Packer, file: Any) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=True)
-        self._packer = packer
-
-    def reducer_override(self, value: Any) -> Any:
-        return self._packer.reduce(value)
-
-
-class _CirclePickler(dill.Pickler):  # type: ignore[misc]
-    def __init__(self, packer: Packer, file: Any) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=False)
-        self._packer = packer
-        self._namespaces = Namespaces()
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is types.FunctionType:
-            return self._namespaces.reduce(value)
-        return self._packer.reduce(value)
-
-
-def unpack(data: bytes) -> Any:
-    """What `Packer.dumps` packed."""
-    return dill.loads(data)
+unpack = pickle.loads
+"""What `Packer.dumps` packed."""

@@ -22,7 +22,6 @@ import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
-import dill
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path
 from tdmap.process_state import is_forking_worker
+from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.packing import _is_plain
 from tensordict_lite.memmap.disk.mapping import release
 
@@ -70,9 +70,9 @@ class _CollectingPickler(pickle.Pickler):
         return len(self.tensors) - 1
 
 
-class _CollectingDillPickler(dill.Pickler):  # type: ignore[misc]
+class _CollectingByValue(Pickler):
     def __init__(self, file: Any, tensors: list[Tensor]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=True)
+        super().__init__(file, to_caller=True)
         self.tensors = tensors
 
     persistent_id = _CollectingPickler.persistent_id
@@ -148,7 +148,7 @@ class ParcelWriter:
             tensors.clear()
         buffer = io.BytesIO()
         try:
-            _CollectingDillPickler(buffer, tensors).dump(result)
+            _CollectingByValue(buffer, tensors).dump(result)
         except Exception as error:
             raise SerializationError(
                 f"the function returned a {type(result).__name__} that cannot be sent back from the worker: "
@@ -293,7 +293,7 @@ def _share_with_fork() -> None:
 os.register_at_fork(before=_share_with_fork)
 
 
-class _Unpickler(dill.Unpickler):  # type: ignore[misc]
+class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, tensors: list[Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors

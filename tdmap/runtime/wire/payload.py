@@ -60,7 +60,7 @@ class JobPacker:
         """
         self._name = job.name
         try:
-            fn = self._fn_packer.dumps_step(job.fn) or self._fn_packer.dumps(job.fn, by_value=True)
+            fn = self._fn_packer.dumps(job.fn)
         except (TimeoutError, DatasetError):  # the latter of rows that it refers to
             raise
         except UNPICKLABLE as error:
@@ -144,7 +144,7 @@ def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_pro
     payload: Payload
     surroundings, payload = pickle.loads(data)
     surroundings.enter(own_process)
-    fn = unpack(payload.fn)  # first: classes of the driver's script come with it
+    fn = unpack(payload.fn)
     reader = reader_of(Source(*unpack(payload.source)), payload.plan, payload.policy)
     loop = ChunkLoop(job, reader, fn, payload.policy, control, pack, emit, own_fn=True)
     writer: RowWriter | None = unpack(payload.writer)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from typing import NamedTuple
 
-import dill
-
 from tdmap.errors import RemoteError, RemoteTraceback
 from tdmap.frames import format_error, with_lines
+from tdmap.runtime.wire import byvalue
 
 
 class PackedError(NamedTuple):
@@ -24,13 +24,10 @@ def pack_error(error: BaseException) -> PackedError:
     """`error` for the pipe. Its type is kept when the type can be pickled, else it becomes a `RemoteError`."""
     text = format_error(error)
     name = f"{type(error).__module__}.{type(error).__qualname__}"
-    for dumps in (pickle.dumps, dill.dumps):
-        try:
-            data = dumps(error)
-            if type(dill.loads(data)).__name__ == type(error).__name__:
-                return PackedError(data, name, text)
-        except Exception:
-            continue
+    with contextlib.suppress(Exception):
+        data = byvalue.dumps(error, to_caller=True)
+        if type(pickle.loads(data)) is type(error):
+            return PackedError(data, name, text)
     return PackedError(b"", name, text)
 
 
@@ -39,7 +36,7 @@ def unpack_error(packed: PackedError) -> BaseException:
     error: BaseException | None = None
     if packed.data:
         try:
-            error = dill.loads(packed.data)
+            error = pickle.loads(packed.data)
         except Exception:
             error = None
     if not isinstance(error, BaseException):

@@ -1,0 +1,716 @@
+"""What a script defines reaches workers by value, and comes back as what it was."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import types
+
+import cloudpickle
+import pytest
+import torch
+
+import tdmap
+from tests.engine.test_scripts import fork, run
+
+CASES = """
+# lambda
+fn = lambda x: x + 1
+args = (1,)
+check = lambda o: o == 2
+
+# closure
+def make(k):
+    def f(x): return x * k
+    return f
+fn = make(3)
+args = (2,)
+check = lambda o: o == 6
+
+# global const
+K = 5
+def fn(x): return x + K
+args = (1,)
+check = lambda o: o == 6
+
+# helper
+def h(x): return x * 2
+def fn(x): return h(x) + 1
+args = (1,)
+check = lambda o: o == 3
+
+# mutual
+def even(n): return n == 0 or odd(n - 1)
+def odd(n): return n != 0 and even(n - 1)
+fn = even
+args = (10,)
+check = lambda o: o is True
+
+# recursive local
+def make():
+    def fact(n): return 1 if n < 2 else n * fact(n - 1)
+    return fact
+fn = make()
+args = (5,)
+check = lambda o: o == 120
+
+# instance
+class A:
+    def __init__(self): self.k = 4
+    def __call__(self, x): return x + self.k
+fn = A()
+args = (1,)
+check = lambda o: o == 5
+
+# super
+class A:
+    def __init__(self): self.k = 1
+class B(A):
+    def __init__(self):
+        super().__init__()
+        self.k += 1
+    def __call__(self, x): return B().k + self.k + x
+fn = B()
+args = (1,)
+check = lambda o: o == 5
+
+# dataclass
+from dataclasses import dataclass
+@dataclass
+class P:
+    x: int
+    y: int = 2
+def fn(p): return P(p.x + 1, p.y)
+args = (P(1),)
+check = lambda o: o == P(2)
+
+# slots dataclass
+from dataclasses import dataclass
+@dataclass(frozen=True, slots=True)
+class P: x: int
+def fn(p): return P(p.x + 1)
+args = (P(1),)
+check = lambda o: o == P(2)
+
+# enum is
+import enum
+class E(enum.Enum):
+    A = 1
+    B = 2
+def fn(e): return (e is E.A, e, E(2))
+args = (E.A,)
+check = lambda o: o == (True, E.A, E.B)
+
+# intflag
+import enum
+class F(enum.IntFlag):
+    A = 1
+    B = 2
+def fn(e): return e | F.B
+args = (F.A,)
+check = lambda o: o == F.A | F.B and type(o) is F
+
+# enum dataclass
+import enum
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class M: w: int
+class E(M, enum.Enum):
+    A = 1
+    B = 2
+def fn(e): return e.w + E.B.w
+args = (E.A,)
+check = lambda o: o == 3
+
+# namedtuple
+from typing import NamedTuple
+class N(NamedTuple):
+    a: int
+    b: str = 'z'
+def fn(n): return n._replace(a=9)
+args = (N(1),)
+check = lambda o: o == N(9) and type(o) is N
+
+# generic
+from typing import Generic, TypeVar
+T = TypeVar('T')
+class G(Generic[T]):
+    def __init__(self, v: T): self.v = v
+def fn(g): return isinstance(g, G) and G[int](3).v + g.v
+args = (G(1),)
+check = lambda o: o == 4
+
+# paramspec
+from typing import ParamSpec, Callable, Generic
+P = ParamSpec('P')
+class W(Generic[P]):
+    def __init__(self, f: Callable[P, int]): self.f = f
+    def __call__(self, *a: P.args, **k: P.kwargs): return self.f(*a, **k)
+fn = W(lambda x: x + 1)
+args = (1,)
+check = lambda o: o == 2
+
+# abc
+import abc
+class A(abc.ABC):
+    @abc.abstractmethod
+    def f(self): ...
+class B(A):
+    def f(self): return 7
+def fn(b): return isinstance(b, A) and b.f()
+args = (B(),)
+check = lambda o: o == 7
+
+# init subclass
+class R:
+    known = []
+    def __init_subclass__(cls, **k): R.known.append(cls.__name__)
+class A(R): pass
+class B(R): pass
+def fn(b): return (sorted(set(R.known)), isinstance(b, R))
+args = (B(),)
+check = lambda o: o == (['A', 'B'], True)
+
+# init subclass classes
+class R:
+    known = []
+    def __init_subclass__(cls, **k): R.known.append(cls)
+class A(R): pass
+class B(R): pass
+def fn(b): return (len(R.known), B in R.known)
+args = (B(),)
+check = lambda o: o == (2, True)
+
+# module
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.Linear(2, 2)
+    def forward(self, x): return self.l(x)
+fn = Net()
+x = torch.ones(1, 2)
+args = (x,)
+check = lambda o: torch.allclose(o, fn(x))
+
+# partial
+import functools
+def g(a, b): return a - b
+fn = functools.partial(g, b=2)
+args = (5,)
+check = lambda o: o == 3
+
+# bound
+class A:
+    k = 3
+    def m(self, x): return x + self.k
+fn = A().m
+args = (1,)
+check = lambda o: o == 4
+
+# lru
+import functools
+@functools.lru_cache(None)
+def fn(x): return x + 1
+args = (1,)
+check = lambda o: o == 2
+
+# descriptors
+class A:
+    @property
+    def p(self): return 1
+    @classmethod
+    def c(cls): return cls.__name__
+    @staticmethod
+    def s(x): return x
+def fn(a): return (a.p, a.c(), a.s(4))
+args = (A(),)
+check = lambda o: o == (1, 'A', 4)
+
+# cycle class
+class A: pass
+A.me = A
+class B: owner = A
+A.other = B
+def fn(a): return A.me is A and A.other.owner is A and isinstance(a, A)
+args = (A(),)
+check = lambda o: o is True
+
+# class twice
+class A: pass
+def fn(a, b): return type(a) is type(b) is A
+args = (A(), A())
+check = lambda o: o is True
+
+# generator
+def gen(n): yield from range(n)
+def fn(n): return list(gen(n))
+args = (3,)
+check = lambda o: o == [0, 1, 2]
+
+# exception
+class MyError(ValueError): pass
+def fn(x):
+    try: raise MyError(x)
+    except MyError as e: return e
+args = (3,)
+check = lambda o: type(o) is MyError and o.args == (3,)
+
+# global write
+count = 0
+def fn(x):
+    global count
+    count += x
+    return count
+args = (3,)
+check = lambda o: o == 3
+
+# global lock
+import threading
+lock = threading.Lock()
+def fn(x): return x
+args = (3,)
+check = lambda o: o == 3
+
+# uses lock
+import threading
+lock = threading.Lock()
+def fn(x):
+    with lock: return x
+args = (3,)
+check = lambda o: o == 3
+
+# logger
+import logging
+log = logging.getLogger('x')
+def fn(x):
+    log.info('x')
+    return x
+args = (3,)
+check = lambda o: o == 3
+
+# open file global
+import sys
+f = open('/dev/null', 'w')
+def fn(x): return x
+args = (3,)
+check = lambda o: o == 3
+
+# big global
+import torch
+big = torch.zeros(1000)
+def fn(x): return float(big.sum()) + x
+args = (3,)
+check = lambda o: o == 3
+
+# tensorclass
+import torch
+from tensordict_lite import tensorclass
+@tensorclass
+class D: x: torch.Tensor
+def fn(d): return D(d.x + 1, batch_size=d.batch_size)
+args = (D(torch.zeros(2), batch_size=[2]),)
+check = lambda o: type(o) is D and o.x.tolist() == [1, 1]
+
+# flags of a tensorclass
+import torch
+from typing import Any
+from tensordict_lite import TensorClass, tensorclass
+class Parent(TensorClass):
+    x: Any
+@tensorclass
+class Child(Parent, nocast=True):
+    y: Any = None
+    def __init__(self, n):
+        self.x, self.y = n, n + 1
+def fn(d): return Child(5), type(Child(5).x), d[None].batch_size, type(d) is Child
+args = (Child(3),)
+check = lambda o: type(o[0]) is Child and o[0].y == 6 and o[1:] == (int, (1,), True)
+
+# protocol
+from typing import Protocol, runtime_checkable
+@runtime_checkable
+class Pr(Protocol):
+    def f(self): ...
+class A:
+    def f(self): return 1
+def fn(a): return isinstance(a, Pr)
+args = (A(),)
+check = lambda o: o is True
+
+# metaclass
+class M(type):
+    def __call__(cls, *a):
+        o = super().__call__(*a)
+        o.made = True
+        return o
+class A(metaclass=M): pass
+def fn(a): return A().made and type(A) is M
+args = (A(),)
+check = lambda o: o is True
+
+# nested class
+class A:
+    class In: k = 3
+def fn(a): return A.In.k + a.k
+args = (A.In(),)
+check = lambda o: o == 6
+
+# decorated
+import functools
+def deco(f):
+    @functools.wraps(f)
+    def w(*a): return f(*a) + 1
+    return w
+@deco
+def fn(x): return x
+args = (1,)
+check = lambda o: o == 2
+
+# kwdefaults
+def fn(x, *, k=[1, 2]): return x + len(k)
+args = (1,)
+check = lambda o: o == 3
+
+# typing attrs
+from __future__ import annotations
+import typing
+class A: x: typing.List[A]
+def fn(a): return list(typing.get_type_hints(type(a), {'A': type(a), 'typing': typing}))
+args = (A(),)
+check = lambda o: o == ['x']
+
+# regex global
+import re
+pat = re.compile('a+')
+def fn(s): return pat.match(s).end()
+args = ('aab',)
+check = lambda o: o == 2
+
+# np module alias
+import numpy as np
+def fn(x): return int(np.add(x, 1))
+args = (1,)
+check = lambda o: o == 2
+
+# local module
+import localmod
+def fn(x): return localmod.f(x)
+args = (1,)
+check = lambda o: o == 11
+
+# from local
+from localmod import f
+def fn(x): return f(x)
+args = (1,)
+check = lambda o: o == 11
+
+# shared variable
+def make():
+    count = 0
+    def bump():
+        nonlocal count
+        count += 1
+    def fn(x):
+        bump()
+        return x + count
+    return fn
+fn = make()
+args = (1,)
+check = lambda o: o == 2
+
+# global of a class body
+SIZE = 3
+def fn(x):
+    class Local:
+        size = SIZE
+        def get(self): return self.size + x
+    return Local().get()
+args = (1,)
+check = lambda o: o == 4
+
+# metaclass that checks
+class Checked(type):
+    known = {}
+    def __new__(meta, name, bases, body):
+        if name in Checked.known or 'size' not in body: raise TypeError(name)
+        Checked.known[name] = cls = super().__new__(meta, name, bases, body)
+        return cls
+class A(metaclass=Checked): size = 1
+class B(A): size = 2
+def fn(b): return (B().size, isinstance(b, A), type(A) is Checked, Checked.known == {'A': A, 'B': B})
+args = (B(),)
+check = lambda o: o == (2, True, True, True)
+
+# base that refuses a second class
+class Plugin:
+    known = {}
+    def __init_subclass__(cls, key):
+        if key in Plugin.known: raise ValueError(key)
+        cls.label = cls.key + Plugin.prefix
+        Plugin.known[key] = cls
+    prefix = '!'
+class Crop(Plugin, key='crop'): key = 'crop'
+def fn(c): return (Crop.label, type(c) is Plugin.known['crop'])
+args = (Crop(),)
+check = lambda o: o == ('crop!', True)
+
+# library that watches its subclasses
+import localmod
+class Step(localmod.Base): key = 'step'
+def fn(s): return type(s) is localmod.Base.known['step'] is Step
+args = (Step(),)
+check = lambda o: o is True
+
+# library with a metaclass
+import localmod
+class Step(localmod.Model): size = 3
+def fn(s): return (s.size, type(Step).__name__, isinstance(s, localmod.Model))
+args = (Step(),)
+check = lambda o: o == (3, 'Meta', True)
+
+# registered with an abstract class
+import abc
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+class Square:
+    def area(self): return 4
+Shape.register(Square)
+def fn(s):
+    try: Shape()
+    except TypeError: return isinstance(s, Shape) and s.area()
+args = (Square(),)
+check = lambda o: o == 4
+
+# singledispatch
+import functools
+@functools.singledispatch
+def size(x): return 0
+@size.register
+def _(x: str): return len(x)
+def fn(x): return (size(x), size(1))
+args = ('ab',)
+check = lambda o: o == (2, 0)
+
+# typed dict
+from typing import TypedDict
+class Row(TypedDict): a: int
+def fn(r): return (Row(a=r['a'] + 1), sorted(Row.__annotations__))
+args = (Row(a=1),)
+check = lambda o: o == ({'a': 2}, ['a'])
+
+# event
+import threading
+done, lock = (threading.Event(), threading.RLock())
+def fn(x):
+    with lock: return done.is_set() or x
+args = (3,)
+check = lambda o: o == 3
+
+# held lock
+import threading
+lock = threading.Lock()
+lock.acquire()
+def fn(x): return lock.acquire(timeout=0) or x
+args = (3,)
+check = lambda o: o is True
+
+# autograd
+import torch
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x * 2
+    @staticmethod
+    def backward(ctx, g): return g * 2
+def fn(x):
+    x = x.clone().requires_grad_()
+    Twice.apply(x).sum().backward()
+    return x.grad
+args = (torch.ones(2),)
+check = lambda o: o.tolist() == [2, 2]
+
+# subclass of tensor
+import torch
+class Marked(torch.Tensor): mark = 1
+class Weight(torch.nn.Parameter): mark = 2
+def fn(x): return ((torch.ones(2).as_subclass(Marked) + 1).mark, type(Weight(x)).mark)
+args = (torch.ones(2),)
+check = lambda o: o == (1, 2)
+
+# pickle in the function
+import io, torch
+class Kept:
+    def __init__(self, x): self.x = x
+def fn(x):
+    file = io.BytesIO()
+    torch.save(Kept(x), file)
+    file.seek(0)
+    return torch.load(file, weights_only=False).x
+args = (3,)
+check = lambda o: o == 3
+
+# exception with a metaclass
+class M(type): pass
+class Mine(Exception, metaclass=M):
+    def __init__(self, a, b):
+        super().__init__(a, b)
+        self.b = b
+def fn(x):
+    try: raise Mine(x, 2)
+    except Mine as e: return e
+args = (3,)
+check = lambda o: type(o) is Mine and (o.args, o.b) == ((3, 2), 2)
+
+# cached property
+import functools
+class A:
+    @functools.cached_property
+    def p(self): return 7
+    @functools.lru_cache
+    def q(self, x): return x + 1
+def fn(a): return a.p + a.q(1)
+args = (A(),)
+check = lambda o: o == 9
+
+# named tuple of collections
+import collections
+Pair = Two = collections.namedtuple('Pair', 'a b')
+del Pair
+def fn(p): return Two(p.b, p.a)
+args = (Two(1, 2),)
+check = lambda o: o == Two(2, 1) and type(o) is Two
+
+# generic protocol
+from typing import Generic, Protocol, TypeVar
+T = TypeVar('T')
+class Getter(Protocol[T]):
+    def get(self) -> T: ...
+class One(Getter[int], Generic[T]):
+    def get(self): return 1
+def fn(o): return One[str]().get() + o.get()
+args = (One(),)
+check = lambda o: o == 2
+
+# date enum
+import enum, datetime
+class Day(datetime.date, enum.Enum): A = (2020, 1, 2)
+def fn(d): return (d is Day.A, d.year)
+args = (Day.A,)
+check = lambda o: o == (True, 2020)
+
+# weakref
+import weakref
+class A: pass
+a = A()
+r = weakref.ref(a)
+s = weakref.WeakSet([a])
+def fn(x): return (r() is x, x in s)
+args = (a,)
+check = lambda o: o == (True, True)
+
+# contextmanager
+import contextlib
+@contextlib.contextmanager
+def ctx(x): yield (x + 1)
+def fn(x):
+    with ctx(x) as y: return y
+args = (1,)
+check = lambda o: o == 2
+"""
+"""Each defines a function, its arguments, and a check of its result."""
+
+LIBRARY = """
+    class Base:
+        known = {}
+
+        def __init_subclass__(cls, **options):
+            Base.known[cls.key] = cls
+
+    class Meta(type):
+        def __new__(meta, name, bases, body):
+            if name != "Model" and "size" not in body:
+                raise TypeError("no size")
+            return super().__new__(meta, name, bases, body)
+
+    class Model(metaclass=Meta):
+        pass
+
+    def f(x):
+        return x + 10
+"""
+
+SCRIPT = """
+import re, sys, traceback, torch, tdmap
+
+options = {"executor" if sys.argv[1] in ("thread", "serial") else "mp_start_method": sys.argv[1], "num_workers": 1}
+cases = re.findall("^# (.+)$\\s((?:.+\\s)+)", open(sys.argv[2]).read(), re.MULTILINE)
+for name, source in cases:
+    if name == "held lock" and "executor" in options:
+        continue  # the lock of the caller, which holds it
+    for _ in range(2):  # a name that is defined again, and the same worker
+        exec(source, globals())
+        try:
+            (found,) = tdmap.map_iter(torch.arange(2), lambda chunk: fn(*args), chunksize=2, **options)
+            assert check(found), found
+        except Exception:
+            print(name, traceback.format_exc())
+print(len(cases))
+"""
+
+
+@pytest.mark.parametrize("executor", ["fork", "forkserver", "spawn", "thread", "serial"])
+def test_what_a_script_defines_arrives_and_comes_back(tmp_path, executor):
+    (tmp_path / "localmod.py").write_text(textwrap.dedent(LIBRARY))
+    (tmp_path / "cases").write_text(CASES)
+    found = run(tmp_path, SCRIPT, executor, str(tmp_path / "cases"), start=fork)
+    assert found == (0, "67\n", "")
+
+
+STALE = """
+import sys, torch, tdmap
+
+options = {"mp_start_method": sys.argv[1], "num_workers": 1}
+
+class Settings:
+    size = 1
+    seen = []
+
+def read(chunk):
+    Settings.seen.append(1)
+    Settings.size += 10
+    return Settings.size, Settings(), Settings
+
+for size in (1, 2, 3):
+    Settings.size = size
+    for value, instance, cls in tdmap.map_iter(torch.arange(1), read, **options):
+        assert value == size + 10 and type(instance) is cls is Settings, (value, size)
+    assert Settings.size == size and not Settings.seen
+
+First = Settings
+
+class Settings:
+    size = 5
+
+for old, new in tdmap.map_iter(torch.arange(2), lambda chunk: (First(), Settings()), chunksize=1, **options):
+    assert type(old) is First and type(new) is Settings
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_classes_in_workers_follow_those_of_the_caller(tmp_path, method):
+    assert run(tmp_path, STALE, method, start=fork) == (0, "", "")
+
+
+def test_a_registered_module_goes_by_value(tmp_path, monkeypatch):
+    module = types.ModuleType("only_of_the_caller")
+    exec("class Mine(Exception): ...\ndef fails(x): raise Mine(len(x))\ndef gives(x): return Mine(2)", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        with pytest.raises(module.Mine, match="4"):
+            tdmap.map(torch.arange(4), module.fails, chunksize=4, num_workers=1, mp_start_method="forkserver")
+        (found,) = tdmap.map_iter(torch.arange(1), lambda x: module.gives(x), num_workers=1)
+        assert type(found) is module.Mine
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
