@@ -2,7 +2,7 @@
 
     which process          Owner, ProcessId
     forks                  pipes that a fork closes, threads that it loses
-    settings of torch      those of the caller, in worker processes and in worker threads
+    settings               those of the caller, in worker processes and in worker threads
     the default device     seen by functions of the caller, not by the engine
     freed memory           how much a worker keeps
     signal handlers        their exceptions, told from those of the code that they interrupt
@@ -23,16 +23,19 @@ import os
 import re
 import signal
 import struct
+import sys
 import threading
 import time
 import traceback
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch._C import _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
@@ -286,11 +289,10 @@ class _Code:
         return self._ranges[place][1] if place >= 0 and address < self._ranges[place][0] else None
 
 
-# -- settings of torch ---------------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------------
 
-# A worker process starts with torch's defaults, and a new thread begins with those. Both are given the caller's, so
-# that a function gives the same bits wherever it runs: precision of matrix products, deterministic algorithms,
-# autocast, whether operations are recorded, and the device and streams that are current.
+# A worker process starts with the defaults of Python, NumPy and torch, and a new thread begins with those of NumPy and
+# torch. Both are given the caller's, so that a function gives the same bits, warnings and errors wherever it runs.
 
 _FLAGS = (
     "cuda.matmul.allow_tf32",
@@ -346,6 +348,10 @@ class ProcessSettings(NamedTuple):
     """Of matrix products of float32; None where torch has no single word for it."""
     flags: tuple[Any, ...]
     """The values of `_FLAGS`."""
+    recursion_limit: int
+    """Of Python."""
+    warning_filters: tuple[Any, ...]
+    """`warnings.filters`."""
 
     @classmethod
     def here(cls) -> ProcessSettings:
@@ -356,6 +362,8 @@ class ProcessSettings(NamedTuple):
             torch.is_deterministic_algorithms_warn_only_enabled(),
             _float32_precision(),
             tuple(_read_flag(flag) for flag in _FLAGS),
+            sys.getrecursionlimit(),
+            tuple(warnings.filters),
         )
 
     def enter(self) -> None:
@@ -364,6 +372,12 @@ class ProcessSettings(NamedTuple):
         here = ProcessSettings.here()
         if here == self:
             return
+        if self.recursion_limit != here.recursion_limit:
+            with contextlib.suppress(RecursionError):  # this thread is deeper already
+                sys.setrecursionlimit(self.recursion_limit)
+        if self.warning_filters != here.warning_filters:
+            warnings.resetwarnings()  # and forget which warnings were shown
+            warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
         if (self.deterministic, self.warn_only) != (here.deterministic, here.warn_only):
             torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         if self.precision is not None and self.precision != here.precision:
@@ -382,24 +396,23 @@ class ThreadSettings(NamedTuple):
     """Whether torch records operations."""
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     """For each type of device: whether operations choose their own dtype, and which."""
+    numpy: Mapping[str, Any]
+    """What NumPy does about overflow, division by zero and the like."""
+    inference: bool
+    """Whether tensors are made in inference mode: a block of `torch.inference_mode`, which no function can set."""
     streams: tuple[Any, ...] = ()
     """The current streams of CUDA devices that are not the default ones, and that of the current device, last."""
-    inference: bool = False
-    """Whether tensors are made in inference mode: a block of `torch.inference_mode`, which no function can set."""
 
     @classmethod
     def here(cls) -> ThreadSettings:
         """The settings of the calling thread. CUDA streams are left out: they are valid in this process only."""
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST)
-        return cls(torch.is_grad_enabled(), autocast)
+        return cls(torch.is_grad_enabled(), autocast, np.geterr(), torch.is_inference_mode_enabled())
 
     @classmethod
     def with_streams(cls) -> ThreadSettings:
-        """The settings of the calling thread with its CUDA streams, for another thread of this process.
-
-        With inference mode, too: outside of it a thread may not write into tensors that the caller has made in it.
-        """
-        here = cls.here()._replace(inference=torch.is_inference_mode_enabled())
+        """The settings of the calling thread with its CUDA streams, for another thread of this process."""
+        here = cls.here()
         if not torch.cuda.is_initialized():
             return here
         own = torch.cuda.current_device()
@@ -412,6 +425,7 @@ class ThreadSettings(NamedTuple):
     def enter(self) -> None:
         """Set them in this thread, except inference mode."""
         torch.set_grad_enabled(self.grad)
+        np.seterr(**self.numpy)
         for kind, enabled, dtype in self.autocast:
             if enabled != torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):
                 torch.set_autocast_enabled(kind, enabled)

@@ -148,6 +148,7 @@ class ChunkLoop:
         self.own_process = own_fn
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
+        self.inference = False  # whether a worker runs it in a block of torch.inference_mode
         self._guard = True
         self._generation = _generation
         self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import sys
 import textwrap
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +55,106 @@ def test_a_warm_worker_follows_the_caller(tmp_path, method, monkeypatch):
             monkeypatch.delenv("TDMAP_GONE", raising=False)
             assert list(tdmap.map_iter(torch.zeros(1), look, pool=pool)) == [(name, name, False)]
     assert os.environ["TDMAP_TEST"] == "b"
+
+
+@contextlib.contextmanager
+def put_attribute(module, name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, value)
+        yield
+
+
+def environ(value):
+    os.environ.pop("TDMAP_TEST", None) if value is None else os.environ.update(TDMAP_TEST=value)
+
+
+@contextlib.contextmanager
+def put(setter, value, before):
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
+@contextlib.contextmanager
+def filtered(action):
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, Mine)
+        yield
+
+
+class Mine(UserWarning):
+    pass
+
+
+def warned():
+    try:
+        warnings.warn("of the function", Mine, stacklevel=1)
+    except Mine:
+        return "error"
+    return "shown or ignored"
+
+
+def numpy_divides():
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.ones(1)[0] / np.zeros(1)[0])
+    except FloatingPointError:
+        return "raises"
+
+
+def made():
+    return torch.empty(1).device.type, torch.empty(1).dtype
+
+
+STATE = {
+    "folder": (os.getcwd, contextlib.chdir, ["/", "/tmp"]),
+    "environment": (lambda: os.environ.get("TDMAP_TEST"), lambda value: put(environ, value, None), ["a", "b"]),
+    "arguments": (lambda: list(sys.argv), lambda value: put_attribute(sys, "argv", value), [["a"], ["b", "c"]]),
+    "umask": (lambda: os.umask(os.umask(0)), lambda value: put(os.umask, value, os.umask(os.umask(0))), [0o77, 0o27]),
+    "import path": (lambda: "/a" in sys.path, lambda value: put_attribute(sys, "path", [value, *sys.path]), ["/a"]),
+    "default dtype": (made, lambda value: put(torch.set_default_dtype, value, torch.float32), [torch.float64]),
+    "default device": (made, lambda value: put(torch.set_default_device, value, None), ["meta"]),
+    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled, [False, True]),
+    "inference mode": (torch.is_inference_mode_enabled, torch.inference_mode, [True, False]),
+    "autocast": (
+        lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        lambda value: torch.autocast("cpu", value),
+        [torch.bfloat16, torch.float16],
+    ),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda value: put(torch.use_deterministic_algorithms, value, False),
+        [True],
+    ),
+    "errors of NumPy": (numpy_divides, lambda value: np.errstate(divide=value), ["raise", "ignore"]),
+    "warnings": (warned, filtered, ["error", "ignore"]),
+    "recursion limit": (sys.getrecursionlimit, lambda value: put(sys.setrecursionlimit, value, 1000), [3000, 2000]),
+}
+"""What a function sees, a context that sets it, and values."""
+
+
+@pytest.fixture(scope="module", params=[*METHODS, "thread", "serial"])
+def workers(request):
+    if request.param not in METHODS:
+        yield {"executor": request.param, "num_workers": 1}
+        return
+    with tdmap.WorkerPool(1, request.param) as pool:
+        pool.warm_up()
+        yield {"pool": pool}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STATE)
+def test_a_function_finds_the_state_of_the_caller(name, workers):
+    look, state, values = STATE[name]
+    for value in values:
+        with state(value):
+            here = look()
+            assert list(tdmap.map_iter(torch.zeros(1, device="cpu"), lambda x: look(), **workers)) == [here]
+    if name != "import path":  # entries that a worker has, it keeps
+        assert list(tdmap.map_iter(torch.zeros(1), lambda x: look(), **workers)) == [look()]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.undo import Room, Undo, undo_room
+from tdmap.runtime.wire import byvalue
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
@@ -80,7 +81,7 @@ class JobPacker:
         if self._packer.read_only:
             raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
         payload = Payload(source, job.plan, job.policy, writer, fn)
-        return pickle.dumps((Surroundings.here(), payload), pickle.HIGHEST_PROTOCOL)
+        return byvalue.dumps((Surroundings.here(), payload))
 
     def describe(self, job: Job) -> None:
         """Know a job that is not packed: whose rows nobody else sees."""
@@ -151,4 +152,5 @@ def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_pro
     if writer is not None:
         writer.prepare()
         loop.writer = writer
+    loop.inference = own_process and surroundings.thread.inference
     return loop

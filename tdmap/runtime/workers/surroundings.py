@@ -1,5 +1,5 @@
 """What a function may take for granted about its process: the caller's import path, arguments, folder, umask,
-environment and settings of torch.
+environment, and settings of Python, NumPy and torch.
 
 A worker may have been started long before the call, by another process or in another folder. So every job brings the
 caller's surroundings, and a function that opens a relative path or reads a variable finds what the caller would.
@@ -58,9 +58,9 @@ class Surroundings(NamedTuple):
     environment: dict[str, str]
     """The environment variables."""
     settings: ProcessSettings
-    """Of torch, for the process."""
+    """Of the whole process."""
     thread: ThreadSettings
-    """Of torch, for the thread that called."""
+    """Of the thread that called."""
 
     @classmethod
     def here(cls) -> Surroundings:

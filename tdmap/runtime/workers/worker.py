@@ -266,7 +266,9 @@ class Worker:
             self.send(Done(message.job, message.lease, message.start, 0.0, False, None, 0))
             return
         try:
-            done = loop.run(message.lease, message.start, message.stop)
+            # inference_mode(False) would have torch record operations.
+            with torch.inference_mode() if loop.inference else contextlib.nullcontext():
+                done = loop.run(message.lease, message.start, message.stop)
         except ChunkError as failure:
             cause = failure.__cause__
             assert cause is not None
