@@ -101,7 +101,7 @@ def _split(rows: list[Row]) -> list[Any]:
 
 
 def _right() -> TensorDict:
-    x = torch.arange(0, 24, 2)
+    x = torch.arange(0, 24, 2, device="cpu")
     return TensorDict({"x": x, "r": x * 3}, [len(x)])
 
 
