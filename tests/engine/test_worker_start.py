@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +97,20 @@ def test_a_template_that_can_fork_no_more_lives_on(monkeypatch):
             assert launch.template().alive
     finally:
         tdmap.close_pools()
+
+
+def test_a_template_ends_without_a_word_when_its_driver_has_gone():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.send(bytes(8) + pickle.dumps(("wait", os.getpid())))
+    ours.close()
+    pid = os.fork()
+    if not pid:
+        try:
+            template_main({"fd": theirs.detach()})
+        finally:
+            os._exit(1)
+    theirs.close()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 THREADS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -47,7 +48,7 @@ def template_main(arguments: dict[str, Any]) -> None:
             os._exit(0)
         number, request = data[:8], pickle.loads(data[8:])
         if request[0] == "wait":
-            sock.send(number + pickle.dumps(_reap(request[1])))
+            _answer(sock, number, _reap(request[1]))
             continue
         answer: int | OSError
         try:
@@ -59,6 +60,11 @@ def template_main(arguments: dict[str, Any]) -> None:
         if pid == 0:
             _serve_fork(sock, fds[0], request, parent)
         os.close(fds[0])
+        _answer(sock, number, answer)
+
+
+def _answer(sock: socket.socket, number: bytes, answer: int | OSError | None) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the driver has gone meanwhile
         sock.send(number + pickle.dumps(answer))
 
 
