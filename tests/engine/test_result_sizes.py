@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 from tdmap.plan import CACHE_BYTES, LEAD_CHUNKS, LEAD_ROWS, ChunkPlan, make_plan
-from tdmap.run.status import read_status
+from tdmap.run import status
 from tensordict_lite import TensorDict
 
 ROWS = 3000
@@ -205,7 +205,7 @@ def test_a_resumed_run_keeps_its_chunks(row, call, index, log, tmp_path):
 
     with pytest.raises(Interrupt):
         run()
-    done = read_status(out).rows_done
+    done = status.read_status(out).rows_done
     assert 0 <= done < ROWS
     before = sum(rows for _, rows in calls_in(log)) if log.exists() else 0
     result = run()
@@ -213,7 +213,7 @@ def test_a_resumed_run_keeps_its_chunks(row, call, index, log, tmp_path):
     calls = calls_in(log)
     assert max(rows for _, rows in calls) == CACHE_BYTES // (LARGE + 16)
     assert sum(rows for _, rows in calls) - before == ROWS - done, "what was done is not done again"
-    assert read_status(out).rows_done == ROWS
+    assert status.read_status(out).rows_done == ROWS
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -229,7 +229,7 @@ def test_a_first_chunk_that_comes_last_settles_the_same_chunks(call, words, inde
     def late(chunk):
         if int(chunk["row"][0]) == 0 and not marker.exists():
             until = time.monotonic() + 300
-            while not (out.exists() and read_status(out).rows_done) and time.monotonic() < until:
+            while not (out.exists() and status.read_status(out).rows_done) and time.monotonic() < until:
                 time.sleep(0.02)
             marker.touch()
             raise Interrupt
@@ -243,7 +243,7 @@ def test_a_first_chunk_that_comes_last_settles_the_same_chunks(call, words, inde
 
     with pytest.raises(Interrupt):
         run(index, late, out, resume=True)
-    assert 0 < read_status(out).rows_done < ROWS
+    assert 0 < status.read_status(out).rows_done < ROWS
     assert torch.equal(run(index, late, out, resume=True)["row"], torch.arange(ROWS))
     resumed = max(rows for _, rows in calls_in(log))
     log.unlink()
