@@ -26,7 +26,7 @@ demo: $(VENV)/.installed-images
 	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output --keep
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

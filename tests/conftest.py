@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ settings.load_profile("same")
 
 # The suite runs on a few cores with several pytest workers; one torch thread each keeps timings and order sane.
 torch.set_num_threads(1)
+
+gc.disable()  # until all tests are collected: nothing of them is garbage, and each collection would walk over all
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +43,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave torch and thousands of tests out of every later collection of garbage: each would walk over all of them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests by the file, unless they name a group: xdist's work for each unit grows with their number."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class LoadFileOrGroup(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).split("::")[0]
+
+    return LoadFileOrGroup(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
