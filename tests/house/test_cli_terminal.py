@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 WAITING = """
@@ -148,9 +150,20 @@ def test_ctrl_c_ends_a_run_with_one_line_and_no_output(terminal, folder):
         (["info", "nothing"], ["tdmap: nothing does not exist"]),
     ],
 )
-def test_nothing_is_lost_in_twenty_columns(words, said, terminal, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    run = terminal(20, *words)
-    run.end()
-    flat = " ".join(run.text.split())
+def test_nothing_is_lost_in_twenty_columns(words, said, folder, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment.update(XDG_RUNTIME_DIR=str(tmp_path), TERM="xterm")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 20, 0, 0))
+    run = interpreters.Program(
+        ["-m", "tdmap", *words], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # the terminal is closed
+        while more := os.read(ours, 65536):
+            written += more
+    os.close(ours)
+    run.wait()
+    flat = " ".join(COLOURS.sub("", written.decode(errors="replace")).split())
     assert [text for text in said if text not in flat] == []

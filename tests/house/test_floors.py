@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import pytest
 
 from tests.house import floors
 
 RECORD = "`python -m tests.house.floors --write` records what there is."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _let_go_of_the_trees() -> Iterator[None]:
+    """They are a million objects, which every later collection of garbage would walk over."""
+    yield
+    floors.sources.cache_clear()
 
 
 @pytest.mark.parametrize("check", floors.CHECKS)
