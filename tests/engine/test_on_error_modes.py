@@ -203,12 +203,12 @@ def test_single_rows_that_do_not_fit_are_bad_rows(rows, options, tmp_path):
 # -- what it costs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 20, 135, 2500, 5000 - 1])
+@pytest.mark.parametrize("count", [1, 8, 54, 1000, 2000 - 1])
 @pytest.mark.parametrize("chunksize", [None, 100, 1000])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_skipping_costs_about_twice_the_work_at_most(count, chunksize, seed):
-    data = torch.arange(5000)
-    bad = set(torch.randperm(5000, generator=torch.Generator().manual_seed(0))[:count].tolist())
+    data = torch.arange(2000)
+    bad = set(torch.randperm(2000, generator=torch.Generator().manual_seed(0))[:count].tolist())
     calls = []
 
     def fail(chunk):
@@ -221,7 +221,7 @@ def test_skipping_costs_about_twice_the_work_at_most(count, chunksize, seed):
     tdmap.map(data, fail, chunksize=chunksize, num_workers=0, on_error=errors, seed=seed)
     assert set(errors.rows) == bad
     # With a seed, a chunk must not know of others: it is tried whole, then in parts, then row by row.
-    assert sum(calls) <= (3.05 if seed is not None else 2.2) * 5000
+    assert sum(calls) <= (3.05 if seed is not None else 2.2) * 2000
 
 
 def test_random_streams_do_not_depend_on_bad_rows_elsewhere():

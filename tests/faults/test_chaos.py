@@ -51,7 +51,7 @@ def disturb(mode, folder, rows, driver_kills, period, seed=0):
 
 @pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
 def test_killed_workers_and_drivers_change_no_byte(mode, tmp_path):
-    disturb(mode, tmp_path, rows=200_000, driver_kills=5, period=0.2)
+    disturb(mode, tmp_path, rows=80_000, driver_kills=3, period=0.2)
 
 
 @pytest.mark.soak
