@@ -58,6 +58,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFileOrGroup(config, log)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_out_what_came_before() -> None:
+    """Collections of garbage in this module walk over what it makes, and forks of it copy no more than that."""
+    gc.collect(1)
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _end_workers_at_the_end() -> Iterator[None]:
     """No process is left behind: pools stay warm between tests, and end with the session."""
