@@ -54,7 +54,7 @@ MODULE = """
 
 def test_the_same_function_is_the_same_in_every_process(tmp_path):
     outputs = set()
-    for number, seed in enumerate(("0", "1", "77")):
+    for number, seed in enumerate(("0", "1")):
         script = tmp_path / f"at{number}" / "script.py"  # neither its place nor its lines matter
         script.parent.mkdir()
         script.write_text("\n" * number + textwrap.dedent(MODULE))

@@ -6,32 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tdmap
-from tdmap.reducers import Sum
 from tensordict_lite import TensorDict
 from tests.stores.kinds import numbers, same, strings
 
 pytestmark = pytest.mark.xdist_group("stores")
 
-OTHER = TensorDict({"x": torch.arange(0, 60, 2), "y": torch.arange(30)}, [30])
-
 OPERATIONS: dict[str, Any] = {
-    "filter": lambda data, **how: tdmap.filter(data, lambda rows: rows["x"] % 3 == 0, **how),
     "filter by place": lambda data, out, **how: tdmap.filter(data, tdmap.col("x") > 20, out, **how),
-    "flat_map": lambda data, **how: tdmap.flat_map(data, lambda rows: rows[::2], chunksize=4, **how),
-    "shuffle": lambda data, **how: tdmap.shuffle(data, 1, **how),
     "sort": lambda data, **how: tdmap.sort(data, "x", descending=True, **how),
-    "join": lambda data, **how: tdmap.join(data, OTHER, on="x", **how),
-    "group_by": lambda data, **how: tdmap.group_by(data, "g").reduce({"n": Sum("x")}, **how),
     "map_groups": lambda data, **how: tdmap.group_by(data, "g").map_groups(lambda rows: rows[:1], **how),
-    "agg": lambda data, **how: tdmap.group_by(data, "g").agg({"total": Sum("x")}, **how),
-    "top_k of groups": lambda data, **how: tdmap.group_by(data, "g").top_k("x", 2, **how),
     "top_k": lambda data, **how: tdmap.top_k(data, "x", 5, **how),
-    "sample": lambda data, **how: tdmap.sample(data, 7, seed=3, **how),
-    "unique": lambda data, **how: tdmap.unique(data, "g", **how),
-    "value_counts": lambda data, **how: tdmap.value_counts(data, "g", **how),
     "pipeline": lambda data, out, **how: (
         data.pipeline().filter(lambda rows: rows["x"] % 2 == 0).map(lambda rows: rows.clone()).write(out, **how)
         if out is not None

@@ -127,27 +127,17 @@ def test_datasets_in_memory_mapped_and_sharded_follow_each_other(root: Path) -> 
 # -- operations ----------------------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Any] = {
-    "map": lambda data: tdmap.map(data, double, num_workers=2, chunksize=4),
     "map by rows": lambda data: tdmap.map(data, lambda row: row.select("x"), num_workers=0, chunksize=0),
-    "map in threads": lambda data: tdmap.map(data, double, num_workers=2, executor="thread", chunksize=6),
     "map by rank": lambda data: [tdmap.map(data, double, num_workers=0, chunksize=5, shard=(r, 3)) for r in range(3)],
-    "map_iter": lambda data: list(tdmap.map_iter(data, lambda c: c["x"].clone(), num_workers=2, chunksize=4)),
     "shuffled iter": lambda data: list(
         tdmap.map_iter(data, lambda c: c["x"].clone(), num_workers=2, chunksize=4, shuffle=True, seed=3)
     ),
-    "reduce": lambda data: tdmap.reduce(data, Sum("x"), num_workers=2),
-    "map_reduce": lambda data: tdmap.map_reduce(data, lambda c: c["x"].sum(), torch.add, num_workers=2),
-    "filter": lambda data: tdmap.filter(data, lambda chunk: chunk["x"] % 3 == 0, num_workers=2),
-    "flat_map": lambda data: tdmap.flat_map(data, lambda chunk: chunk[::2], num_workers=2, chunksize=4),
     "sort": lambda data: tdmap.sort(data, ("n", "m", "z"), num_workers=2),
-    "shuffle": lambda data: tdmap.shuffle(data, seed=1, num_workers=2),
     "group_by": lambda data: tdmap.group_by(data, lambda c: c["x"] % 4).reduce({"x": Sum("x")}, num_workers=2),
     "join left": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(0, 60, 2)}, [30]), on="x", num_workers=2),
     "semi join": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(9)}, [9]), "x", "semi", num_workers=2),
     "join right": lambda data: tdmap.join(TensorDict({"x": torch.arange(0, 60, 2)}, [30]), data, on="x", num_workers=2),
-    "pipeline": lambda data: [batch.clone() for batch in data.pipeline().map(double).batch(8)],
     "shuffled pipeline": lambda data: [batch.clone() for batch in data.pipeline().shuffle(seed=1).batch(8)],
-    "split": lambda data: list(tdmap.train_test_split(data, 0.25, seed=0)),
 }
 
 
