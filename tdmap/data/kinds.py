@@ -46,13 +46,36 @@ def is_opened_by_row(data: object) -> bool:
     return hasattr(type(data), "member_files")
 
 
+def is_read_anew(value: object) -> bool:
+    """Whether entries and rows are copies in memory of what a file holds: a `PersistentTensorDict`."""
+    return hasattr(type(value), "_loaded")
+
+
 def require_writable(out: object) -> None:
-    """Raise ValueError for an output that is a dataset of several folders: its rows are opened to be read."""
+    """Raise ValueError for an output whose rows are no views of it: what is written into them would be lost."""
     if is_opened_by_row(out):
         raise ValueError(
             "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
             "rows_per_shard= for several), out=None, or a dataset that TensorDict.load_memmap gave."
         )
+    if isinstance(out, TensorCollection):
+        _require_views(out, ())
+
+
+def _require_views(out: Any, path: tuple[str, ...]) -> None:
+    if is_read_anew(out):
+        where = f"the entry {path[0] if len(path) == 1 else path!r} of out" if path else "out"
+        raise ValueError(
+            f"{where} is a {type(out).__name__}, whose rows are copies in memory, so that results written into them would "
+            "not reach it: pass out=the path of a new folder or out=None, and assign the result, as in data[:] = result."
+        )
+    if is_dense(out):
+        for key, entry in out._source.items():
+            if isinstance(entry, TensorCollection):
+                _require_views(entry, (*path, key))
+    elif has_members(out):
+        for member in out.tensordicts:
+            _require_views(member, path)
 
 
 def instead_of_data(value: Any) -> str:

@@ -50,6 +50,28 @@ def test_a_dataset_of_several_folders_is_refused_before_anything_runs(name, tmp_
         OPERATIONS[name](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), out)
 
 
+def file_of(data, path):
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}[path.suffix[1:]])
+    return getattr(data, f"to_{path.suffix[1:]}")(path)
+
+
+COPIES = {
+    "HDF5": lambda data, folder: file_of(data, folder / "x.h5"),
+    "Zarr": lambda data, folder: file_of(data, folder / "x.zarr"),
+    "an entry in a file": lambda data, folder: TensorDict({"k": data["k"], "n": file_of(data, folder / "x.h5")}, [3]),
+    "a stack of files": lambda data, folder: lazy_stack([file_of(data[n], folder / f"{n}.h5") for n in range(3)]),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_output_whose_rows_are_copies_is_refused_before_anything_runs(name, kind, tmp_path):
+    rows = TensorDict({"k": torch.tensor([3, 1, 2])}, [3])
+    out = COPIES[kind](rows.clone().zero_(), tmp_path)
+    with pytest.raises(ValueError, match="a PersistentTensorDict, whose rows are copies in memory"):
+        OPERATIONS[name](rows, out)
+
+
 def saved(folder):
     data = {"k": torch.tensor([1, 2]), "y": torch.tensor([5, 6]), "s": ["a", "b"], "t": ["m", "n"]}
     TensorDict(data, [2]).memmap(folder)
