@@ -24,7 +24,7 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.join import check_rows, result_of_no_rows
-from tdmap.data.kinds import Data, is_data, is_opened_by_row
+from tdmap.data.kinds import Data, is_data, is_opened_by_row, is_read_anew
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import Devices, Placement, check_no_device
 from tdmap.errors import OutputMismatch, add_note
@@ -114,10 +114,12 @@ class Gathered(Target):
         if job.plan.length == 0:
             return result_of_no_rows(job.fn, job.source.data, job.plan)
         result = execution.run(job, Gather(job.name, job.policy.skip == DROP))
-        if result is None and is_opened_by_row(job.source.data):
+        data = job.source.data
+        if result is None and (is_opened_by_row(data) or is_read_anew(data)):
+            what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
             raise OutputMismatch(
                 f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect "
-                "on a dataset of several folders, which is read only: let it return the chunk, and pass out=."
+                f"on a {what}: let it return the chunk, and pass out=."
             )
         return result
 

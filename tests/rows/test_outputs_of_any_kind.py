@@ -72,6 +72,13 @@ def test_an_output_whose_rows_are_copies_is_refused_before_anything_runs(name, k
         OPERATIONS[name](rows, out)
 
 
+@pytest.mark.parametrize("kind", ["HDF5", "Zarr"])
+def test_a_function_that_changes_rows_that_are_copies_is_told_so(kind, tmp_path):
+    data = COPIES[kind](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), tmp_path)
+    with pytest.raises(tdmap.OutputMismatch, match="in place has no effect on a PersistentTensorDict"):
+        tdmap.map(data, lambda rows: [rows.zero_(), None][1], num_workers=0)
+
+
 def saved(folder):
     data = {"k": torch.tensor([1, 2]), "y": torch.tensor([5, 6]), "s": ["a", "b"], "t": ["m", "n"]}
     TensorDict(data, [2]).memmap(folder)
