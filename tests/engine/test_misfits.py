@@ -11,7 +11,7 @@ import torch
 import tdmap
 from tdmap.datasets import Jagged
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, tensorclass
 
 BAD = [5, 17]
 GOOD = [row for row in range(40) if row not in BAD]
@@ -93,6 +93,33 @@ def test_rows_one_by_one(options, data):
     tdmap.map(data, one, out=out, on_error=errors, **{**options, "chunksize": 0})
     assert errors.rows == BAD
     assert torch.equal(out["y"], (data["x"] + 1) * errors.mask(40)[:, None])
+
+
+@tensorclass
+class Row:
+    y: torch.Tensor
+
+
+UNLIKE = {
+    "an entry more": lambda rows: rows.copy().set("z", rows["y"]),
+    "none of the entries": lambda rows: rows.select(),
+    "a class": lambda rows: Row(rows["y"], batch_size=rows.batch_size),
+    "a batch dimension more": lambda rows: TensorDict(rows.to_dict(), [*rows.batch_size, 3]),
+}
+
+
+@pytest.mark.parametrize("change", UNLIKE.values(), ids=UNLIKE)
+def test_a_later_result_unlike_the_first_is_an_error_of_its_rows(options, data, change, tmp_path):
+    def fn(td):
+        rows = TensorDict({"y": td["x"] + 1}, td.batch_size)
+        return change(rows) if has_bad(td) and len(td) == 1 or int(td["meta", "row"][0]) == 16 else rows
+
+    errors = tdmap.RowErrors()
+    result = tdmap.map(data, fn, out=tmp_path / "out", on_error=errors, **options)
+    assert errors.rows and all(isinstance(bad.error, OutputMismatch) for bad in errors)
+    assert torch.equal(result["y"], (data["x"] + 1) * errors.mask(40)[:, None])
+    with pytest.raises(OutputMismatch):
+        tdmap.map(data, fn, out=tmp_path / "none", **options)
 
 
 def test_results_of_another_shape_everywhere_are_an_error(options, data):

@@ -113,6 +113,8 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
             log.tick(time.monotonic())
             assert time.monotonic() < deadline
             time.sleep(0.01)
+    contents = journal.read(path)
+    assert contents.is_settled(journal.boot_number()) and not contents.is_settled(journal.boot_number() + 1)
     log._helper.seconds = log._helper._next = float("inf")
     log._helper.finish()  # the helper, too, ends with the machine: what follows never reaches the disk
     log._helper.join()
@@ -156,6 +158,21 @@ def test_the_end_of_a_run_reaches_the_disk(tmp_path):
     contents = journal.read(path)
     assert contents.is_complete(journal.boot_number() + 1)
     assert contents.is_settled(journal.boot_number() + 1)
+
+
+@tuning.use(log_seconds=0, sync_seconds=0)
+def test_the_end_reaches_the_disk_though_the_helper_was_killed(tmp_path):
+    path, rows = tmp_path / "journal", tmp_path / "rows"
+    rows.write_bytes(b"rows")
+    log = open_journal(path, files=[str(rows)])
+    log.tick(time.monotonic())
+    helper = log._helper._process
+    helper.kill()
+    helper.wait()
+    log.add(0, 10)
+    log.complete(10)
+    log.close(wait=True)
+    assert journal.read(path).is_complete(journal.boot_number() + 1)
 
 
 def test_nothing_is_called_durable_when_a_file_cannot_be_reached(tmp_path):
