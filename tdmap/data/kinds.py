@@ -66,8 +66,8 @@ def _require_views(out: Any, path: tuple[str, ...]) -> None:
     if is_read_anew(out):
         where = f"the entry {path[0] if len(path) == 1 else path!r} of out" if path else "out"
         raise ValueError(
-            f"{where} is a {type(out).__name__}, whose rows are copies in memory, so results written into them would not "
-            "reach it: pass out=the path of a new folder or out=None, and assign the result, as in data[:] = result."
+            f"{where} is a {type(out).__name__}, whose rows are copies in memory, so no result would reach its file: "
+            "pass out=the path of a new folder or out=None, and assign the result, as in data[:] = result."
         )
     if is_dense(out):
         for key, entry in out._source.items():
