@@ -21,7 +21,7 @@ settings.load_profile("same")
 # The suite runs on a few cores with several pytest workers; one torch thread each keeps timings and order sane.
 torch.set_num_threads(1)
 
-gc.disable()  # until all tests are collected: nothing of them is garbage, and each collection would walk over all
+gc.disable()  # until all tests are known: none of them is garbage, and each collection would walk over all
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +50,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out tests by the file, unless they name a group: xdist's work for each unit grows with their number."""
     from xdist.scheduler import LoadGroupScheduling
+
+    gc.enable()  # this process collects no tests
 
     class LoadFileOrGroup(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -52,7 +52,7 @@ def is_read_anew(value: object) -> bool:
 
 
 def require_writable(out: object) -> None:
-    """Raise ValueError for an output whose rows are no views of it: what is written into them would be lost."""
+    """Raise ValueError for an output whose rows are copies: what is written into them would be lost."""
     if is_opened_by_row(out):
         raise ValueError(
             "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "

@@ -86,7 +86,8 @@ def map(
             are ignored, and entries that results lack keep what they had. `out=data` writes back. A path is a folder
             for a new memory-mapped dataset, whose schema is that of the first result; the folder holds no dataset
             until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
-            make the next rows; rows that `on_error` skips are zeros there.
+            make the next rows; rows that `on_error` skips are zeros there. A collection in an HDF5 file or a Zarr store
+            is refused: its rows are copies in memory.
         device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
             ahead of their turn, by workers that are spawned, with a CUDA context each, by default two for a device;
             results come back, unless `out` is on a device too. Default, and `"cpu"`: chunks stay where they are.
