@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from tests.frozen.frozen import DIGESTS, FOLDERS, PUBLIC, ROWS, WRITTEN, digest,
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     warnings.simplefilter("ignore")
     digests = {}
     for name, operation in frozen_operations().items():
