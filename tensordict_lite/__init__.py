@@ -64,6 +64,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_no
 from tensordict_lite.objects.metadata import MetaData
 from tensordict_lite.objects.stack import NonTensorStack
 from tensordict_lite.objects.unbatched import UnbatchedTensor
+from tensordict_lite.ragged import Ragged, RaggedPart
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -111,6 +112,8 @@ _SAFE = [
     LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
+    Ragged,
+    RaggedPart,
     MetaData,
     _dense._blank,
     _lazystack_class._blank,
@@ -146,6 +149,7 @@ __all__ = [
     "NonTensorStack",
     "PackLayout",
     "PersistentTensorDict",
+    "Ragged",
     "TensorAttrs",
     "TensorClass",
     "TensorClassModuleBase",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-__all__ = ["StridedNestedTensor", "shape_of", "with_shape"]
+__all__ = ["StridedNestedTensor", "indexed", "shape_of", "with_shape"]
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
@@ -37,6 +37,36 @@ def with_shape(tensor: Tensor) -> Tensor:
     if type(tensor) is Tensor and tensor.is_nested:
         return tensor.as_subclass(StridedNestedTensor)
     return tensor
+
+
+def indexed(tensor: Tensor, index: Any) -> Tensor:
+    """``tensor[index]``, of a jagged tensor as well, whose rows torch does not slice or choose.
+
+    Consecutive rows share the values.
+
+    Example:
+        >>> import torch
+        >>> three = torch.nested.nested_tensor([torch.zeros(2), torch.ones(1), torch.ones(0)], layout=torch.jagged)
+        >>> [row.tolist() for row in indexed(three, slice(1, None)).unbind()]
+        [[1.0], []]
+    """
+    if tensor.layout is not torch.jagged or tensor._ragged_idx != 1 or type(index) is int:  # type: ignore[attr-defined]
+        return tensor[index]
+    offsets = tensor.offsets()  # type: ignore[attr-defined]
+    lengths = tensor._lengths  # type: ignore[attr-defined]
+    starts = offsets[:-1]
+    lengths = offsets.diff() if lengths is None else lengths
+    starts, lengths, values = starts[index], lengths[index], tensor.values()  # type: ignore[attr-defined]
+    ends = starts + lengths
+    new = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    if not len(starts):
+        values = values[:0]
+    elif torch.equal(starts[1:], ends[:-1]):
+        values = values[int(starts[0]) : int(ends[-1])]
+    else:
+        shifts = torch.repeat_interleave(starts - new[:-1], lengths)
+        values = values.index_select(0, shifts + torch.arange(len(shifts), device=values.device))
+    return torch.nested.nested_tensor_from_jagged(values, new)
 
 
 class StridedNestedTensor(Tensor):

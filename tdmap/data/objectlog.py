@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.objects import MISSING, Each, KeyPath, One, Piece, Pieces, Rows, Text
+from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Pieces, Rows
 from tdmap.data.skipfile import OBJECTS, append_line, last_lines
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import remove
@@ -86,7 +86,7 @@ def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None
         where: the rows, for the message.
     """
     for piece, path in zip(pieces, paths):
-        for value in () if isinstance(piece, Text) and piece.kind == "str" else _values(piece):
+        for value in () if isinstance(piece, Column) else _values(piece):
             if not holds_json(value):
                 key = repr(path[0] if len(path) == 1 else path)
                 raise OutputMismatch(

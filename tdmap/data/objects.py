@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
+from tdmap.memory.regions import bytes_of
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDict, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
-from tensordict_lite.objects.textcolumn import TextColumn, text_of
+from tensordict_lite.ragged import Ragged, text_of
 
 PACKED = 32
 """So many strings of a piece travel as their bytes."""
@@ -44,7 +43,7 @@ class One(NamedTuple):
 
 
 class Each:
-    """One object a row. Strings travel as their bytes, and stay what they are until somebody wants them."""
+    """One object a row. Strings travel as their bytes."""
 
     __slots__ = ("values",)
 
@@ -56,48 +55,46 @@ class Each:
 
     def __reduce__(self) -> Any:
         text = text_of(self.values) if len(self.values) >= PACKED else None
-        return (Each, (self.values,)) if text is None else (_unpacked, (text[0], text[1], text[2].numpy().tobytes()))
+        if text is None:
+            return Each, (self.values,)
+        kind, values, offsets = text
+        return _packed, (kind, bytes_of(values).tobytes(), bytes_of(offsets).tobytes())
 
 
-class Text(Each):
-    """Strings, or bytes, one a row, which have come from another process.
+class Column(Each):
+    """Ragged rows, which stay values and offsets.
 
     Args:
-        kind: `"str"` or `"bytes"`.
-        content: the rows one after the other, strings as UTF-8.
-        offsets: int64 `[n + 1]`: row i is `content[offsets[i] : offsets[i + 1]]`.
+        entry: a ragged entry.
     """
 
-    __slots__ = ("content", "kind", "offsets")
+    __slots__ = ("entry",)
 
-    def __init__(self, kind: str, content: Any, offsets: Tensor) -> None:
-        self.kind, self.content, self.offsets = kind, content, offsets
+    def __init__(self, entry: Ragged) -> None:
+        self.entry = entry
 
     @property
     def values(self) -> list[Any]:  # type: ignore[override]
         """The objects of the rows, in a new list."""
-        return self.column().objects(range(len(self)))
+        return list(self.entry._payloads() or ())
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.entry)
 
     def __reduce__(self) -> Any:
-        return _unpacked, (self.kind, bytes(self.content), self.offsets.numpy().tobytes())
-
-    def column(self) -> TextColumn:
-        """As a column of a collection."""
-        return TextColumn(self.kind, np.frombuffer(self.content, np.uint8), self.offsets)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Text]) -> Text:
-        """The rows of parts of one kind, one part after the other."""
-        offsets = torch.zeros(sum(map(len, parts)) + 1, dtype=torch.int64)
-        torch.cumsum(torch.cat([part.offsets.diff() for part in parts]), 0, out=offsets[1:])
-        return cls(parts[0].kind, b"".join([part.content for part in parts]), offsets)
+        values, offsets = self.entry.flat()
+        shape, dtype = tuple(values.shape), values.dtype
+        content = bytes_of(values.contiguous()).tobytes(), bytes_of(offsets).tobytes()
+        return _unpacked, (self.entry.kind, dtype, shape, *content)
 
 
-def _unpacked(kind: str, content: bytes, offsets: bytes) -> Text:
-    return Text(kind, content, torch.frombuffer(bytearray(offsets), dtype=torch.int64))
+def _packed(kind: str, values: bytes, offsets: bytes) -> Column:
+    return _unpacked(kind, torch.uint8, (len(values),), values, offsets)
+
+
+def _unpacked(kind: str, dtype: torch.dtype, shape: tuple[int, ...], values: bytes, offsets: bytes) -> Column:
+    content = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0, dtype=dtype)
+    return Column(Ragged(content.reshape(shape), torch.frombuffer(bytearray(offsets), dtype=torch.int64), kind))
 
 
 class Rows(NamedTuple):
@@ -200,9 +197,8 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
         return One(entry._payload, entry)
     if plan.unbind:
         return Rows([entry])
-    column = entry._objects
-    if entry._stack_dim == plan.dim and isinstance(column, TextColumn) and (text := column.content(entry._rows)):
-        return Text(*text)
+    if isinstance(entry, Ragged) and entry.column is not None and not plan.dim:
+        return Column(entry)
     if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
         return Each(values)
     rows = entry.unbind(plan.dim)
@@ -216,9 +212,9 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     parts = list(parts)
     if all(piece is None for _, piece in parts):
         return None
-    text = _joined_text([piece for rows, piece in parts if rows])
-    if text is not None:
-        return text
+    column = _joined([piece for rows, piece in parts if rows])
+    if column is not None:
+        return column
     ones = [piece for _, piece in parts if isinstance(piece, One)]
     given = [piece for _, piece in parts if piece is not None]
     if len(ones) == len(given) and all(piece.entry is not None for piece in ones):
@@ -236,18 +232,21 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     return Rows(values) if stacked else Each(values)
 
 
-def _joined_text(pieces: list[Piece]) -> Text | None:
-    """Strings that have come as their bytes, and others beside them, as one; None where there are none such."""
-    if not any(isinstance(piece, Text) for piece in pieces):
+def _joined(pieces: list[Piece]) -> Column | None:
+    """Ragged rows, and strings beside them, as one column; None where there are none such."""
+    if not any(isinstance(piece, Column) for piece in pieces):
         return None
-    texts: list[Text] = []
-    for piece in pieces:
-        if type(piece) is Each and (text := text_of(piece.values)):
-            piece = Text(*text)
-        if not isinstance(piece, Text) or piece.kind != (texts or [piece])[0].kind:
-            return None
-        texts.append(piece)
-    return Text.joined(texts)
+    if len(pieces) == 1:
+        return pieces[0]  # type: ignore[return-value]
+    entries = [
+        piece.entry if isinstance(piece, Column) else NonTensorStack._of_objects(piece.values)
+        for piece in pieces
+        if type(piece) in (Each, Column)
+    ]
+    if len(entries) < len(pieces) or any(MISSING in piece.values for piece in pieces if type(piece) is Each):
+        return None
+    joined = torch.cat(entries)
+    return Column(joined) if isinstance(joined, Ragged) else None
 
 
 def _flat(entry: Any) -> Any:
@@ -364,8 +363,8 @@ def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -
     rows = size[plan.dim]
     if isinstance(whole, Rows):
         return NonTensorStack(*_filled(whole.entries, rest), stack_dim=plan.dim)
-    if isinstance(whole, Text) and not rest:
-        return NonTensorStack._of_rows(whole.column(), range(rows), plan.dim, rest, None)
+    if isinstance(whole, Column) and not rest:
+        return whole.entry
     return stack_of(_payloads(whole, rows), rest, plan.dim)
 
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import row_numbers
-from tdmap.datasets.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
 from tdmap.process_state import on_host
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.gathering import gather_rows, offsets_of
 
 if TYPE_CHECKING:
     from typing import Self

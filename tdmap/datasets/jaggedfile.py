@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.gathering import gather_rows
 from tdmap.datasets.jagged import BLOCK_ROWS, KINDS, Jagged
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -34,6 +33,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.gathering import gather_rows
 from tensordict_lite.memmap.disk import locks
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.paths import absolute_path

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder, destination
-from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
@@ -27,6 +26,7 @@ from tdmap.output.output import travels
 from tdmap.run.fingerprint import function_parts
 from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
+from tensordict_lite.gathering import offsets_of
 from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:

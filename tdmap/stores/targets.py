@@ -203,8 +203,7 @@ class StoreTarget:
         small: dict[str, bytes] = {}
         objects = {leaf.file: buffers[leaf.tensor.data_ptr()] for leaf in plan.leaves if leaf.nbytes}
         for folder in plan.folders:
-            small[folder.join(META)] = folder.json()
-            small.update({folder.join(name): bytes(blob) for name, blob in folder.blobs.items()})
+            small.update({folder.join(name): bytes(content) for name, content in folder.contents().items()})
         meta = small.pop(META)
         store.put_all({f"{where}/{name}": data for name, data in (objects | small).items()})
         store.put(f"{where}/{META}", meta)

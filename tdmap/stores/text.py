@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from tdmap.stores.transport import joined
-from tensordict_lite import NonTensorStack
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
+from tensordict_lite.memmap.load import ragged_of
 from tensordict_lite.memmap.text import CLASS, text_fields
-from tensordict_lite.objects.textcolumn import TextColumn
 
 OFFSET_BYTES = 8
 Piece = tuple[str, int, int]
@@ -64,10 +63,7 @@ class Text:
         bounds = torch.zeros(sum(map(len, lengths)) + 1, dtype=torch.int64)
         if lengths:
             torch.cumsum(torch.cat(lengths), 0, out=bounds[1:])
-        content = joined([piece for pieces in values for piece in pieces])
-        size, device = torch.Size(()), torch.device("cpu")
-        column = TextColumn(self.kind, content, bounds, size, device)
-        return NonTensorStack._of_rows(column, range(len(bounds) - 1), 0, size, device)
+        return ragged_of(self.kind, joined([piece for pieces in values for piece in pieces]), bounds, None)
 
 
 def text_of_meta(url: str, folder: str, meta: NodeMeta, objects: dict[str, tuple[int, str]]) -> Text | None:

@@ -26,6 +26,7 @@ from tensordict_lite.memmap.load import DTYPES, missing_class
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.ragged import Ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["Level", "describe", "make", "parse"]
@@ -80,6 +81,12 @@ def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str,
             leaves.update(_leaf(key, next(spots), path))
         elif value._is_non_tensor and not hasattr(value, "_stack_dim"):
             non_tensors[key] = _object(value, (*path, key))
+        elif isinstance(value, Ragged) and value.column is not None and value.kind != "str":
+            rows = "numbers" if value.kind == "tensor" else value.kind
+            raise RuntimeError(
+                f"the entry {(*path, key)} holds rows of {rows} of different lengths, which a consolidated file "
+                "cannot hold: save a folder or an archive with memmap(), or consolidate without a file"
+            )
         elif key in _RESERVED:
             raise RuntimeError(
                 f"the nested entry {(*path, key)} cannot be written to a consolidated file, which uses the key {key!r} "

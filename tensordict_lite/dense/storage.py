@@ -23,6 +23,7 @@ from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.memory import SharedLock, mark_shared
 from tensordict_lite.ops.put import put_rows
 from tensordict_lite.settings import MISSING, settings
+from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
 
 if TYPE_CHECKING:
@@ -262,7 +263,13 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         if isinstance(index, Tensor):
             return self._index_tensor(index)
         source = self._source
-        out = {key: value[index] if isinstance(value, Tensor) else value._index(index) for key, value in source.items()}
+        try:
+            out = {k: value[index] if isinstance(value, Tensor) else value._index(index) for k, value in source.items()}
+        except RuntimeError:  # of rows of a jagged tensor
+            out = {
+                k: indexed(value, index) if isinstance(value, Tensor) else value._index(index)
+                for k, value in source.items()
+            }
         dims = len(self._batch_size)
         for key, value in source.items():
             if isinstance(value, Tensor):  # the batch part of any leaf's shape is the answer
@@ -275,7 +282,10 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
     def _slice_rows(self, index: slice) -> Self:
         """Rows of a slice of the first batch dimension."""
-        out = {key: value[index] for key, value in self._source.items()}
+        try:
+            out = {key: value[index] for key, value in self._source.items()}
+        except RuntimeError:  # of rows of a jagged tensor
+            return self._index((index,))
         first = next(iter(out.values()))
         if type(first) is Tensor and not first.is_nested:  # which says the size at less than half the price
             return self._rebuild(out, first.shape[: len(self._batch_size)], self._names)

@@ -196,7 +196,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     def tensordicts(self, members: Sequence[Any]) -> None:
         if self._lock is not None:
             raise self._locked_error()
-        new = type(self)(*members, stack_dim=self._stack_dim)
+        new = self._class_for(members)(*members, stack_dim=self._stack_dim)
         self._source, self._batch_size, self._device = new._source, new._batch_size, new._device
         self._names = new._names
 

@@ -32,6 +32,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, fille
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
 from tensordict_lite.objects.unbatched import UnbatchedEntry
+from tensordict_lite.ragged import Ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["register_all"]
@@ -113,9 +114,10 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     if not plan.objects:
         plan.folder(node, path, where, {})
         return "NonTensorStack"
-    text = None if plan.reference_format else plan_text(plan, node, path, where)
-    if text is not None:
-        return text
+    if not plan.reference_format or (plan.ragged_text and isinstance(node, Ragged)):
+        text = plan_text(plan, node, path, where)
+        if text is not None:
+            return text
     meta: dict[str, Any] = {
         "_type": "<class 'tensordict.tensorclass.NonTensorStack'>",
         "_format_version": FORMAT_VERSION,

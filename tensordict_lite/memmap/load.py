@@ -40,6 +40,7 @@ from tensordict_lite.memmap.disk.mapping import available_memory
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.ragged import Ragged, RaggedColumn
 
 __all__ = ["Loader", "load_collection"]
 
@@ -64,9 +65,6 @@ class Loader:
     """Classes that were saved and that the program lacks: each is warned of once."""
     known: dict[bytes, NodeMeta] = field(default_factory=dict)
     """Metadata by its bytes, see :func:`parse_content`."""
-
-    maps_files = True
-    """Whether tensors are mapped from files of their own, which have names."""
 
     # -- where the bytes are -------------------------------------------------------------------------------
 
@@ -182,7 +180,7 @@ class Loader:
             return
         robust = self.robust_key
         for key, leaf in leaves.items():
-            dtype, shape, nbytes, is_nested, _, capacity, _ = leaf
+            dtype, shape, nbytes, is_nested, _, capacity, _, _ = leaf
             if nbytes and not is_nested and capacity is None and (robust or key.isidentifier()):
                 path = f"{folder}/{key if key.isidentifier() else encode_key(key)}.memmap"
                 try:
@@ -197,14 +195,20 @@ class Loader:
                     pass  # missing, not writable...: below, with a check and a message for each
             source[key] = self.leaf(folder, key, leaf)
 
-    def leaf(self, folder: str, key: str, leaf: LeafMeta) -> Tensor:
-        """One tensor."""
+    def leaf(self, folder: str, key: str, leaf: LeafMeta) -> Any:
+        """One tensor, or ragged rows."""
         dtype = DTYPES.get(leaf.dtype)
         if dtype is None:
             raise DatasetError(folder + "/" + META, f"this version of torch has no {leaf.dtype} (entry {key!r})")
+        if self.empty and leaf.layout == "ragged":
+            none = torch.zeros(leaf.shape[0] + 1, dtype=torch.int64, device="cpu")
+            values = torch.empty((0, *(leaf.values or ())[1:]), dtype=dtype, device="cpu")
+            return ragged_of("tensor", values, none, self.device)
         if self.empty:  # of a nested tensor, only the shape of its table of shapes is known without opening it
             return torch.empty(leaf.shape, dtype=dtype, device=self.device)
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
+        if leaf.layout == "ragged":
+            return self._ragged(path, dtype, leaf)
         if leaf.is_nested:
             return self._move(self._nested(path, dtype, leaf))
         return self._move(self.flat(path, dtype, leaf.shape, leaf.nbytes, leaf.room))
@@ -231,10 +235,31 @@ class Loader:
         buffer = self.flat(path, dtype, (nbytes // dtype.itemsize,), nbytes, nbytes + leaf.slack)
         return nested.mapped_view(buffer, shapes, leaf.layout)
 
+    def _ragged(self, path: str, dtype: torch.dtype, leaf: LeafMeta) -> Any:
+        """Rows of numbers: offsets and values are mapped, and the table of shapes, which says the same, is not read."""
+        assert leaf.values is not None
+        self.values(nested.shape_file(path), torch.int64, leaf.shape)
+        offsets = self.values(nested.offsets_file(path), torch.int64, (leaf.shape[0] + 1,))
+        return ragged_of("tensor", self.values(path, dtype, leaf.values), offsets, self.device)
+
+    def values(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in a file, which is checked; where it has no elements, nothing is looked at."""
+        nbytes = dtype.itemsize * torch.Size(shape).numel()
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return self.flat(path, dtype, shape, nbytes, None)
+
     def _move(self, tensor: Tensor) -> Tensor:
         if self.device is None or self.device.type == "cpu":
             return tensor
         return _as_subclass(tensor, Tensor).to(self.device, non_blocking=True)
+
+
+def ragged_of(kind: str, values: Tensor, offsets: Tensor, device: torch.device | None) -> Any:
+    """Rows of different lengths over values and offsets out of files."""
+    device = device or _CPU
+    column = RaggedColumn(kind, values, offsets, torch.Size(()), device)
+    return Ragged._of_rows(column, range(len(offsets) - 1), 0, torch.Size(()), device)
 
 
 def missing_class(class_name: str, path: str) -> str:

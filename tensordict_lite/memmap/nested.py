@@ -30,6 +30,7 @@ __all__ = [
     "make",
     "map_file",
     "mapped_view",
+    "offsets_file",
     "over_storage",
     "shape_file",
     "sizes",
@@ -45,6 +46,11 @@ def is_nested(tensor: Tensor) -> bool:
 def shape_file(path: str) -> str:
     """``x.memmap`` -> ``x.shape.memmap``, where the shapes of the elements are kept."""
     return path.removesuffix(".memmap") + ".shape.memmap"
+
+
+def offsets_file(path: str) -> str:
+    """``x.memmap`` -> ``x.offsets.memmap``, where rows of a ragged entry start and end."""
+    return path.removesuffix(".memmap") + ".offsets.memmap"
 
 
 def sizes(tensor: Tensor) -> Tensor:

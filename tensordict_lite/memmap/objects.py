@@ -49,7 +49,7 @@ def rewrite(node: Any, folder: str) -> None:
             f"JSON cannot represent the new object of the non-tensor entry in {folder}, and the entry is saved as JSON "
             "there. Give it strings, numbers, lists and dicts, or save the collection again with allow_pickle=True."
         )
-    for name, content in {**plan.blobs, META: plan.json()}.items():  # the metadata comes last
+    for name, content in plan.contents().items():  # the metadata comes last
         path = os.path.join(folder, name)
         with new_file(path) as fd:
             write_all(fd, content, 0, path)

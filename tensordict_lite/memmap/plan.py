@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.gathering import flat_bytes
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
 from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.ragged import Ragged
 
 _STRIDED = torch.strided
 
@@ -86,7 +88,7 @@ class Folder:
     """Relative to the root, ``""`` for the root itself."""
     meta: dict[str, Any]
     blobs: dict[str, Any] = field(default_factory=dict)
-    """File name -> content, as bytes or a buffer (pickled objects, strings)."""
+    """File name -> content: bytes (pickled objects), or a contiguous tensor (strings, ragged rows)."""
     compact: bool = False
     """Whether the JSON is written without spaces."""
 
@@ -94,6 +96,11 @@ class Folder:
         """Content of ``meta.json``."""
         separators = (",", ":") if self.compact else None
         return json.dumps(self.meta, separators=separators).encode()
+
+    def contents(self) -> dict[str, Any]:
+        """File name -> content as bytes or a buffer of them; the metadata come last."""
+        blobs = {name: bytes_of(blob) if isinstance(blob, Tensor) else blob for name, blob in self.blobs.items()}
+        return {**blobs, META: self.json()}
 
     def join(self, name: str) -> str:
         """Path of a file of this folder, relative to the root."""
@@ -108,6 +115,8 @@ class Plan:
     allow_pickle: bool = False
     reference_format: bool = True
     """Whether tensordict opens what is written."""
+    ragged_text: bool = False
+    """Whether ragged strings and bytes are written as values and offsets even so."""
     objects: bool = True
     """Whether what is no tensor is written, too; otherwise only files and folders are looked at."""
     leaves: list[Leaf] = field(default_factory=list)
@@ -167,6 +176,27 @@ class Plan:
         self.leaves.append(Leaf(tensor, file, where, entry))
         return entry
 
+    def add_ragged(self, folder: Folder, key: str, rows: Any, where: tuple[str, ...]) -> dict[str, Any]:
+        """Plans rows of numbers of different lengths, as a strided nested tensor with its offsets beside it; returns
+        their entry for the metadata."""
+        file = self.claim(folder.join(self.name_of(key, where) + SUFFIX), where)
+        values, offsets = rows.flat()
+        rest = values.shape[1:]
+        shapes = torch.empty((len(offsets) - 1, 1 + len(rest)), dtype=torch.int64, device="cpu")
+        if self.objects:
+            shapes[:, 0] = offsets.diff()
+            shapes[:, 1:] = torch.tensor(rest, dtype=torch.int64, device="cpu")
+        for path, content in zip((file, nested.shape_file(file), nested.offsets_file(file)), (values, shapes, offsets)):
+            if path is not file:
+                self.claim(path, where)
+            folder.blobs[path.rpartition("/")[2]] = content.contiguous()
+        return leaf_meta(str(values.dtype), tuple(shapes.shape), True, layout="ragged", values=list(values.shape))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview(flat_bytes(tensor.as_subclass(Tensor)).numpy())
+
 
 def pickle_allowed(value: Any) -> bool:
     """``allow_pickle`` as a bool: pickles run code, so nothing but ``True`` allows them.
@@ -179,14 +209,15 @@ def pickle_allowed(value: Any) -> bool:
     return value is True
 
 
-def plan_for(node: TensorCollection, options: SaveOptions) -> Plan:
+def plan_for(node: TensorCollection, options: SaveOptions, ragged_text: bool = False) -> Plan:
     """The plan of a whole collection.
 
     Raises:
         RuntimeError: two entries would share a file, or non-tensor data is not JSON and pickling is not allowed.
         TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
     """
-    plan = Plan(options.robust_key is not False, pickle_allowed(options.allow_pickle), options.reference_format)
+    allow_pickle = pickle_allowed(options.allow_pickle)
+    plan = Plan(options.robust_key is not False, allow_pickle, options.reference_format, ragged_text)
     plan.add(node)
     return plan
 
@@ -239,6 +270,8 @@ def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
         here = (*where, key)
         if isinstance(value, Tensor):
             entries[key] = plan.add_leaf(path, key, value, here)
+        elif isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+            entries[key] = plan.add_ragged(folder, key, value, here)
         else:
             name = plan.name_of(key, here)
             child = f"{path}/{name}" if path else name

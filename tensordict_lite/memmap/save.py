@@ -23,7 +23,7 @@ from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, h
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded
 from tensordict_lite.memmap.objects import share_objects
-from tensordict_lite.memmap.plan import Leaf, Plan, SaveOptions, file_of, is_whole, mapped_root, plan_for
+from tensordict_lite.memmap.plan import Folder, Leaf, Plan, SaveOptions, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 
@@ -217,8 +217,11 @@ class _Save:
             stayed = sum(self._is_kept(staging, leaf) for leaf in stay)
             files = [file for leaf in self.plan.leaves for file in _files_of(leaf)]
             for folder in reversed(self.plan.folders):  # the root's metadata last: with them, it is complete
-                for name, content in {**folder.blobs, META: folder.json()}.items():
-                    _write_bytes(f"{staging.root}/{folder.join(name)}", content)
+                for name, content in folder.contents().items():
+                    if self._is_in_place(staging.prefix, folder, name):
+                        staging.keep(folder.join(name))
+                    else:
+                        _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             replaced: Replaced = "none" if stayed == len(keeps) else "some" if stayed else "all"
             staging.commit(files, [folder.path for folder in self.plan.folders], replaced=replaced)
@@ -255,6 +258,14 @@ class _Save:
         for file in _files_of(leaf):
             staging.keep(file)
         return True
+
+    def _is_in_place(self, root: str, folder: Folder, name: str) -> bool:
+        """Whether a tensor of an entry that is no leaf is mapped from the very file that it is to be written to."""
+        content = folder.blobs.get(name)
+        file = file_of(content) if isinstance(content, Tensor) else None
+        if file is None or not _same(file, f"{root}/{folder.join(name)}"):
+            return False
+        return is_whole(content) and is_placed(content.untyped_storage(), file) and not is_changed_copy(content)
 
     def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
         write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf

@@ -16,20 +16,19 @@ import secrets
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, is_count
-from tensordict_lite.memmap.load import Loader
+from tensordict_lite.memmap.load import Loader, ragged_of
 from tensordict_lite.memmap.plan import Folder, Plan
-from tensordict_lite.objects.stack import NonTensorStack
-from tensordict_lite.objects.textcolumn import KINDS, TextColumn, text_of
+from tensordict_lite.ragged import Ragged, text_of
 
 __all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files", "text_fields"]
 
 TEXT_ROWS = 4096
 """So many strings are written to files of their own."""
 
+KINDS = ("str", "bytes")
 CLASS = "tensordict_lite:TextStack"
 FILES = ("values.memmap", "offsets.memmap")
 _NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")
@@ -38,31 +37,31 @@ _MOST = 1 << 46
 
 def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str | None:
     """Strings, or bytes; ``None`` where they are to be written as other objects are."""
-    if len(node._batch_size) != 1 or not node._batch_size[0]:
+    if len(node._batch_size) != 1:
         return None
-    column = node._objects
-    if isinstance(column, TextColumn):
-        kind = column.kind
+    column = node.column if isinstance(node, Ragged) else None
+    if column is not None and column.kind in KINDS and (not len(node._rows) or len(node._rows) >= TEXT_ROWS):
+        kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
-        values = node._payloads() or []
-        kind = next((type(value).__name__ for value in values if value is not None), "")
-    if kind not in KINDS or (node._batch_size[0] < TEXT_ROWS and (kind == "str" or plan.allow_pickle)):
-        return None
-    text = column.content(node._rows) if isinstance(column, TextColumn) else text_of(values)
-    if text is None:
-        return None
-    kind, content, offsets = text
+        objects = node._payloads() or []
+        first = next((type(value).__name__ for value in objects if value is not None), "")
+        if first not in KINDS or (len(objects) < TEXT_ROWS and (first == "str" or plan.allow_pickle)):
+            return None
+        text = text_of(objects)
+        if text is None:
+            return None
+        kind, values, offsets = text
     meta = {
         "_type": "<class 'tensordict_lite.TextStack'>",
         "_format_version": FORMAT_VERSION,
         "_class": CLASS,
         "kind": kind,
         "rows": len(offsets) - 1,
-        "nbytes": len(content),
+        "nbytes": len(values),
         "files": list(FILES),
     }
     folder = plan.folder(node, path, where, meta)
-    folder.blobs = dict(zip(FILES, (content, memoryview(offsets.numpy()).cast("B"))))
+    folder.blobs = dict(zip(FILES, (values, offsets)))
     return "TextStack"
 
 
@@ -98,17 +97,6 @@ def text_fields(path: str, data: dict[str, Any]) -> tuple[str, int, int, list[st
 def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     """The strings of :func:`plan_text`: no file is read before one is asked for."""
     kind, rows, nbytes, names = text_fields(f"{meta.path}/{META}", meta.raw)
-    files = (f"{meta.path}/{names[0]}", f"{meta.path}/{names[1]}")
-    values = _flat(loader, files[0], torch.uint8, nbytes)
-    offsets = _flat(loader, files[1], torch.int64, rows + 1)
-    device = loader.device or torch.device("cpu")
-    mapped = files if loader.maps_files else None
-    column = TextColumn(kind, values, offsets, torch.Size(()), device, mapped)
-    return NonTensorStack._of_rows(column, range(rows), 0, torch.Size(()), device)
-
-
-def _flat(loader: Loader, path: str, dtype: torch.dtype, count: int) -> Tensor:
-    nbytes = count * dtype.itemsize
-    if not nbytes:
-        return torch.empty(0, dtype=dtype, device="cpu")
-    return loader.flat(path, dtype, (count,), nbytes, None)
+    values = loader.values(f"{meta.path}/{names[0]}", torch.uint8, (nbytes,))
+    offsets = loader.values(f"{meta.path}/{names[1]}", torch.int64, (rows + 1,))
+    return ragged_of(kind, values, offsets, loader.device)

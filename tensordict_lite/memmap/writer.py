@@ -376,7 +376,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
         files = []
         for folder in plan.folders:
             os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
-            for name, content in {**folder.blobs, META: folder.json()}.items():
+            for name, content in folder.contents().items():
                 with open(os.path.join(staging.root, folder.join(name)), "wb") as file:
                     file.write(content)
             files += [folder.join(name) for name in folder.blobs]

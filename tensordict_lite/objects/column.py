@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,14 @@ from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
 
 _NO_SIZE = torch.Size(())
 
-__all__ = ["Column", "ObjectRows"]
+__all__ = ["Column", "ObjectRows", "numbers_of"]
+
+
+def numbers_of(rows: Sequence[int]) -> Any:
+    """Numbers of rows as an int64 array."""
+    if type(rows) is range:
+        return np.arange(rows.start, rows.stop, rows.step)
+    return np.frombuffer(rows, np.int64) if type(rows) is array and rows else np.array(rows, np.int64)
 
 
 class Column:
@@ -107,14 +115,17 @@ class ObjectRows(LazyStackedTensorDict):
     @classmethod
     def _of_rows(cls, column: Column, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> Any:
         new = object.__new__(cls)
-        new._members = None
-        new._objects, new._rows = column, rows
-        new._stack_dim = dim
-        new._batch_size = torch.Size((*size[:dim], len(rows), *size[dim:]))
-        new._device = device
-        new._names = None
-        new._lock = None
+        new._set_rows(column, rows, dim, size, device)
         return new
+
+    def _set_rows(self, column: Column, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> None:
+        self._members = None
+        self._objects, self._rows = column, rows
+        self._stack_dim = dim
+        self._batch_size = torch.Size((*size[:dim], len(rows), *size[dim:]))
+        self._device = device
+        self._names = None
+        self._lock = None
 
     # -- all members, for who knows nothing of columns ------------------------------------------------------
 
@@ -148,6 +159,7 @@ class ObjectRows(LazyStackedTensorDict):
     def _view(self, column: Column, rows: Sequence[int]) -> Any:
         """Other rows of its column."""
         new = self._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
+        new._names = self._names
         if self._lock is not None:
             new._lock = []
         return new
@@ -175,7 +187,11 @@ class ObjectRows(LazyStackedTensorDict):
         return self._objects if self._names is None else None
 
     def _copied(self, column: Column, deep: bool) -> Any:
-        return self._of_rows(*column.copied(self._rows, deep), self._stack_dim, self._member_batch_size(), self._device)
+        new, rows = column.copied(self._rows, deep)
+        cls = type(self) if type(new) is type(column) else self._class_for(())
+        out = cls._of_rows(new, rows, self._stack_dim, self._member_batch_size(), self._device)
+        out._names = self._names
+        return out
 
     def _key_list(self) -> list[str]:
         return [] if self._objects is not None else super()._key_list()
@@ -261,10 +277,10 @@ class ObjectRows(LazyStackedTensorDict):
                 return None
         else:
             return None
-        picked = array("q", index.to(torch.int64).numpy().tobytes())  # a quarter of a list of numbers
-        if rows == range(len(rows)) and not (picked and min(picked) < 0):
-            return picked
-        return array("q", [rows[k] for k in picked])
+        picked = index.to(torch.int64).numpy()
+        if rows != range(len(rows)) or (len(picked) and picked.min() < 0):
+            picked = numbers_of(rows)[picked]
+        return array("q", picked.tobytes())  # a quarter of a list of numbers
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
         column = self._plain_column()
@@ -287,6 +303,7 @@ class ObjectRows(LazyStackedTensorDict):
             "stack_dim": self._stack_dim,
             "size": tuple(self._member_batch_size()),
             "device": self._device,
+            "names": self._names,
             "locked": self._lock is not None,
         }
 
@@ -305,14 +322,10 @@ class ObjectRows(LazyStackedTensorDict):
         if "objects" not in state:
             super().__setstate__(state)
             return
-        size, dim, values = torch.Size(state["size"]), state["stack_dim"], state["objects"]
-        self._members = None
-        if type(values) is list:
-            self._objects, self._rows = Column(values, size, state["device"]), range(len(values))
-        else:
-            self._objects, self._rows = values.opened(size, state["device"]), values.rows
-        self._stack_dim = dim
-        self._batch_size = torch.Size((*size[:dim], len(self._rows), *size[dim:]))
-        self._device = state["device"]
-        self._names = None
+        size, values, device = torch.Size(state["size"]), state["objects"], state["device"]
+        column = Column(values, size, device) if type(values) is list else values.opened(size, device)
+        self._set_rows(
+            column, range(len(values)) if type(values) is list else values.rows, state["stack_dim"], size, device
+        )
+        self._names = state["names"]
         self._lock = [] if state["locked"] else None

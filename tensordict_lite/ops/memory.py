@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,8 @@ class MemoryOps(Kernel):
         for leaf in self._leaves():
             if leaf.device.type == "cpu":
                 leaf.share_memory_()
+        for column in ragged_columns(self):
+            column.share_memory_()
         if self._lock is None:
             self._propagate_lock(None)
         mark_shared(self)
@@ -148,6 +150,15 @@ class MemoryOps(Kernel):
     def is_meta(self) -> bool:
         """Whether the device of the collection is ``meta``."""
         return self._device is not None and self._device.type == "meta"
+
+
+def ragged_columns(node: Any) -> Iterator[Any]:
+    """The values and offsets of the ragged entries of a tree."""
+    for sub in () if node._is_non_tensor and not hasattr(node, "column") else node._nested():
+        yield from ragged_columns(sub)
+    column = getattr(node, "column", None) if node._is_non_tensor else None
+    if column is not None:
+        yield column
 
 
 def pinned(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:

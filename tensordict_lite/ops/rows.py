@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
+from tensordict_lite.strided import indexed
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,6 +49,14 @@ def check_gather_out(out: Any, inplace: bool) -> None:
         raise ValueError("`out` and `inplace=True` are mutually exclusive in gather: the result goes to one place")
 
 
+def _parts_of(value: Any, cut: Any, sizes: Sequence[torch.Size]) -> Any:
+    """The parts of an entry, those of a jagged tensor one by one: torch does not cut its rows."""
+    if not isinstance(value, Tensor) or value.layout is not torch.jagged:
+        return cut(value)
+    stops = itertools.accumulate(size[0] for size in sizes)
+    return [indexed(value, slice(stop - size[0], stop)) for size, stop in zip(sizes, stops)]
+
+
 class RowOps(Kernel):
     """Mixin of the row family."""
 
@@ -71,7 +81,10 @@ class RowOps(Kernel):
         if not keys:
             parts = tuple(rebuild({}, size, names) for size in sizes)
         else:
-            columns = [cut(value) for value in self._source.values()]
+            try:
+                columns = [cut(value) for value in self._source.values()]
+            except RuntimeError:
+                columns = [_parts_of(value, cut, sizes) for value in self._source.values()]
             parts = tuple(rebuild(dict(zip(keys, row)), size, names) for row, size in zip(zip(*columns), sizes))
         if locked and self._lock is not None:
             for part in parts:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.data.objects import Each, Text
+from tdmap.data.objects import Column, Each
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap import text
-from tensordict_lite.objects.textcolumn import TextColumn
+from tensordict_lite.ragged import RaggedColumn
 
 ROWS = 211
 WORDS = [f"w{i % 13} é" * (i % 3) + str(i) for i in range(ROWS)]
@@ -28,7 +28,7 @@ def data(tmp_path: Path) -> TensorDict:
     table = TensorDict({"n": torch.arange(ROWS), "in": {"word": WORDS}}, [ROWS])
     table.memmap(tmp_path / "source")
     loaded = TensorDict.load_memmap(tmp_path / "source")
-    assert isinstance(loaded.get(("in", "word"))._objects, TextColumn)
+    assert isinstance(loaded.get(("in", "word"))._objects, RaggedColumn)
     return loaded
 
 
@@ -91,7 +91,7 @@ def test_operations_give_the_strings(data: TensorDict, name: str, method: str, i
     if into == "folder":
         loaded = TensorDict.load_memmap(tmp_path / "out")
         assert words_of(loaded) == wanted
-        assert isinstance(loaded.get(("in", "word"))._objects, TextColumn)
+        assert isinstance(loaded.get(("in", "word"))._objects, RaggedColumn)
     if name != "map by rows":  # nobody else has asked for the rows of the source
         assert data.get(("in", "word"))._objects._cells == {}
 
@@ -121,7 +121,7 @@ def test_strings_travel_as_their_bytes() -> None:
     import pickle
 
     piece = pickle.loads(pickle.dumps(Each(list(WORDS))))
-    assert isinstance(piece, Text) and piece.values == WORDS and len(piece) == ROWS
+    assert isinstance(piece, Column) and piece.values == WORDS and len(piece) == ROWS
     assert pickle.loads(pickle.dumps(piece)).values == WORDS
     for others in ([*WORDS, None], [*WORDS, 3], WORDS[:3], [(word,) for word in WORDS]):
         assert pickle.loads(pickle.dumps(Each(others))).values == others

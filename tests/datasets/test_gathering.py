@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdmap.datasets.gathering import gather_rows, offsets_of
+from tensordict_lite.gathering import gather_rows, offsets_of
 
 
 def by_hand(values: torch.Tensor, starts: list[int], ends: list[int]) -> torch.Tensor:

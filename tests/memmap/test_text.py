@@ -17,7 +17,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import text
 from tensordict_lite.memmap.checksum import store, verify
-from tensordict_lite.objects.textcolumn import TextColumn
+from tensordict_lite.ragged import RaggedColumn
 
 ROWS = text.TEXT_ROWS + 3
 WORDS = [f"w{i} \u00e9\U0001f600" * (i % 3) for i in range(ROWS)]
@@ -46,7 +46,7 @@ def save(folder: Path, words: list[Any], **options: Any) -> TensorDict:
 
 
 def is_text(data: TensorDict) -> bool:
-    return isinstance(data.get(("in", "word"))._objects, TextColumn)
+    return isinstance(data.get(("in", "word"))._objects, RaggedColumn)
 
 
 @pytest.mark.parametrize("kind", ["str", "bytes", "odd", "empty", "ascii", "with None", "one str"])
@@ -180,8 +180,8 @@ def test_an_archive_of_the_folder_opens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "at", "content", "match"),
     [
-        ("offsets.memmap", 80, b"\xff" * 8, "string 9 would be bytes .* damaged"),
-        ("offsets.memmap", 80, b"\xff" * 6 + b"\x0f\x00", "would be bytes"),
+        ("offsets.memmap", 80, b"\xff" * 8, "row 9 would be values .* damaged"),
+        ("offsets.memmap", 80, b"\xff" * 6 + b"\x0f\x00", "would be values"),
         ("values.memmap", 0, None, "bytes"),
         ("offsets.memmap", 0, None, "bytes"),
         ("values.memmap", 0, "link", "link"),

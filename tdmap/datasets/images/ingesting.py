@@ -25,7 +25,6 @@ import torch
 
 from tdmap.data.store import META, require_no_tilde, require_replaceable
 from tdmap.datasets.columns import Columns, map_columns
-from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
@@ -39,6 +38,7 @@ from tdmap.ops.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
+from tensordict_lite.gathering import offsets_of
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.staging import exchange_in_turn

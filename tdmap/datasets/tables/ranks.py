@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.gathering import gather_rows
+from tensordict_lite.gathering import gather_rows
 
 if TYPE_CHECKING:
     from tdmap.datasets.jagged import Jagged

@@ -32,6 +32,7 @@ from tdmap.process_state import is_forking_worker
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.packing import _is_plain
 from tensordict_lite.memmap.disk.mapping import release
+from tensordict_lite.ragged import RaggedPart
 
 SMALL_BYTES = 1 << 15
 """Results of at most so many bytes travel through the pipe."""
@@ -69,6 +70,10 @@ class _CollectingPickler(pickle.Pickler):
         self.tensors.append(value.detach())
         return len(self.tensors) - 1
 
+    def reducer_override(self, value: Any) -> Any:
+        """Of ragged rows, no values but their own: a part of a dataset in files shares those of the whole."""
+        return (RaggedPart, tuple(value.alone())) if type(value) is RaggedPart else NotImplemented
+
 
 class _CollectingByValue(Pickler):
     def __init__(self, file: Any, tensors: list[Tensor]) -> None:
@@ -76,6 +81,7 @@ class _CollectingByValue(Pickler):
         self.tensors = tensors
 
     persistent_id = _CollectingPickler.persistent_id
+    reducer_override = _CollectingPickler.reducer_override
 
 
 def _is_movable(value: Tensor) -> bool:

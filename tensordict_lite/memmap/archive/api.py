@@ -24,7 +24,7 @@ from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STO
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.contents import is_temporary
 from tensordict_lite.memmap.disk.files import write_all
-from tensordict_lite.memmap.disk.format import META, SUFFIX
+from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.memmap.disk.locks import is_at, open_folder, reading
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
@@ -78,11 +78,12 @@ def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options
     method = method_of(options.compression)
     if not options.existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
-    plan = plan_for(node, replace(options, reference_format=True))
-    members = [
-        Member(folder.join(name), content, len(content), False)
+    plan = plan_for(node, replace(options, reference_format=True), ragged_text=True)
+    members = [Member(folder.join(META), content := folder.json(), len(content), False) for folder in plan.folders]
+    members += [
+        Member(folder.join(name), blob, blob.nbytes if isinstance(blob, Tensor) else len(blob), name not in PICKLES)
         for folder in plan.folders
-        for name, content in {META: folder.json(), **folder.blobs}.items()
+        for name, blob in folder.blobs.items()
     ]
     described = len(members)
     members += _members_of(plan, like)

@@ -55,8 +55,6 @@ class ArchiveLoader(Loader):
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Compressed tensors that have room, and no data yet."""
 
-    maps_files = False
-
     @classmethod
     def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:
         """The loader of an archive; ``options`` are those of :class:`Loader`."""
@@ -121,7 +119,7 @@ class ArchiveLoader(Loader):
         prefix = self._name(folder + "/")
         name_of = encode_key if self.robust_key else str
         for key, leaf in leaves.items():
-            dtype, shape, nbytes, is_nested, _, _, _ = leaf
+            dtype, shape, nbytes, is_nested, _, _, _, _ = leaf
             entry = entries.get(f"{prefix}{key if key.isidentifier() else name_of(key)}{SUFFIX}")
             if entry is not None and entry[5] == nbytes and not is_nested:
                 known = DTYPES.get(dtype)

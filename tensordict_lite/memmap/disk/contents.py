@@ -107,6 +107,7 @@ def _files(meta: NodeMeta) -> Iterator[str]:
         for stem in filter(None, (encode_key(key), raw_key(key))):
             yield f"{stem}{SUFFIX}"
             yield f"{stem}.shape{SUFFIX}"
+            yield f"{stem}.offsets{SUFFIX}"
     if meta.kind == "text":
         listed = meta.raw.get("files")
         yield from map(str, listed if type(listed) is list else ())

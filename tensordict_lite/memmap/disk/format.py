@@ -143,11 +143,13 @@ class LeafMeta(NamedTuple):
     is_nested: bool = False
     """Whether elements have shapes of their own, in ``<key>.shape.memmap``."""
     layout: str | None = None
-    """``"jagged"`` for a nested tensor of that layout."""
+    """``"jagged"`` for a nested tensor of that layout; ``"ragged"`` for rows whose offsets have a file, too."""
     capacity: int | None = None
     """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
     slack: int = 0
     """Bytes that the file may have behind those of the tensor: early versions of torch wrote one more."""
+    values: tuple[int, ...] | None = None
+    """Of ragged rows, the shape of all of them one after the other, ``(total, ...)``."""
 
     @property
     def room(self) -> int | None:
@@ -467,7 +469,7 @@ def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | Non
     size = tuple(shape)
     if nbytes >= MAX_BYTES or (batch and size[: len(batch)] != batch):
         return None
-    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None, 0))
+    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None, 0, None))
 
 
 _new_tuple = tuple.__new__  # a third of the price of the constructor of a named tuple
@@ -492,17 +494,24 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     if type(is_nested) is not bool:
         raise DatasetError(path, f"'is_nested' of {key!r} should be true or false, found {_short(is_nested)}")
     layout = entry.get("layout")
-    if layout not in (None, "jagged", "strided"):
+    if layout not in (None, "jagged", "strided", "ragged"):
         raise DatasetError(path, f"{key!r} has the unknown layout {_short(layout)}")
     capacity = entry.get("capacity")
     if capacity is not None and not is_count(capacity, MAX_BYTES):
         raise DatasetError(path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}")
     if is_nested and len(shape) != 2:
         raise DatasetError(path, f"the shapes of the nested tensor {key!r} should be two-dimensional: {list(shape)}")
+    values = None
+    if layout == "ragged":
+        values = check_shape(path, entry.get("values"), f"the values of {key}")
+        if not is_nested or len(values) != shape[1] or tensor_bytes(dtype, tuple(n or 1 for n in values)) >= MAX_BYTES:
+            raise DatasetError(
+                path, f"the rows of {key!r} cannot have the shape {list(shape)} and values {list(values)}"
+            )
     lead = shape[:1] if is_nested else shape
     if lead[: len(batch)] != batch[: len(lead)] or (not is_nested and len(lead) < len(batch)):
         raise _no_batch(path, key, shape, batch)
-    node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity)
+    node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity, 0, values)
 
 
 def _no_batch(path: str, key: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> DatasetError:

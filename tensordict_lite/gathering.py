@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import flat_bytes
-
 LONG_ROW = 1 << 12
 """Rows of so many bytes are copied one by one."""
 
@@ -38,6 +36,19 @@ def offsets_of(lengths: Tensor) -> Tensor:
     out = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=out[1:])
     return out
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor of any dtype and shape, as a view: uint8, one dimension.
+
+    Not by `reshape(-1)`: a tensor of one row is contiguous whatever its stride, which it keeps, and torch does not
+    view elements as bytes where the stride is not 1.
+
+    Example:
+        >>> flat_bytes(torch.arange(20)[::2][:1]).tolist()
+        [0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> None:

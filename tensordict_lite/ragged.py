@@ -1,0 +1,667 @@
+"""Rows of different lengths as one entry of a TensorDict: strings, bytes, and tensors that differ in one dimension.
+
+    values     [total, ...]   the rows one after the other; uint8 for strings and bytes, None as the byte 0xFF
+    offsets    int64 [n + 1]  row i is values[offsets[i] : offsets[i + 1]]
+
+A :class:`Ragged` is a :class:`~tensordict_lite.NonTensorStack` whose objects are made from these two tensors when they
+are asked for. Slices, masks and choices of rows share the tensors, which may be mapped from files.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.gathering import gather_rows, offsets_of
+from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, region_of
+from tensordict_lite.memmap.disk.placed import is_placed
+from tensordict_lite.objects.column import Column, numbers_of
+from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
+
+__all__ = ["KINDS", "Ragged", "RaggedColumn", "text_of"]
+
+KINDS = ("tensor", "str", "bytes")
+
+_NO_SIZE = torch.Size(())
+_ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
+_NONE = b"\xff"  # which no string has in UTF-8
+
+
+def text_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor] | None:
+    """Strings, or bytes, as their kind, values and offsets; ``None`` for any other objects.
+
+    Some of the strings may be None, a missing value.
+
+    Example:
+        >>> text_of(["ant", None])
+        ('str', tensor([ 97, 110, 116, 255], dtype=torch.uint8), tensor([0, 3, 4]))
+    """
+    kinds = set(map(type, rows))
+    if kinds == {str}:
+        rows = [row.encode("utf-8", _ERRORS) for row in rows]
+    elif kinds == {str, type(None)}:
+        rows = [_NONE if row is None else row.encode("utf-8", _ERRORS) for row in rows]
+    elif kinds != {bytes}:
+        return None
+    lengths = torch.from_numpy(np.fromiter(map(len, rows), np.int64, len(rows)))
+    return "bytes" if bytes in kinds else "str", bytes_tensor(b"".join(rows)), offsets_of(lengths)
+
+
+def bytes_tensor(content: bytes) -> Tensor:
+    """uint8 ``[len(content)]``."""
+    return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
+
+
+class RaggedColumn(Column):
+    """Values and offsets, and the members that were made of some of the rows.
+
+    Args:
+        kind: ``"tensor"``, ``"str"`` or ``"bytes"``.
+        values: ``[total, ...]``; uint8 ``[total]`` for strings and bytes.
+        offsets: int64 ``[n + 1]``. Those of a row are checked when the row is read.
+        size: batch size of each member.
+        device: of each member.
+    """
+
+    __slots__ = ("kind", "offsets", "values")
+
+    _cells: dict[int, NonTensorData]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        kind: str,
+        values: Tensor,
+        offsets: Tensor,
+        size: torch.Size = _NO_SIZE,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__({}, size, device)  # type: ignore[arg-type]
+        self.kind, self.values, self.offsets = kind, values, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    # -- as a column -----------------------------------------------------------------------------------------
+
+    def member(self, row: int) -> NonTensorData:
+        """The wrapper of a row: the same one for every holder of the row."""
+        cell = self._cells.get(row)
+        if cell is None:
+            cell = NonTensorData(self._read((row,))[0], batch_size=self._size, device=self.device)
+            cell = self._cells.setdefault(row, cell)
+            self._has_members = True
+        return cell
+
+    def made(self, rows: Sequence[int]) -> list[NonTensorData]:
+        """The members that have been asked for among some rows."""
+        return [self._cells[row] for row in self._asked(rows)]
+
+    def objects(self, rows: Sequence[int]) -> list[Any]:
+        """The objects of some rows, in a new list."""
+        found = self._read(rows)
+        if self._has_members:
+            for place, row in enumerate(rows) if len(self._cells) > len(rows) else self._places(rows):
+                cell = self._cells.get(row)
+                if cell is not None:
+                    found[place] = cell._payload
+        return found
+
+    def _asked(self, rows: Sequence[int]) -> list[int]:
+        """Rows whose members have been made."""
+        if not self._has_members:
+            return []
+        cells = self._cells
+        if len(cells) > len(rows):
+            return [row for row in rows if row in cells]
+        known = rows if type(rows) is range else set(rows)
+        return [row for row in list(cells) if row in known]
+
+    def _places(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Where rows whose members have been made are among some rows."""
+        if type(rows) is range:
+            return [(rows.index(row), row) for row in self._asked(rows)]
+        return list(enumerate(rows))
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def _read(self, rows: Sequence[int]) -> list[Any]:
+        """What the values hold."""
+        if not len(rows):
+            return []
+        starts, ends = self._spans(rows)
+        if self.kind == "tensor":
+            values = self.values.as_subclass(Tensor)
+            return [values[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+        flat: Any = self.values.as_subclass(Tensor).numpy()
+        first, last = int(starts.min()), int(ends.max())
+        if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows that lie far apart
+            view = memoryview(flat)
+            return self._decoded([bytes(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())], rows)
+        content = flat[first:last].tobytes()
+        begins, stops = (starts - first).tolist(), (ends - first).tolist()
+        if self.kind == "str" and content.isascii():
+            text = content.decode("ascii")
+            return [text[begin:stop] for begin, stop in zip(begins, stops)]
+        return self._decoded([content[begin:stop] for begin, stop in zip(begins, stops)], rows)
+
+    def _decoded(self, parts: list[bytes], rows: Sequence[int]) -> list[Any]:
+        """The strings of some rows, from their bytes.
+
+        Raises:
+            DatasetError: one is not UTF-8; names the file and the row.
+        """
+        if self.kind != "str":
+            return parts
+        try:
+            return [None if part == _NONE else part.decode("utf-8", _ERRORS) for part in parts]
+        except UnicodeDecodeError as error:
+            row = rows[parts.index(error.object)]
+            raise DatasetError(_name_of(self.values, "values"), f"string {row} is not UTF-8 ({error})") from None
+
+    def _spans(self, rows: Sequence[int]) -> tuple[Any, Any]:
+        """Where rows start and end in the values, as arrays.
+
+        Raises:
+            DatasetError: a row is not within the values; names the file and the row.
+        """
+        bounds: Any = self.offsets.as_subclass(Tensor).numpy()
+        if type(rows) is range and rows.step == 1:
+            if len(rows) and (rows.start < 0 or rows.stop > len(self)):
+                raise IndexError(f"rows {rows.start} to {rows.stop} of {len(self)}")
+            bounds = bounds[rows.start : rows.stop + 1]
+            starts, ends = bounds[:-1], bounds[1:]
+        else:
+            index = numbers_of(rows)
+            starts, ends = bounds[index], bounds[index + 1]
+        wrong = (starts < 0) | (ends < starts) | (ends > len(self.values))
+        if wrong.any():
+            place = int(wrong.argmax())
+            raise DatasetError(
+                _name_of(self.offsets, "offsets"),
+                f"row {rows[place]} would be values {int(starts[place])} to {int(ends[place])} of {len(self.values)}; "
+                "the file is damaged",
+            )
+        return starts, ends
+
+    def spans(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Where rows start and end in the values, int64 ``[n]`` each. Errors as of reading them."""
+        starts, ends = self._spans(rows)
+        return torch.from_numpy(starts), torch.from_numpy(ends)
+
+    def flat(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The values of some rows one after the other, shared where they lie so, and their offsets from 0."""
+        starts, ends = self.spans(rows)
+        values = self.values.as_subclass(Tensor)
+        if not len(rows):
+            return values[:0], torch.zeros(1, dtype=torch.int64, device="cpu")
+        if rows == range(len(self)) and not starts[0] and int(ends[-1]) == len(values):
+            return self.values, self.offsets
+        offsets = offsets_of(ends - starts)
+        if torch.equal(starts[1:], ends[:-1]):
+            return values[int(starts[0]) : int(ends[-1])], offsets
+        out = values.new_empty((int(offsets[-1]), *values.shape[1:]))
+        gather_rows(values, starts, ends, out)
+        return out, offsets
+
+    # -- copying and travelling --------------------------------------------------------------------------------
+
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+        """A column of its own, and where the rows are in it; ``deep``: with values in memory of their own."""
+        if self.is_changed(rows):
+            return super().copied(rows, deep)
+        if not deep:
+            return RaggedColumn(self.kind, self.values, self.offsets, self._size, self.device), rows
+        values, offsets = self.flat(rows)
+        return RaggedColumn(self.kind, values.clone(), offsets, self._size, self.device), range(len(rows))
+
+    def is_changed(self, rows: Sequence[int]) -> bool:
+        """Whether another object has been put in the place of one of these rows."""
+        asked = self._asked(rows)
+        return any(not self._is_row(self._cells[row]._payload, old) for row, old in zip(asked, self._read(asked)))
+
+    def _is_row(self, payload: Any, row: Any) -> bool:
+        if type(payload) is not type(row):
+            return False
+        if self.kind != "tensor":
+            return bool(payload == row)
+        return payload is row or (
+            payload.data_ptr() == row.data_ptr() and payload.shape == row.shape and payload.dtype is row.dtype
+        )
+
+    def pickled(self, rows: Sequence[int]) -> Any:
+        """The tensors, where they say all; otherwise the objects."""
+        return self.objects(rows) if self.is_changed(rows) else self.part(rows)
+
+    def part(self, rows: Sequence[int]) -> RaggedPart:
+        """Some rows, to travel to another process: by name where their memory is shared, otherwise without others."""
+        values, offsets, index = self.values, self.offsets, None
+        if not len(rows) or not (values.is_shared() or region_of(values) is not None):
+            if type(rows) is not range or len(rows) < len(self):
+                values, offsets = self.flat(rows)
+                if values.untyped_storage().nbytes() > values.nbytes:
+                    values = values.clone()
+        elif type(rows) is range and rows.step == 1:
+            offsets = offsets[rows.start : rows.stop + 1]
+        else:
+            index = torch.from_numpy(numbers_of(rows))
+        return RaggedPart(self.kind, values, offsets, index, (_stamp(values), _stamp(offsets)))
+
+    def share_memory_(self) -> None:
+        """Put both tensors in shared memory; those in files are shared already."""
+        if not self.values.is_shared() and region_of(self.values) is None:
+            self.values = self.values.clone().share_memory_()
+            self.offsets = self.offsets.clone().share_memory_()
+
+
+class RaggedPart(NamedTuple):
+    """Rows of a column on their way to another process."""
+
+    kind: str
+    values: Tensor
+    offsets: Tensor
+    index: Tensor | None
+    """int64 ``[n]``, the rows; None: all of them."""
+    stamps: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
+    """Which files the two tensors are mapped from, where they are."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The numbers of the rows."""
+        return range(len(self.offsets) - 1) if self.index is None else array("q", self.index.numpy().tobytes())
+
+    def opened(self, size: torch.Size, device: torch.device | None) -> RaggedColumn:
+        """The column, in the process that it has come to.
+
+        Raises:
+            DatasetError: a file was replaced meanwhile; names it.
+        """
+        for tensor, stamp in zip((self.values, self.offsets), self.stamps):
+            file = file_of(tensor.untyped_storage())  # None: it has come by value
+            if stamp is not None and file is not None and _stamp(tensor) != stamp:
+                raise DatasetError(file, "has been replaced since its rows were sent to this process")
+        return RaggedColumn(self.kind, self.values, self.offsets, size, device)
+
+    def alone(self) -> RaggedPart:
+        """The same rows with values that hold no others."""
+        return RaggedPart(self.kind, *self.opened(_NO_SIZE, None).flat(self.rows), None)
+
+
+def _name_of(tensor: Tensor, otherwise: str) -> str:
+    """The file that a tensor is mapped from, for messages."""
+    storage = tensor.untyped_storage()
+    return storage.filename or file_of(storage) or otherwise
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int] | None:
+    """Which file a tensor is mapped from; None for other memory, and where another file has its name."""
+    storage = tensor.untyped_storage()
+    file = file_of(storage)
+    if file is None or is_anonymous(file) or not is_placed(storage, file):
+        return None
+    info = os.stat(file)
+    return info.st_dev, info.st_ino
+
+
+class Ragged(NonTensorStack):
+    """Rows of different lengths: strings, bytes, or tensors that differ in their first dimension.
+
+    ``td.get(key)`` gives the column. ``td[key]`` gives it for tensors and bytes, and for strings a list, as of any
+    :class:`NonTensorStack`. ``td[i]`` holds a tensor, a string or bytes. Slices, masks and choices of rows share the
+    values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
+
+    It has one batch dimension: reshaped, unsqueezed, permuted, expanded or stacked, it becomes a
+    :class:`NonTensorStack` of objects. Assigning another object to a row makes it one as well. None is a value among
+    strings only.
+
+    Args:
+        values: ``[total, ...]``, the rows one after the other; uint8 ``[total]`` for strings (UTF-8) and bytes.
+        offsets: int64 ``[n + 1]``, ascending: row i is ``values[offsets[i] : offsets[i + 1]]``.
+        kind: what a row is given as: ``"tensor"``, ``"str"`` or ``"bytes"``.
+
+    Raises:
+        TypeError: a dtype or a number of dimensions is not as it should be.
+        ValueError: offsets fall, or run past the values.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> td = TensorDict({"v": Ragged.from_list([[1, 2], [], [3]]), "w": Ragged.from_list(["ant", "", "bee"])}, [3])
+        >>> td[1:]["v"].flat()
+        (tensor([3]), tensor([0, 0, 1]))
+        >>> td["v"][0], td["w"], td.get("w").lengths
+        (tensor([1, 2]), ['ant', '', 'bee'], tensor([3, 0, 3]))
+    """
+
+    __slots__ = ("_origin",)
+
+    _stack_priority = 4
+    _origin: tuple[Any, Sequence[int]] | None
+    """The column and rows that the members were made of."""
+
+    def __init__(self, values: Tensor, offsets: Tensor, kind: str = "tensor") -> None:
+        _check(values, offsets, kind)
+        self._set_rows(RaggedColumn(kind, values, offsets), range(len(offsets) - 1), 0, _NO_SIZE, None)
+
+    @classmethod
+    def from_list(cls, rows: Sequence[Any], **kwargs: Any) -> Any:
+        """From strings, bytes, or tensors, arrays and lists of numbers that differ in their first dimension.
+
+        Raises:
+            TypeError: rows are not of one kind, or None is among bytes or numbers; names a row.
+            ValueError: there are no rows, so nothing tells their kind.
+
+        Example:
+            >>> Ragged.from_list([b"ant", b""]).tolist()
+            [b'ant', b'']
+        """
+        rows = [bytes(row) if type(row) is bytearray else row for row in rows]
+        if not rows:
+            raise ValueError(
+                "no rows, so nothing tells their kind: use Ragged(values[:0], torch.zeros(1).long(), kind)"
+            )
+        text = text_of(rows)
+        if text is not None:
+            return cls(text[1], text[2], text[0])
+        first = next((row for row in rows if row is not None), None)
+        for number, row in enumerate(rows):
+            if row is None and not isinstance(first, str):
+                raise TypeError(
+                    f"row {number} is None, which has no encoding among {_kind_name(first)}: use an empty row, and a "
+                    "bool entry that says which rows are missing, or a plain list of objects"
+                )
+            if isinstance(row, (str, bytes)) or isinstance(first, (str, bytes)):
+                if type(row) is not type(first):
+                    raise TypeError(f"row {number} is a {type(row).__name__}, where others are {_kind_name(first)}")
+        tensors = [_as_tensor(number, row) for number, row in enumerate(rows)]
+        return cls._of_tensors(tensors)
+
+    @classmethod
+    def _of_tensors(cls, tensors: list[Tensor]) -> Any:
+        model = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
+        for number, tensor in enumerate(tensors):
+            if not tensor.numel() and tensor.dim() == 1:  # of an empty list, nothing tells the rest
+                tensors[number] = model.new_empty((0, *model.shape[1:]))
+            elif tensor.shape[1:] != model.shape[1:]:
+                raise TypeError(
+                    f"rows differ in their first dimension only: row {number} has the shape {list(tensor.shape)}, and "
+                    f"another one {list(model.shape)}"
+                )
+        dtype = tensors[0].dtype
+        for tensor in tensors:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+        lengths = torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)
+        return cls(torch.cat([tensor.to(dtype) for tensor in tensors]), offsets_of(lengths))
+
+    @classmethod
+    def from_nested(cls, tensor: Tensor) -> Any:
+        """From a nested tensor whose elements differ in their first dimension; a jagged one shares its values.
+
+        Example:
+            >>> Ragged.from_nested(torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])).lengths
+            tensor([2, 1])
+        """
+        if tensor.layout is torch.jagged and tensor._ragged_idx == 1 and tensor._lengths is None:
+            return cls(tensor.values().detach(), tensor.offsets().to("cpu", torch.int64))
+        return cls._of_tensors([element.detach() for element in tensor.unbind()])
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def column(self) -> RaggedColumn | None:
+        """The two tensors; None where another object has been put in the place of a row."""
+        column: Any = self._plain_column()
+        return None if column is None or column.is_changed(self._rows) else column
+
+    @property
+    def kind(self) -> str:
+        """``"tensor"``, ``"str"`` or ``"bytes"``."""
+        return self._ragged().kind
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self._ragged().values.dtype
+
+    @property
+    def row_shape(self) -> torch.Size:
+        """Shape of one element of a row."""
+        return self._ragged().values.shape[1:]
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 ``[n]``: elements of each row; bytes, for strings."""
+        starts, ends = self.spans()
+        return ends - starts
+
+    def _ragged(self) -> RaggedColumn:
+        column = self.column
+        if column is None:
+            raise TypeError(
+                "other objects were assigned to rows of this column, which made it a stack of objects: use tolist(), "
+                "or Ragged.from_list(...) of them"
+            )
+        return column
+
+    def spans(self) -> tuple[Tensor, Tensor]:
+        """Where each row starts and ends in the values of its column, int64 ``[n]`` each."""
+        return self._ragged().spans(self._rows)
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """The values of the rows one after the other, shared where they lie so, and their offsets from 0."""
+        return self._ragged().flat(self._rows)
+
+    def to_nested(self) -> Tensor:
+        """A jagged nested tensor, which shares the values where rows lie one after the other.
+
+        Raises:
+            TypeError: the rows are strings or bytes.
+        """
+        if self.kind != "tensor":
+            raise TypeError(f"a nested tensor holds numbers, and the rows are {self.kind}: use flat() for their bytes")
+        return torch.nested.nested_tensor_from_jagged(*self.flat())
+
+    def pad(self, length: Any = None, value: Any = 0, left: bool = False, **kwargs: Any) -> Any:
+        """Rows of one length.
+
+        Args:
+            length: of the rows; longer ones lose their end. None: that of the longest. A sequence of numbers adds rows
+                before and after, as :meth:`TensorDict.pad`.
+            value: fills shorter rows.
+            left: put it before them, not behind.
+
+        Returns:
+            ``[n, length, ...]``, and a bool mask ``[n, length]`` that is True at the elements of rows.
+
+        Example:
+            >>> Ragged.from_list([[1, 2, 3], [4]]).pad(2)
+            (tensor([[1, 2],
+                    [4, 0]]), tensor([[ True,  True],
+                    [ True, False]]))
+        """
+        if isinstance(length, Sequence) or "pad_size" in kwargs:
+            return super().pad(*([] if length is None else [length]), value=value, **kwargs)
+        column = self._ragged()
+        starts, ends = column.spans(self._rows)
+        lengths = ends - starts
+        if length is None:
+            length = int(lengths.max()) if len(lengths) else 0
+        kept = lengths.clamp(max=length)
+        places = torch.arange(length, device="cpu")
+        mask = places >= (length - kept)[:, None] if left else places < kept[:, None]
+        values = column.values.as_subclass(Tensor)
+        out = values.new_full((len(kept), length, *values.shape[1:]), value)
+        flat = values.new_empty((int(kept.sum()), *values.shape[1:]))
+        gather_rows(values, starts, starts + kept, flat)
+        out[mask] = flat
+        return out, mask
+
+    def tolist(self, **kwargs: Any) -> Any:
+        """A list of strings, of bytes, or of lists of numbers."""
+        rows = super().tolist(**kwargs)
+        return [row.tolist() for row in rows] if self.column is not None and self.kind == "tensor" else rows
+
+    def _as_value(self) -> Any:
+        return super()._as_value() if self.column is None or self.kind == "str" else self
+
+    def _row(self, index: int) -> Any:
+        """A row: a tensor, or :class:`NonTensorData` of a string or bytes."""
+        row = super()._row(index)
+        return row._payload if self.column is not None and self.kind == "tensor" else row
+
+    def unbind(self, dim: int = 0) -> Any:
+        """The rows: tensors, or :class:`NonTensorData` of strings and bytes."""
+        column = self.column
+        if column is None or column.kind != "tensor" or dim not in (0, -1):
+            return super().unbind(dim)
+        return tuple(column.objects(self._rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        column = self.column
+        return super().__iter__() if column is None or column.kind == "str" else iter(column.objects(self._rows))
+
+    def __repr__(self) -> str:
+        column = self.column
+        if column is None:
+            return super().__repr__()
+        rest = "".join(f", {n}" for n in self.row_shape)
+        what = f"{str(self.dtype).removeprefix('torch.')} [*{rest}]" if column.kind == "tensor" else column.kind
+        return f"Ragged({len(self._rows):,} rows of {what}, device={self._device})"
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def _set_rows(self, column: Column, rows: Sequence[int], *args: Any) -> None:
+        self._origin = None
+        super()._set_rows(column, rows, *args)
+
+    @property
+    def _source(self) -> list[Any]:  # type: ignore[override]
+        if self._objects is not None:
+            self._origin = self._objects, self._rows
+        return NonTensorStack._source.fget(self)  # type: ignore[attr-defined, no-any-return]
+
+    @_source.setter
+    def _source(self, members: list[Any]) -> None:
+        self._origin = None
+        NonTensorStack._source.fset(self, members)  # type: ignore[attr-defined]
+
+    def _plain_column(self) -> Column | None:
+        """The column; again where all members have been asked for since, and no other has come in their place."""
+        if self._objects is None and self._origin is not None:
+            (column, rows), self._origin = self._origin, None
+            members = self._members or ()
+            if len(members) == len(rows) and all(column._cells.get(r) is member for r, member in zip(rows, members)):
+                self._rows = rows
+                self._objects = column
+        return self._objects
+
+    def _payloads(self) -> list[Any] | None:
+        self._plain_column()
+        return super()._payloads()
+
+    def _nested(self) -> Any:
+        return () if self._plain_column() is not None else super()._nested()
+
+    def _set_names(self, names: list[str | None] | None) -> None:
+        self._names = names
+
+    def _index(self, index: Any) -> Any:
+        if not self._batch_size[0]:
+            return self._empty_like(index)
+        found = super()._index(index)
+        if type(found) is NonTensorData and not found._batch_size and self.column is not None and self.kind == "tensor":
+            return found._payload
+        return found
+
+    def _empty_like(self, index: Any) -> Any:
+        size = index_batch_size(self._batch_size, index)
+        column = self._plain_column()
+        if column is None or len(size) != 1 or size[0]:
+            return super()._index(index) if not self._batch_size[0] else super()._empty_like(index)
+        return self._view(column, range(0))
+
+    def _moved(self, move: Any) -> Any:
+        return NonTensorStack._of_objects(self._payloads(), 0, _NO_SIZE, self._device)._moved(move)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        make, args, *state = super().__reduce_ex__(protocol)
+        return make, (NonTensorStack,) if args == (Ragged,) and self.column is None else args, *state
+
+    @classmethod
+    def _of(cls, *args: Any, **kwargs: Any) -> Any:
+        return NonTensorStack._of(*args, **kwargs)
+
+    @classmethod
+    def _class_for(cls, members: Sequence[Any]) -> Any:
+        return NonTensorStack._class_for(members)
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        if type(source) is dict:
+            return super()._rebuild(source, batch_size, names)
+        return NonTensorStack._of(source, self._stack_dim, _NO_SIZE, self._device, names, batch_size)
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        columns = [_part_of(item) for item in items]
+        first = next((column for column in columns if column is not None), None)
+        if first is None or any(column is None or not _is_like(column, first) for column in columns):
+            return cat_non_tensors(items, dim)
+        values = torch.cat([column[1] for column in columns if column is not None])
+        lengths = torch.cat([column[2].diff() for column in columns if column is not None])
+        new = RaggedColumn(first[0], values, offsets_of(lengths), _NO_SIZE, items[0]._device)
+        return cls._of_rows(new, range(len(lengths)), 0, _NO_SIZE, items[0]._device)
+
+
+def _part_of(item: Any) -> tuple[str, Tensor, Tensor] | None:
+    """Kind, values and offsets of a column, and of a plain one of strings; None of others."""
+    if isinstance(item, Ragged):
+        column = item.column
+        return None if column is None else (column.kind, *column.flat(item._rows))
+    values = item._payloads() if isinstance(item, NonTensorStack) and item.batch_dims == 1 else None
+    return None if not values else text_of(values)
+
+
+def _is_like(part: tuple[str, Tensor, Tensor], other: tuple[str, Tensor, Tensor]) -> bool:
+    return part[0] == other[0] and part[1].dtype is other[1].dtype and part[1].shape[1:] == other[1].shape[1:]
+
+
+def _kind_name(row: Any) -> str:
+    return "bytes" if isinstance(row, bytes) else "strings" if isinstance(row, str) else "numbers"
+
+
+def _as_tensor(number: int, row: Any) -> Tensor:
+    try:
+        tensor = row if isinstance(row, Tensor) else torch.as_tensor(row)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"row {number} is a {type(row).__name__}, and no tensor can be made of it ({error})") from None
+    if not tensor.dim():
+        raise TypeError(f"row {number} is a single number: a row has a first dimension, its length")
+    return tensor.detach()
+
+
+def _check(values: Tensor, offsets: Tensor, kind: str) -> None:
+    """TypeError or ValueError unless these make a column."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}: got {kind!r}")
+    if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int64 or offsets.dim() != 1 or not len(offsets):
+        found = f"{offsets.dtype} {list(offsets.shape)}" if isinstance(offsets, Tensor) else type(offsets).__name__
+        raise TypeError(f"offsets must be int64 [n + 1], got {found}")
+    if not isinstance(values, Tensor) or not values.dim() or values.layout is not torch.strided:
+        found = f"{values.layout} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"values must be a strided tensor [total, ...], got {found}")
+    if kind != "tensor" and (values.dtype is not torch.uint8 or values.dim() != 1):
+        raise TypeError(f"values must be uint8 [total] for {kind!r}, got {values.dtype} {list(values.shape)}")
+    if not values.is_cpu or not offsets.is_cpu:
+        raise TypeError(f"values and offsets must be on the CPU, got {values.device} and {offsets.device}")
+    if int(offsets[0]) < 0 or int(offsets[-1]) > len(values):
+        raise ValueError(f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, past the {len(values)} values")
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        raise ValueError(f"offsets must ascend, and row {int(falls.nonzero()[0])} ends before it begins")

@@ -1,0 +1,411 @@
+"""Ragged entries: rows of different lengths over values and offsets, in memory, on disk and in other processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensordict_lite
+from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import text
+from tensordict_lite.memmap.checksum import store, verify
+
+ROWS = 30
+LENGTHS = [n * 7 % 5 for n in range(ROWS)]
+
+KINDS: dict[str, list[Any]] = {
+    "numbers": [torch.arange(n) + n for n in LENGTHS],
+    "pairs": [torch.rand(n, 2, generator=torch.Generator().manual_seed(n)) for n in LENGTHS],
+    "bytes": [bytes(range(n)) for n in LENGTHS],
+    "text": ["\u00e9x\x00y"[:n] for n in LENGTHS],
+    "text with None": [None if n == 3 else "abcd"[:n] for n in LENGTHS],
+}
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def made(kind: str) -> TensorDict:
+    return TensorDict({"x": torch.arange(ROWS), "in": {"v": Ragged.from_list(KINDS[kind])}}, [ROWS])
+
+
+def rows_of(data: TensorDict) -> list[Any]:
+    column = data.get(("in", "v"))
+    assert type(column) is Ragged and column.column is not None, column
+    return column.tolist()
+
+
+def plain(rows: list[Any]) -> list[Any]:
+    return [row.tolist() if isinstance(row, torch.Tensor) else row for row in rows]
+
+
+CHOICES: dict[str, Any] = {
+    "slice": slice(3, 20),
+    "step": slice(None, None, 3),
+    "mask": torch.arange(ROWS) % 3 == 0,
+    "rows": torch.tensor([7, 0, 7, -1]),
+    "list": [5, 2],
+    "none": slice(0, 0),
+    "no mask": torch.zeros(ROWS, dtype=torch.bool),
+    "no rows": torch.zeros(0, dtype=torch.int64),
+}
+
+SAME: dict[str, Callable[[TensorDict, Path], TensorDict]] = {
+    "itself": lambda data, folder: data,
+    "clone": lambda data, folder: data.clone(),
+    "shallow": lambda data, folder: data.clone(False),
+    "pickle": lambda data, folder: pickle.loads(pickle.dumps(data)),
+    "torch.save": lambda data, folder: through_file(data, folder),
+    "shared": lambda data, folder: data.clone().share_memory_(),
+    "consolidated": lambda data, folder: data.consolidate(),
+    "memmap": lambda data, folder: data.memmap(folder / "m"),
+    "load": lambda data, folder: TensorDict.load_memmap(data.memmap(folder / "m")._memmap_path),
+    "archive": lambda data, folder: data.memmap(folder / "m.tdz"),
+    "loaded archive": lambda data, folder: packed(data, folder, None),
+    "compressed archive": lambda data, folder: packed(data, folder, "deflate"),
+    "cat": lambda data, folder: torch.cat([data[:7], data[7:7], data[7:]]),
+    "split": lambda data, folder: torch.cat(list(data.split(4))),
+    "named": lambda data, folder: data.refine_names("rows"),
+    "looked at": lambda data, folder: looked_at(data),
+    "apply": lambda data, folder: data.apply(lambda x: x + 1),
+}
+"""What leaves a ragged column what it is."""
+
+
+def through_file(data: TensorDict, folder: Path) -> TensorDict:
+    torch.save(data, folder / "f.pt")
+    return torch.load(folder / "f.pt", weights_only=True)
+
+
+def packed(data: TensorDict, folder: Path, compression: str | None) -> TensorDict:
+    data.memmap(folder / "m.tdz", compression=compression)
+    return TensorDict.load_memmap(folder / "m.tdz")
+
+
+def looked_at(data: TensorDict) -> TensorDict:
+    data.unbind(0), data.get(("in", "v")).tensordicts
+    return data
+
+
+@pytest.fixture(autouse=True)
+def text_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "TEXT_ROWS", 1)
+
+
+@kinds
+@pytest.mark.parametrize("way", SAME)
+def test_rows_are_the_same_after(way: str, kind: str, tmp_path: Path) -> None:
+    data = SAME[way](made(kind), tmp_path)
+    assert rows_of(data) == plain(KINDS[kind])
+    assert (data.get(("in", "v")) == Ragged.from_list(KINDS[kind])).all()
+    for choice in CHOICES.values():
+        part = data[choice]
+        numbers = torch.arange(ROWS)[choice].tolist()
+        assert rows_of(part) == plain([KINDS[kind][n] for n in numbers])
+        column, whole = part.get(("in", "v")), data.get(("in", "v"))
+        assert (column.kind, column.dtype, column.row_shape) == (whole.kind, whole.dtype, whole.row_shape)
+        assert rows_of(pickle.loads(pickle.dumps(part))) == rows_of(part)
+
+
+@kinds
+def test_an_entry_is_a_list_for_strings_and_the_column_otherwise(kind: str) -> None:
+    data = made(kind)
+    found = data["in", "v"]
+    if kind.startswith("text"):
+        assert isinstance(found, list) and found == KINDS[kind]
+        assert type(data.get(("in", "v"))[2]) is NonTensorData
+    else:
+        assert type(found) is Ragged and plain(list(found)) == plain(KINDS[kind])
+    for number in (0, 3, -1):
+        assert plain([data[number]["in", "v"]]) == plain([KINDS[kind][number]])
+    assert isinstance(data.get(("in", "v")), NonTensorStack)
+
+
+@kinds
+def test_slices_and_choices_share_the_values(kind: str) -> None:
+    column = made(kind).get(("in", "v"))
+    for choice in CHOICES.values():
+        assert column[choice].column.values.data_ptr() == column.column.values.data_ptr()
+
+
+OTHERS: dict[str, Callable[[TensorDict], TensorDict]] = {
+    "reshape": lambda data: data.reshape(5, 6),
+    "unsqueeze": lambda data: data.unsqueeze(0),
+    "expand": lambda data: data.expand(2, ROWS),
+    "permute": lambda data: data.unsqueeze(1).permute(1, 0),
+    "stack": lambda data: torch.stack([data, data]),
+    "index of two dimensions": lambda data: data[torch.tensor([[0, 1], [2, 3]])],
+}
+
+
+@kinds
+@pytest.mark.parametrize("way", OTHERS)
+def test_other_shapes_are_stacks_of_objects(way: str, kind: str) -> None:
+    column = OTHERS[way](made(kind)).get(("in", "v"))
+    assert type(column) is NonTensorStack and column.batch_dims == 2
+    assert plain(column[0].tolist()) == plain(KINDS[kind][: len(column[0].tolist())])
+
+
+@kinds
+def test_another_object_in_a_row_makes_objects_of_the_column(kind: str) -> None:
+    for change in (
+        lambda data: data.get(("in", "v")).__setitem__(2, NonTensorData(("new",))),
+        lambda data: data.get(("in", "v")).update_(
+            NonTensorStack(*(NonTensorData(("new",) if n == 2 else row) for n, row in enumerate(KINDS[kind])))
+        ),
+    ):
+        data = made(kind)
+        change(data)
+        column = data.get(("in", "v"))
+        assert column.column is None
+        rows = plain([("new",) if n == 2 else row for n, row in enumerate(KINDS[kind])])
+        assert plain(column.tolist()) == rows
+        with pytest.raises(TypeError, match="stack of objects"):
+            column.flat()
+        copy = pickle.loads(pickle.dumps(data)).get(("in", "v"))
+        assert type(copy) is NonTensorStack and plain(copy.tolist()) == rows
+        assert type(data.clone().get(("in", "v"))) is NonTensorStack
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("length", [None, 2, 9])
+def test_rows_are_padded(length: int | None, left: bool) -> None:
+    column = Ragged.from_list(KINDS["pairs"])[torch.tensor([4, 1, 2])]
+    padded, mask = column.pad(length, -1.0, left)
+    longest = max(map(len, column)) if length is None else length
+    for row, values, is_there in zip(column, padded, mask, strict=True):
+        row = row[:longest]
+        fill = torch.full((longest - len(row), 2), -1.0)
+        assert values.equal(torch.cat([fill, row] if left else [row, fill]))
+        assert values[is_there].equal(row)
+
+
+def test_nested_tensors_go_in_and_out() -> None:
+    rows = KINDS["pairs"]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    column = Ragged.from_nested(jagged)
+    assert column.column.values.data_ptr() == jagged.values().data_ptr()
+    assert plain(column.to_nested().unbind()) == plain(rows)
+    assert Ragged.from_nested(torch.nested.nested_tensor(rows)).tolist() == plain(rows)
+    with pytest.raises(TypeError, match="nested tensor holds numbers"):
+        Ragged.from_list(["a"]).to_nested()
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "falling offsets": (lambda: Ragged(torch.arange(5), torch.tensor([0, 3, 2])), "row 1 ends before it begins"),
+    "offsets past the values": (lambda: Ragged(torch.arange(5), torch.tensor([0, 6])), "from 0 to 6, past the 5"),
+    "negative offsets": (lambda: Ragged(torch.arange(5), torch.tensor([-1, 5])), "from -1 to 5"),
+    "no offset": (lambda: Ragged(torch.arange(5), torch.tensor([], dtype=torch.int64)), r"int64 \[n \+ 1\]"),
+    "floats as offsets": (lambda: Ragged(torch.arange(5), torch.tensor([0.0, 5.0])), "float32"),
+    "numbers as text": (lambda: Ragged(torch.arange(5), torch.tensor([0, 5]), "str"), "uint8 .total. for 'str'"),
+    "another kind": (lambda: Ragged(torch.arange(5), torch.tensor([0, 5]), "object"), "'tensor', 'str', 'bytes'"),
+    "None among bytes": (lambda: Ragged.from_list([b"a", None]), "row 1 is None, which has no encoding among bytes"),
+    "None among numbers": (lambda: Ragged.from_list([[1], None]), "row 1 is None, .* among numbers"),
+    "a mixture": (lambda: Ragged.from_list(["a", b"b"]), "row 1 is a bytes, where others are strings"),
+    "numbers among text": (lambda: Ragged.from_list(["a", [1]]), "row 1 is a list"),
+    "a scalar": (lambda: Ragged.from_list([[1], 2]), "row 1 is a single number"),
+    "other shapes": (lambda: Ragged.from_list([torch.ones(2, 3), torch.ones(2, 2)]), r"row 1 has the shape \[2, 2\]"),
+    "nothing": (lambda: Ragged.from_list([]), "no rows"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_named(what: str) -> None:
+    call, message = BAD[what]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+# -- on disk ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numbers", "pairs"])
+@pytest.mark.parametrize("rows", [ROWS, 0])
+def test_the_reference_opens_rows_of_numbers(kind: str, rows: int, tmp_path: Path) -> None:
+    reference = pytest.importorskip("tensordict").TensorDict
+    made(kind)[:rows].memmap(tmp_path / "data")
+    assert {"v.memmap", "v.shape.memmap", "v.offsets.memmap"} - set(os.listdir(tmp_path / "data/in")) <= (
+        set() if rows else {"v.memmap", "v.shape.memmap"}
+    )
+    if rows:
+        theirs = reference.load_memmap(tmp_path / "data")["in", "v"]
+        assert plain(theirs.unbind(0)) == plain(KINDS[kind])
+    assert rows_of(TensorDict.load_memmap(tmp_path / "data")) == plain(KINDS[kind][:rows])
+
+
+@pytest.mark.parametrize("kind", ["numbers", "pairs"])
+def test_what_the_reference_writes_becomes_ragged(kind: str, tmp_path: Path) -> None:
+    reference = pytest.importorskip("tensordict").TensorDict
+    reference({"v": torch.nested.nested_tensor(KINDS[kind])}, [ROWS]).memmap(tmp_path / "data")
+    nested = TensorDict.load_memmap(tmp_path / "data")["v"]
+    assert Ragged.from_nested(nested).tolist() == plain(KINDS[kind])
+
+
+@kinds
+def test_a_dataset_is_opened_without_being_read_and_travels_by_name(kind: str, tmp_path: Path) -> None:
+    many = torch.cat([made(kind)] * 300)
+    many.memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    for part in (data, data[5:4000]):
+        assert len(pickle.dumps(part)) < 3000
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(rows_of, (data[31:40],)) == plain((KINDS[kind] * 2)[31:40])
+    assert data.get(("in", "v"))._objects._cells == {}
+
+
+@kinds
+def test_rows_sent_before_their_files_were_replaced_are_refused(kind: str, tmp_path: Path) -> None:
+    made(kind).memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    (tmp_path / "sent").write_bytes(pickle.dumps(data))
+    made(kind)[torch.arange(ROWS).flip(0)].memmap(tmp_path / "data")
+    assert rows_of(pickle.loads(pickle.dumps(data))) == plain(KINDS[kind])  # of its own files, by value
+    script = f"import pickle; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "DatasetError" in run.stderr and "has been replaced" in run.stderr
+
+
+def test_saving_again_writes_no_file_that_is_in_place(tmp_path: Path) -> None:
+    made("numbers").memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    before = {name: os.stat(tmp_path / "data/in" / name).st_ino for name in os.listdir(tmp_path / "data/in")}
+    data.memmap_(tmp_path / "data")
+    after = {name: os.stat(tmp_path / "data/in" / name).st_ino for name in os.listdir(tmp_path / "data/in")}
+    assert {name for name in before if before[name] != after[name]} <= {"meta.json", "v.shape.memmap"}
+    assert rows_of(TensorDict.load_memmap(tmp_path / "data")) == plain(KINDS["numbers"])
+
+
+def files_of(kind: str) -> dict[str, str]:
+    if kind in ("numbers", "pairs"):
+        return {"values": "in/v.memmap", "offsets": "in/v.offsets.memmap", "meta": "in/meta.json"}
+    return {"values": "in/v/values.memmap", "offsets": "in/v/offsets.memmap", "meta": "in/v/meta.json"}
+
+
+@kinds
+@pytest.mark.parametrize("file", ["values", "offsets"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "link", "longer"])
+def test_damaged_files_are_named(kind: str, file: str, damage: str, tmp_path: Path) -> None:
+    made(kind).memmap(tmp_path / "data")
+    path = tmp_path / "data" / files_of(kind)[file]
+    if damage == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    elif damage == "longer":
+        os.truncate(path, path.stat().st_size + 8)
+    else:
+        os.rename(path, tmp_path / "elsewhere")
+        if damage == "link":
+            path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetError, match=re.escape(files_of(kind)[file])):
+        TensorDict.load_memmap(tmp_path / "data")
+
+
+@kinds
+@pytest.mark.parametrize("offset", [-1, 1 << 40, 0])
+def test_damaged_offsets_are_named_by_row(kind: str, offset: int, tmp_path: Path) -> None:
+    made(kind).memmap(tmp_path / "data")
+    path = tmp_path / "data" / files_of(kind)["offsets"]
+    with path.open("r+b") as file:
+        file.seek(8 * 5)
+        file.write(offset.to_bytes(8, "little", signed=True))
+    data = TensorDict.load_memmap(tmp_path / "data")
+    assert plain([data[1]["in", "v"]]) == plain([KINDS[kind][1]])
+    for read in (lambda: rows_of(data), lambda: data[4]["in", "v"], lambda: data.get(("in", "v")).flat()):
+        with pytest.raises(DatasetError, match=rf"{files_of(kind)['offsets']}.*row 4 would be values"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"values": None},
+        {"values": [-1]},
+        {"values": [1 << 60]},
+        {"values": [3, 3]},
+        {"layout": "other"},
+        {"is_nested": False},
+        {"dtype": "torch.int7"},
+        {"shape": [ROWS - 1, 1]},
+        {"shape": [ROWS]},
+    ],
+    ids=str,
+)
+def test_hostile_metadata_of_numbers_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    made("numbers").memmap(tmp_path / "data")
+    path = tmp_path / "data/in/meta.json"
+    meta = json.loads(path.read_text())
+    meta["v"].update(change)
+    path.write_text(json.dumps(meta))
+    with pytest.raises(DatasetError):
+        TensorDict.load_memmap(tmp_path / "data")
+
+
+def test_two_entries_that_want_one_file_are_refused(tmp_path: Path) -> None:
+    data = TensorDict({"v": Ragged.from_list([[1]]), "v.offsets": torch.ones(1)}, [1])
+    with pytest.raises(RuntimeError, match="taken by"):
+        data.memmap(tmp_path / "data", robust_key=False)
+
+
+@kinds
+def test_checksums_cover_every_file(kind: str, tmp_path: Path) -> None:
+    made(kind).memmap(tmp_path / "data")
+    store(tmp_path / "data")
+    assert not verify(tmp_path / "data").problems
+    for name in ("values", "offsets"):
+        path = tmp_path / "data" / files_of(kind)[name]
+        old = path.read_bytes()
+        path.write_bytes(b"\x7f" + old[1:])
+        assert [problem.file for problem in verify(tmp_path / "data").problems] == [files_of(kind)[name]]
+        path.write_bytes(old)
+
+
+def test_a_consolidated_file_says_what_it_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"\('in', 'v'\) holds rows of numbers .* cannot hold: save a folder"):
+        made("numbers").consolidate(filename=tmp_path / "f")
+
+
+# -- nested tensors as leaves ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(1, None),
+        slice(None, None, 2),
+        slice(0, 0),
+        torch.tensor([2, 0]),
+        torch.tensor([True, False, True]),
+        [1, 2],
+    ],
+    ids=str,
+)
+def test_jagged_leaves_are_sliced_as_by_the_reference(index: Any) -> None:
+    reference = pytest.importorskip("tensordict").TensorDict
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3), torch.ones(1)], layout=torch.jagged)
+    mine, theirs = (cls({"v": jagged, "x": torch.arange(3)}, [3])[index] for cls in (TensorDict, reference))
+    assert mine.batch_size == theirs.batch_size
+    assert mine["v"].layout is theirs["v"].layout
+    assert plain(mine["v"].unbind()) == plain(theirs["v"].unbind())
+
+
+def test_jagged_leaves_are_split_and_keep_gradients() -> None:
+    values = torch.arange(6.0, requires_grad=True)
+    jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 6]))
+    parts = TensorDict({"v": jagged}, [3]).split(2)
+    assert [plain(part["v"].unbind()) for part in parts] == [[[0, 1], [2, 3, 4]], [[5]]]
+    parts[1]["v"].values().sum().backward()
+    assert values.grad.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_it_is_public() -> None:
+    assert "Ragged" in tensordict_lite.__all__
