@@ -351,6 +351,12 @@ class Ragged(NonTensorStack):
         self._set_rows(RaggedColumn(kind, values, offsets), range(len(offsets) - 1), 0, _NO_SIZE, None)
 
     @classmethod
+    def _over(cls, kind: str, values: Tensor, offsets: Tensor, device: torch.device | None = None) -> Any:
+        """Trusted constructor: the offsets of a row are checked when it is read."""
+        column = RaggedColumn(kind, values, offsets, _NO_SIZE, device)
+        return cls._of_rows(column, range(len(offsets) - 1), 0, _NO_SIZE, device)
+
+    @classmethod
     def from_list(cls, rows: Sequence[Any], **kwargs: Any) -> Any:
         """From strings, bytes, or tensors, arrays and lists of numbers that differ in their first dimension.
 
@@ -440,6 +446,16 @@ class Ragged(NonTensorStack):
         """int64 ``[n]``: elements of each row; bytes, for strings."""
         starts, ends = self.spans()
         return ends - starts
+
+    @property
+    def has_none(self) -> bool:
+        """Whether None is among the strings."""
+        column = self._ragged()
+        if column.kind != "str":
+            return False
+        starts, ends = self.spans()
+        starts = starts[ends - starts == 1]
+        return bool((column.values.as_subclass(Tensor).index_select(0, starts) == _NONE[0]).any())
 
     def _ragged(self) -> RaggedColumn:
         column = self.column

@@ -15,13 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Pieces, Rows
+from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Pieces, Rows, Spilled
 from tdmap.data.skipfile import OBJECTS, append_line, last_lines
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import remove
 from tdmap.memory.resources import available_memory
 from tensordict_lite import MetaData, NonTensorData, NonTensorStack
+from tensordict_lite.memmap.disk.format import is_count
+from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
+from tensordict_lite.ragged import KINDS
 
 
 class ObjectLog:
@@ -97,7 +100,7 @@ def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None
 
 
 def _values(piece: Piece) -> Sequence[Any]:
-    if piece is None:
+    if piece is None or isinstance(piece, Spilled):
         return ()
     if isinstance(piece, One):
         return [piece.value]
@@ -109,6 +112,8 @@ def _values(piece: Piece) -> Sequence[Any]:
 def _noted(piece: Piece) -> Any:
     if piece is None:
         return None
+    if isinstance(piece, Spilled):
+        return ["spilled", piece.kind, str(piece.dtype), piece.row_shape, *piece[3:]]
     if isinstance(piece, One):
         return ["one" if piece.entry is None else "whole", piece.value]
     if isinstance(piece, Each):
@@ -122,6 +127,8 @@ def _read(noted: Any) -> Piece:
         return None
     if noted[0] == "one":
         return One(noted[1])
+    if noted[0] == "spilled":
+        return _spilled(*noted[1:])
     if noted[0] == "whole":
         return One(noted[1], MetaData(noted[1]))
     if noted[0] == "each":
@@ -130,6 +137,15 @@ def _read(noted: Any) -> Piece:
             values[number] = MISSING
         return Each(values)
     return Rows([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
+
+
+def _spilled(kind: Any, dtype: Any, shape: Any, rows: Any, total: Any, file: Any, lengths: Any, values: Any) -> Spilled:
+    numbers = [*shape, rows, total, lengths, values]
+    if kind not in KINDS or dtype not in DTYPES or not all(is_count(n, 1 << 62) for n in numbers):
+        raise ValueError(f"no ragged rows: {kind!r:.60}, {dtype!r:.60}, {numbers!r:.100}")
+    if type(file) is not str or not file or "/" in file or "\0" in file:
+        raise ValueError(f"no name of a file: {file!r:.100}")
+    return Spilled(kind, DTYPES[dtype], tuple(shape), rows, total, file, lengths, values)
 
 
 def _entry(values: Any, dims: int) -> Any:

@@ -13,15 +13,17 @@ in a new output they hold None, or no objects at all where rows are stacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.memory.regions import bytes_of
+from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDict, is_non_tensor, lazy_stack
+from tensordict_lite.gathering import offsets_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.ragged import Ragged, text_of
@@ -97,6 +99,46 @@ def _unpacked(kind: str, dtype: torch.dtype, shape: tuple[int, ...], values: byt
     return Column(Ragged(content.reshape(shape), torch.frombuffer(bytearray(offsets), dtype=torch.int64), kind))
 
 
+class Spilled(NamedTuple):
+    """Ragged rows that wait in a spill file: their lengths, int64, and their values."""
+
+    kind: str
+    dtype: torch.dtype
+    row_shape: tuple[int, ...]
+    rows: int
+    total: int
+    """Values of all rows."""
+    file: str
+    lengths: int
+    """Byte of the file at which they begin."""
+    values: int
+
+
+def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
+    """Ragged rows, strings or bytes, written to a spill file; None for other entries."""
+    if not isinstance(entry, NonTensorStack) or entry.batch_dims != 1 or plan.dim or plan.unbind or not len(entry):
+        return None
+    if isinstance(entry, Ragged) and entry.column is not None:
+        kind, values, offsets = entry.kind, *entry.flat()
+    else:
+        text = text_of(entry._payloads() or ()) if len(entry) >= PACKED else None
+        if text is None:
+            return None
+        kind, values, offsets = text
+    lengths, content = spill.append([offsets.diff(), values.contiguous()])
+    row_shape = tuple(values.shape[1:])
+    return Spilled(kind, values.dtype, row_shape, len(entry), len(values), content.file, lengths.offset, content.offset)
+
+
+def unspilled(piece: Spilled, spill: Spill) -> Column:
+    """The rows of a piece, in memory."""
+    item = piece.dtype.itemsize * torch.Size(piece.row_shape).numel()
+    lengths = spill.read(Extent(piece.file, piece.lengths, piece.rows * 8), torch.int64, (piece.rows,))
+    extent = Extent(piece.file, piece.values, piece.total * item)
+    values = spill.read(extent, piece.dtype, (piece.total, *piece.row_shape))
+    return Column(Ragged(values, offsets_of(lengths), piece.kind))
+
+
 class Rows(NamedTuple):
     """One non-tensor entry a row: rows that are stacks of objects themselves, or `MISSING`."""
 
@@ -120,11 +162,14 @@ def _missing() -> _Missing:
     return MISSING
 
 
-Piece: TypeAlias = "One | Each | Rows | None"
+Piece: TypeAlias = "One | Each | Rows | Spilled | None"
 """The objects of some consecutive rows in one column; None where there are none."""
 
 Pieces: TypeAlias = "tuple[Piece, ...]"
 """One for each column."""
+
+Place: TypeAlias = "Callable[[KeyPath, Data, list[tuple[int, Piece]]], Any]"
+"""Brings rows that wait in spill files to their places in an output; returns the column that they are."""
 
 
 def contents(piece: One | Each | Rows) -> Any:
@@ -305,25 +350,31 @@ class ObjectColumns:
         """Keep those of a chunk."""
         self._pieces[chunk] = pieces
 
-    def columns(self, plan: ChunkPlan, data: Data, before: Data | None = None) -> dict[KeyPath, Any]:
+    def columns(
+        self, plan: ChunkPlan, data: Data, before: Data | None = None, place: Place | None = None
+    ) -> dict[KeyPath, Any]:
         """The columns with all rows of a plan.
 
         Args:
             plan: whose chunks the pieces are of.
             data: the collection that they belong to, whose batch sizes they get.
             before: a collection that holds what rows without an object of their own keep; None: they hold None.
+            place: for columns some of whose rows are `Spilled`.
         """
         found = {}
         for number, path in enumerate(self.paths):
             parent = entry_at(data, path[:-1])
             pieces = self._of(number, plan)
+            if place is not None and any(isinstance(piece, Spilled) for _, piece in pieces):
+                found[path] = place(path, data, pieces)
+                continue
             if before is not None:
                 old = entry_at(before, path)
                 if all(piece is None for _, piece in pieces):
                     found[path] = old
                     continue
                 pieces = _over(pieces, old, plan)
-            found[path] = _column(pieces, plan, parent._batch_size)
+            found[path] = column_of(pieces, plan, parent._batch_size)
         return found
 
     def _of(self, number: int, plan: ChunkPlan) -> list[tuple[int, Piece]]:
@@ -352,7 +403,7 @@ def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tup
     return [(rows, Rows(merged) if stacked else Each(merged))]
 
 
-def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
+def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
     """A column of a collection of batch size `size` from its pieces."""
     whole = concat_pieces(parts)
     rest = torch.Size((*size[: plan.dim], *size[plan.dim + 1 :]))
@@ -444,7 +495,7 @@ class ObjectColumn:
         if stacked and all(gaps):
             stacked = False
         piece = Rows(taken) if stacked else Each(taken)
-        return _column([(len(rows), piece)], ChunkPlan(len(rows), max(len(rows), 1)), size)
+        return column_of([(len(rows), piece)], ChunkPlan(len(rows), max(len(rows), 1)), size)
 
 
 # -- writing columns into an output that there is ------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensors_of
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
+from tdmap.memory.files import mapped_file
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
-from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
+from tensordict_lite.memmap.disk.format import encode_key
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 from tensordict_lite.memmap.plan import mapped_root
+from tensordict_lite.memmap.text import FILES
 from tensordict_lite.paths import is_url, local_path
 
 META = "meta.json"
@@ -287,6 +290,36 @@ class OutputFolder:
         """Add the entries that are no tensors to a dataset that `create` has made; its metadata is replaced at once."""
         whole = with_objects(data, columns)
         return whole.memmap_(self._data)
+
+    def ragged(
+        self, data: Data, path: KeyPath, kind: str, dtype: torch.dtype, shape: Sequence[int], rows: int
+    ) -> Ragged:
+        """Files of a ragged entry, zeroed, or those of before where they have this size. `complete` adds the entry.
+
+        Args:
+            data: what `create` has made.
+            path: of the entry.
+            kind, dtype: of its rows.
+            shape: of the values of all rows, one after the other.
+            rows: how many there are.
+        """
+        folder, node = Path(self._data), data
+        for key in (None, *path[:-1]):
+            if key is not None:
+                node, folder = node._source[key], folder / encode_key(key)
+            folder = folder / "_tensordict" if is_tensorclass(node) else folder
+        stem = encode_key(path[-1])
+        if kind != "tensor":
+            (folder / stem).mkdir(exist_ok=True)
+        names = (f"{stem}.memmap", f"{stem}.offsets.memmap") if kind == "tensor" else [f"{stem}/{n}" for n in FILES]
+        files = [folder / name for name in names]
+        for file, count, item in zip(files, (torch.Size(shape).numel(), rows + 1), (dtype.itemsize, 8)):
+            mapped_file(file, count * item, keep=True, mode=0o666)
+        values = torch.empty(tuple(shape), dtype=dtype)
+        if values.numel():
+            values = MemoryMappedTensor.from_filename(files[0], dtype, shape)
+        offsets = MemoryMappedTensor.from_filename(files[1], torch.int64, (rows + 1,))
+        return Ragged._over(kind, values, offsets)
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.

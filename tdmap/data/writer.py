@@ -22,10 +22,21 @@ from tdmap.data.alike import (
     unlike_the_others,
 )
 from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of, with_entries
-from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
+from tdmap.data.objects import (
+    KeyPath,
+    Piece,
+    Pieces,
+    entry_at,
+    object_paths,
+    piece_of,
+    spilled,
+    unchanged,
+    without_objects,
+)
 from tdmap.data.reader import BLOCK, cut, narrow, plain_tensors
 from tdmap.errors import OutputMismatch
 from tdmap.memory.filecolumn import columns_behind
+from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tensordict_lite import is_non_tensor
 
@@ -50,6 +61,7 @@ class RowWriter:
 
     Attributes:
         base: the row of the plan that is the first of `out`: a worker may have only some of the rows.
+        spill: where ragged rows wait, until the lengths of all are known; None: they travel with reports.
     """
 
     def __init__(
@@ -66,6 +78,7 @@ class RowWriter:
         self.out = without_objects(out)
         self.strict = strict
         self.base = 0
+        self.spill: Spill | None = None
         self.plan = plan
         self.exact = exact
         self.aliased = aliased
@@ -79,6 +92,7 @@ class RowWriter:
         """Another one for the same output: workers in one process have one each."""
         new = RowWriter(self.out, self.plan, self.exact, self.aliased, self.strict, self.objects)
         new._before, new._names, new._one_level = self._before, self._names, self._one_level
+        new.spill = self.spill
         return new
 
     def over(self, out: Data, base: int) -> RowWriter:
@@ -117,13 +131,17 @@ class RowWriter:
         """
         if not self.objects:
             return None
-        pieces = tuple(piece_of(entry_at(result, path), self.plan) for path in self.objects)
+        pieces = tuple(self._piece(entry_at(result, path)) for path in self.objects)
         if self._before is None:
             return pieces
         first, last = first - self.base, last - self.base
         before = [narrow(entry_at(self._before, path), self.plan.dim, first, last) for path in self.objects]
         same = [unchanged(piece, entry, self.plan) for piece, entry in zip(pieces, before)]
         return None if all(same) else tuple(None if kept else piece for kept, piece in zip(same, pieces))
+
+    def _piece(self, entry: Any) -> Piece:
+        waiting = None if self.spill is None else spilled(entry, self.plan, self.spill)
+        return piece_of(entry, self.plan) if waiting is None else waiting
 
     def column(self, key: str, chunk: int) -> Tensor | None:
         """The rows of a chunk in one entry of the output; None where it has no such tensor."""

@@ -27,7 +27,6 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.copying import CopyTable, Target
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.datasets.placing import ColumnFiles, SpillColumns
@@ -38,6 +37,7 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.output.append import Piece, SpillRows, append_rows, spill_of
 from tdmap.output.append import Pieces as AppendPieces
+from tdmap.output.copying import CopyTable, Target
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tdmap.data.schema import KeyPath
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.copying import CopyTable
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import replace_file
 from tdmap.memory.spill import Spill
 from tdmap.output.append import Piece, SpillRows
+from tdmap.output.copying import CopyTable
 from tdmap.output.output import create_anew
 from tensordict_lite import TensorDict
 from tensordict_lite.gathering import offsets_of

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
-from tdmap.data.objects import Text, piece_of, stack_of
+from tdmap.data.objects import stack_of
 from tdmap.data.store import destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.extras import no_column
-from tdmap.datasets.jagged import Jagged, bytes_tensor
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.datasets.tables.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.tables.doors import TableDoors
 from tdmap.ops.describe import describe
 from tdmap.ops.train_test_split import train_test_split
-from tdmap.plan import ChunkPlan
 from tdmap.process_state import on_host
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.views import is_leaf_nontensor
@@ -434,11 +433,11 @@ def _text_of(entry: Any, count: int) -> Jagged:
     """
     if not (hasattr(entry, "_is_non_tensor") and entry._is_non_tensor):
         return Jagged.from_list([entry] * count)
-    piece = piece_of(entry, ChunkPlan(count, max(count, 1)))
-    if isinstance(piece, Text):
-        content = bytes(piece.content)
-        if piece.kind == "bytes" or NO_TEXT not in content:
-            return Jagged(bytes_tensor(content), piece.offsets, piece.kind)
+    if isinstance(entry, Ragged) and (column := entry.column) is not None:
+        starts, ends = entry.spans()
+        rows = Jagged.of_spans(column.values, starts, ends, column.kind)
+        if column.kind != "str" or NO_TEXT not in rows.flat().numpy().tobytes():
+            return rows
     values = entry.tolist()
     if not count:  # of what may be a column, text is by far the most frequent
         return Jagged.of_no_text("str")

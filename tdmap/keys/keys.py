@@ -17,6 +17,7 @@ from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
 from tdmap.reducers.base import Key
 from tdmap.run.call import parts_of
+from tensordict_lite import Ragged
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -118,6 +119,8 @@ def _column(chunk: Data, name: Key) -> Any:
     value = chunk.get(name)
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+        raise TypeError(f"the key {name!r} holds rows of numbers of different lengths, which cannot be a key.")
     if is_data(value) and getattr(value, "tolist", None) is not None and not isinstance(value, Tensor):
         return strings_of(value.tolist(), f"the key {name!r}")
     return value
@@ -143,10 +146,11 @@ def as_column(value: Any, fn: object = None) -> Any:
     )
 
 
-def strings_of(values: Any, what: str) -> list[str]:
-    """A list of strings, or a TypeError."""
-    if isinstance(values, list) and all(issubclass(kind, str) for kind in set(map(type, values))):
-        return values
+def strings_of(values: Any, what: str) -> list[Any]:
+    """A list of strings, or of bytes; or a TypeError."""
+    kinds = set(map(type, values)) if isinstance(values, list) else {list}
+    if all(issubclass(kind, str) for kind in kinds) or kinds == {bytes}:
+        return values  # type: ignore[no-any-return]
     found = (
         "nested lists"
         if not isinstance(values, list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class MapPartition:
         self,
         fn: Callable[[Any], Any],
         codec: KeyCodec,
-        labels: tuple[list[str] | None, ...],
+        labels: tuple[Sequence[Any] | None, ...],
         partitions: Partitions,
         rows: Data,
         whole: bool,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
+from tdmap.keys.ranks import TextRows, ranks_of
 from tdmap.keys.splits import Splits
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import anonymous_tensor
@@ -23,7 +26,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context, require_rows
 from tdmap.stores.widened import with_room
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk: sorting so many stays in the second-level cache."""
@@ -100,7 +103,7 @@ class KeyedData:
     reader: KeyReader
     sample: Words
     """Of evenly spread rows; those with a NaN that is to be left out are not among them."""
-    labels: tuple[list[str] | None, ...]
+    labels: tuple[Sequence[Any] | None, ...]
     """For each column of strings, the strings that the numbers of the column stand for."""
     names: tuple[Key, ...]
     """What the columns are called in a result."""
@@ -165,7 +168,7 @@ def prepare(
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))
-    labels: tuple[list[str] | None, ...] = (None,) * len(first)
+    labels: tuple[Sequence[Any] | None, ...] = (None,) * len(first)
     if any(isinstance(value, list) for value in first):
         data, spec, labels = _number_strings(ctx, data, spec)
         first = spec.values(narrow(data, 0, 0, min(length, 1)))
@@ -192,6 +195,49 @@ NUMBERED = "__key_{}__"
 """Entry that stands for a column of strings."""
 
 
+class Labels(Sequence[Any]):
+    """The strings of distinct rows, made when one is asked for."""
+
+    def __init__(self, rows: Ragged) -> None:
+        self._rows = rows
+        self._strings: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._strings is None:
+            self._strings = self._rows.tolist()
+        return self._strings[index]
+
+
+def _has_ranks(entry: Any) -> bool:
+    """Whether rows of an entry can be ranked where they lie: strings or bytes, and no None."""
+    if not isinstance(entry, Ragged) or entry.column is None or entry.kind == "tensor":
+        return False
+    return entry.kind == "bytes" or not entry.has_none
+
+
+def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpec, tuple[Sequence[Any] | None, ...]]:
+    """The dataset with a number for each row of each ragged column, in the order of its text; no string is made."""
+    wider = with_room(data)
+    names: list[Key] = []
+    labels: list[Sequence[Any] | None] = []
+    for index, (name, entry) in enumerate(zip(spec.names, entries)):
+        if isinstance(entry, Tensor):
+            names.append(name)
+            labels.append(None)
+            continue
+        column = anonymous_tensor(8 * len(entry)).view(torch.int64)
+        column.copy_(ranks_of([TextRows.of(entry)])[0])
+        firsts = torch.empty(int(column.max()) + 1 if len(column) else 0, dtype=torch.int64)
+        firsts[column] = torch.arange(len(column))
+        labels.append(Labels(entry[firsts]))
+        names.append(NUMBERED.format(index))
+        wider.set(NUMBERED.format(index), column)
+    return wider, KeySpec(tuple(names)), tuple(labels)
+
+
 class NumberChunk:
     """What a worker calls: the distinct strings of a chunk, and which of them each row has."""
 
@@ -211,9 +257,12 @@ def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
     return list(numbers), torch.from_numpy(rows)
 
 
-def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[list[str] | None, ...]]:
+def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[Sequence[Any] | None, ...]]:
     """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
     length = int(data.shape[0])
+    entries = [data.get(name) for name in spec.names] if spec.fn is None and is_dense(data) else []
+    if entries and all(isinstance(entry, Tensor) or _has_ranks(entry) for entry in entries):
+        return _ranked(data, spec, entries)
     plan = plan_rows(length, data_row_bytes(data, length))
     source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
@@ -222,7 +271,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
     chunks = where.step(source, plan, NumberChunk(spec)) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
     names: list[Key] = []
-    labels: list[list[str] | None] = []
+    labels: list[Sequence[Any] | None] = []
     for index, parts in enumerate(zip(*chunks)):
         name = NUMBERED.format(index)
         if isinstance(parts[0], Tensor):

@@ -10,7 +10,6 @@ many rows there will be; the second time they do not pass through any process. W
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import secrets
@@ -32,6 +31,7 @@ from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.output.copying import copy_bytes
 from tdmap.output.output import Output, Step
 from tdmap.plan import ChunkPlan
 from tdmap.run.adapters import ANY, plain_rows
@@ -280,26 +280,6 @@ class PlacePieces(Step):
             if place is not None:
                 copy_bytes(source, offset + skip * row_bytes, target, place.offset + row * row_bytes, rows * row_bytes)
             offset += -(-piece_rows * row_bytes // ALIGNMENT) * ALIGNMENT
-
-
-_copies_in_kernel = hasattr(os, "copy_file_range")
-
-
-def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> None:
-    """Copy bytes from one file to another, within the kernel where the file systems allow it."""
-    if _copies_in_kernel:
-        with contextlib.suppress(OSError):  # other file systems, or one that cannot
-            while nbytes:
-                done = os.copy_file_range(source, target, nbytes, start, at)
-                if not done:
-                    break
-                start, at, nbytes = start + done, at + done, nbytes - done
-    while nbytes:
-        block = os.pread(source, min(nbytes, 4 << 20), start)
-        if not block:
-            raise OSError(f"intermediate results end {nbytes} bytes too early: their file was cut.")
-        done = os.pwrite(target, block, at)
-        start, at, nbytes = start + done, at + done, nbytes - done
 
 
 def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_bytes: int) -> Tensor:

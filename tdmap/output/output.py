@@ -35,9 +35,11 @@ from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.memory.spill import Spill
+from tdmap.output import ragged
 from tdmap.output.shards import Shards
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.commits import LOG
+from tensordict_lite import Ragged
 from tensordict_lite.paths import is_url
 
 
@@ -88,6 +90,8 @@ class Output:
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
+        self._execution = execution
+        self._ragged: dict[KeyPath, tuple[Ragged, Ragged]] = {}
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -199,8 +203,13 @@ class Output:
         if self.store is None:
             self._made = schema.build(rows, Arena().empty, objects)
         else:
+            columns = {path: entry for path, entry in self._objects.items() if ragged.is_column(entry)}
             example = self._example(schema, rows, objects)
+            for path in columns:  # added when their files are filled
+                del entry_at(example, path[:-1])._source[path[-1]]
             self._made = create_in(self.store, example, [schema.digest, rows])
+            for path, entry in columns.items():
+                self._ragged[path] = (entry, ragged.files_for(self.store, self._made, path, entry))
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made
@@ -224,6 +233,10 @@ class Output:
     def result(self) -> Data:
         """The output, with every row in its place; a larger one than was needed is cut."""
         if self.store is not None:
+            for entry, made in self._ragged.values():
+                ragged.fill(entry, made, self._execution or Execution(num_workers=0))
+            if self._ragged:
+                self.store.complete(self._made, {path: made for path, (_, made) in self._ragged.items()})
             return self.store.publish()
         if self.given is None:
             return self._made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,18 @@ from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
-from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN, remove
+from tdmap.memory.spill import Spill
+from tdmap.output.spilled import PlaceSpilled
 from tdmap.run.identity import IN_PLACE, MAP
 from tdmap.run.run import Resume, Run, can_begin_anew, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file
+
+SPILL = "spill-"
+"""Beginning of the names of files in which ragged results wait; files of such names are brought to the disk with the
+journal."""
 
 
 def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
@@ -34,10 +41,35 @@ def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: 
         if resume:
             return _resume_to_folder(job, store, execution, resume)
         if job.plan.length:
-            execution.run(job, Folder(store, _ignore))
+            _fill(job, Folder(store, _ignore, spill=(spill := _spill(store, execution))), store, spill, execution)
         else:
             _put_no_rows(job, store)
         return store.publish()
+
+
+def _spill(store: OutputFolder, execution: Execution) -> Spill | None:
+    """Where ragged results wait; None where workers may be on machines without the folder."""
+    return Spill(store.hidden, f"{SPILL}{secrets.token_hex(8)}-") if execution.owns_workers else None
+
+
+def _fill(
+    job: Job,
+    sink: Folder,
+    store: OutputFolder,
+    spill: Spill | None,
+    execution: Execution,
+    run: Run | None = None,
+) -> None:
+    """Run a job, then bring ragged results to their places."""
+    if spill is None:
+        execution.run(job, sink, *(() if run is None else (run,)))
+        return
+    try:
+        execution.run(job, sink, *(() if run is None else (run,)))
+        sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
+    finally:
+        if run is None:
+            spill.remove()
 
 
 def _put_no_rows(job: Job, store: OutputFolder) -> None:
@@ -56,14 +88,17 @@ def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resum
         if run.is_complete:
             return store.publish()
         if job.plan.length:
-            sink = Folder(store, lambda data: _use_files(run, data), run.objects)
-            execution.run(run.planned(job), sink, run)
+            spill = _spill(store, execution)
+            sink = Folder(store, lambda data: _use_files(run, data), run.objects, spill)
+            _fill(run.planned(job), sink, store, spill, execution, run)
         else:
             _put_no_rows(job, store)
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)
         run.objects.forget()
+        for path in store.hidden.glob(f"{SPILL}*"):
+            remove(path)
     return result
 
 

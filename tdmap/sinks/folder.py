@@ -11,10 +11,11 @@ from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
-from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, object_paths, without_objects
+from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Place, object_paths, without_objects
 from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
@@ -81,12 +82,20 @@ class Folder(PlainSink):
         store: makes the files.
         created: called with the dataset once there is one.
         log: of a run that can be resumed: keeps what is not written yet.
+        spill: where ragged rows wait until `complete`; None: they wait in memory.
     """
 
-    def __init__(self, store: Store, created: Callable[[Data], None], log: ObjectLog | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        created: Callable[[Data], None],
+        log: ObjectLog | None = None,
+        spill: Spill | None = None,
+    ) -> None:
         self._store = store
         self._created = created
         self._log = log
+        self._spill = spill
         self._writer: RowWriter | None = None
         self._objects = ObjectColumns(())
         self._data: Data = None
@@ -113,6 +122,7 @@ class Folder(PlainSink):
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
         self._data = data
         self._writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
+        self._writer.spill = self._spill
         self._created(data)
 
     def replan(self, plan: ChunkPlan) -> None:
@@ -165,9 +175,18 @@ class Folder(PlainSink):
         return describe_rows(*self._plan.rows(chunk))
 
     def result(self) -> Any:
+        return self._data if self._spill is not None else self.complete(None)
+
+    def complete(self, place: Place | None) -> Data:
+        """Add the entries that are no tensors, once all results are there.
+
+        Args:
+            place: brings ragged rows that wait to their places.
+        """
         if not self._objects:
             return self._data
         if self._log is not None:
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
-        return self._store.complete(self._data, self._objects.columns(self._plan, self._data))
+        columns = self._objects.columns(self._plan, self._data, place=place)
+        return self._store.complete(self._data, columns)

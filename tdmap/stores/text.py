@@ -16,8 +16,8 @@ from torch import Tensor
 from tdmap.stores.transport import joined
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
-from tensordict_lite.memmap.load import ragged_of
 from tensordict_lite.memmap.text import CLASS, text_fields
+from tensordict_lite.ragged import Ragged
 
 OFFSET_BYTES = 8
 Piece = tuple[str, int, int]
@@ -63,7 +63,8 @@ class Text:
         bounds = torch.zeros(sum(map(len, lengths)) + 1, dtype=torch.int64)
         if lengths:
             torch.cumsum(torch.cat(lengths), 0, out=bounds[1:])
-        return ragged_of(self.kind, joined([piece for pieces in values for piece in pieces]), bounds, None)
+        content = joined([piece for pieces in values for piece in pieces])
+        return Ragged._over(self.kind, content, bounds, torch.device("cpu"))
 
 
 def text_of_meta(url: str, folder: str, meta: NodeMeta, objects: dict[str, tuple[int, str]]) -> Text | None:

@@ -40,7 +40,7 @@ from tensordict_lite.memmap.disk.mapping import available_memory
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
-from tensordict_lite.ragged import Ragged, RaggedColumn
+from tensordict_lite.ragged import Ragged
 
 __all__ = ["Loader", "load_collection"]
 
@@ -203,7 +203,7 @@ class Loader:
         if self.empty and leaf.layout == "ragged":
             none = torch.zeros(leaf.shape[0] + 1, dtype=torch.int64, device="cpu")
             values = torch.empty((0, *(leaf.values or ())[1:]), dtype=dtype, device="cpu")
-            return ragged_of("tensor", values, none, self.device)
+            return Ragged._over("tensor", values, none, self.device or _CPU)
         if self.empty:  # of a nested tensor, only the shape of its table of shapes is known without opening it
             return torch.empty(leaf.shape, dtype=dtype, device=self.device)
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
@@ -240,7 +240,7 @@ class Loader:
         assert leaf.values is not None
         self.values(nested.shape_file(path), torch.int64, leaf.shape)
         offsets = self.values(nested.offsets_file(path), torch.int64, (leaf.shape[0] + 1,))
-        return ragged_of("tensor", self.values(path, dtype, leaf.values), offsets, self.device)
+        return Ragged._over("tensor", self.values(path, dtype, leaf.values), offsets, self.device or _CPU)
 
     def values(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """The tensor in a file, which is checked; where it has no elements, nothing is looked at."""
@@ -253,13 +253,6 @@ class Loader:
         if self.device is None or self.device.type == "cpu":
             return tensor
         return _as_subclass(tensor, Tensor).to(self.device, non_blocking=True)
-
-
-def ragged_of(kind: str, values: Tensor, offsets: Tensor, device: torch.device | None) -> Any:
-    """Rows of different lengths over values and offsets out of files."""
-    device = device or _CPU
-    column = RaggedColumn(kind, values, offsets, torch.Size(()), device)
-    return Ragged._of_rows(column, range(len(offsets) - 1), 0, torch.Size(()), device)
 
 
 def missing_class(class_name: str, path: str) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, is_count
-from tensordict_lite.memmap.load import Loader, ragged_of
+from tensordict_lite.memmap.load import Loader
 from tensordict_lite.memmap.plan import Folder, Plan
 from tensordict_lite.ragged import Ragged, text_of
 
@@ -99,4 +99,4 @@ def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     kind, rows, nbytes, names = text_fields(f"{meta.path}/{META}", meta.raw)
     values = loader.values(f"{meta.path}/{names[0]}", torch.uint8, (nbytes,))
     offsets = loader.values(f"{meta.path}/{names[1]}", torch.int64, (rows + 1,))
-    return ragged_of(kind, values, offsets, loader.device)
+    return Ragged._over(kind, values, offsets, loader.device or torch.device("cpu"))

@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 from tdmap.datasets import Jagged, Table
-from tensordict_lite import TensorDict, lazy_stack, tensorclass
+from tensordict_lite import Ragged, TensorDict, lazy_stack, tensorclass
 
 ROWS = 24
 
@@ -55,6 +55,17 @@ def _table(folder: Path) -> Table:
     )
 
 
+def _ragged(folder: Path) -> TensorDict:
+    """Text, bytes, and numbers, some rows of which are empty."""
+    rows = plain()["x"].tolist()
+    return _with(
+        plain(),
+        w=Ragged.from_list([f"w{row}" for row in rows]),
+        b=Ragged.from_list([bytes([row]) * (row % 3) for row in rows]),
+        v=Ragged.from_list([torch.arange(row % 4) + row for row in rows]),
+    )
+
+
 def _tensorclass(folder: Path) -> Any:
     data = plain()
     return Sample(x=data["x"], k=data["k"], f=data["f"], batch_size=[ROWS])
@@ -64,6 +75,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "memory": lambda folder: plain(),
     "mapped": lambda folder: plain().memmap(folder / "mapped"),
     "text": lambda folder: _with(plain(), w=[f"w{row}" for row in plain()["x"].tolist()]),
+    "ragged": _ragged,
     "nested": lambda folder: _with(plain(), n=TensorDict({"y": plain()["x"] * 2, "z": {"u": plain()["f"]}}, [ROWS])),
     "tensorclass": _tensorclass,
     "lazy": lambda folder: lazy_stack([plain()[row] for row in range(ROWS)]),

@@ -84,7 +84,7 @@ def test_an_interrupted_run_goes_on_with_other_files(tmp_path: Path, monkeypatch
 
 
 def test_a_second_job_that_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tdmap.datasets.copying import CopyTable
+    from tdmap.output.copying import CopyTable
 
     def fail(*arguments: Any) -> None:
         raise ConnectionError("the disk has gone")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdmap.datasets import Jagged
-from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.keys.ranks import ranks_of
 
 texts = st.text(alphabet="ab\0é", max_size=20) | st.text(max_size=5) | st.sampled_from(["a" * 8, "a" * 16, "a" * 17])
 

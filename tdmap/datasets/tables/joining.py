@@ -11,10 +11,10 @@ from torch import Tensor
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import columns_named, given, placed, take
-from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.execution import Execution
 from tdmap.keys.joins.sides import keys_of
+from tdmap.keys.ranks import ranks_of
 from tdmap.ops.join import join
 from tdmap.run.call import options_of
 from tensordict_lite import TensorDict

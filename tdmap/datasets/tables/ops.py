@@ -26,12 +26,12 @@ from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.about import write_types
-from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.job import Job, Policy, Source, function_name
+from tdmap.keys.ranks import ranks_of
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.ops.sort import sort
 from tdmap.output.output import Output, create_in, travels

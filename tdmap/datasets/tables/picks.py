@@ -13,9 +13,9 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import save_jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import ROW, key_parts, keys_of, take, written
-from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
+from tdmap.keys.ranks import ranks_of
 from tdmap.ops.sample import sample
 from tdmap.ops.top_k import top_k
 from tdmap.output.output import buffers

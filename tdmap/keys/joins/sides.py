@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -90,7 +90,9 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     commons = []
     for index, (one, other, ours, theirs) in enumerate(pairs):
         kinds = [
-            "strings" if labels is not None else f"{str(column.dtype).removeprefix('torch.')} {list(column.shape)}"
+            _kind_of(labels)
+            if labels is not None
+            else f"{str(column.dtype).removeprefix('torch.')} {list(column.shape)}"
             for column, labels in ((one, ours), (other, theirs))
         ]
         common: torch.dtype | None = None
@@ -98,7 +100,7 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
             common = one.dtype
         elif one.shape == other.shape == ():
             common = common_integer(one.dtype, other.dtype)
-        if common is None or (ours is None) is not (theirs is None):
+        if common is None or (ours is None) is not (theirs is None) or {"strings", "bytes"} == set(kinds):
             raise TypeError(
                 f"join: the key {left.names[index]!r} of the first dataset is {kinds[0]}, and "
                 f"{right.names[index]!r} of the second one is {kinds[1]}: they must be of one kind. Convert one."
@@ -112,7 +114,11 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     return left, right if all(label is None for label in right.labels) else replace(right, sample=right.resampled())
 
 
-def _renumbered(keyed: KeyedData, index: int, labels: list[str], known: dict[str, int]) -> KeyedData:
+def _kind_of(labels: Sequence[Any]) -> str:
+    return "bytes" if len(labels) and isinstance(labels[0], bytes) else "strings"
+
+
+def _renumbered(keyed: KeyedData, index: int, labels: Sequence[Any], known: dict[Any, int]) -> KeyedData:
     """A side whose strings have other numbers."""
     name = keyed.reader.spec.names[index]
     column = keyed.data.get(name)

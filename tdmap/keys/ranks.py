@@ -7,16 +7,14 @@ UTF-8 has the order of code points, so strings are in the order that Python give
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import Ragged
 from tensordict_lite.gathering import gather_rows
-
-if TYPE_CHECKING:
-    from tdmap.datasets.jagged import Jagged
 
 WORD = 8
 """Bytes that are compared at a time."""
@@ -25,7 +23,36 @@ ROWS = 1 << 20
 """Rows whose words are read at a time."""
 
 
-def ranks_of(columns: Sequence[Jagged]) -> list[Tensor]:
+class Spans(Protocol):
+    """Rows that lie anywhere in flat values: row i is `values[starts[i] : ends[i]]`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def starts(self) -> Tensor: ...
+    @property
+    def ends(self) -> Tensor: ...
+
+
+class TextRows(NamedTuple):
+    """Rows of a ragged entry (`Spans`)."""
+
+    kind: str
+    values: Tensor
+    starts: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, entry: Ragged) -> TextRows:
+        """Those of an entry of strings or bytes."""
+        column = entry.column
+        assert column is not None
+        return cls(entry.kind, column.values, *entry.spans())
+
+
+def ranks_of(columns: Sequence[Spans]) -> list[Tensor]:
     """A number for each row of each column: equal rows have equal numbers, larger ones larger numbers.
 
     Args:
@@ -44,8 +71,8 @@ def ranks_of(columns: Sequence[Jagged]) -> list[Tensor]:
     """
     for column in columns:
         if column.kind == "tensor" or column.kind != columns[0].kind:
-            raise TypeError(f"keys are strings, or bytes, on all sides: got {', '.join(map(repr, columns))}.")
-    lengths = np.concatenate([column.lengths.numpy() for column in columns])
+            raise TypeError(f"keys are strings, or bytes, on all sides: got {[column.kind for column in columns]}.")
+    lengths = np.concatenate([(column.ends - column.starts).numpy() for column in columns])
     ranks = np.zeros(len(lengths), np.int64)
     rows = np.arange(len(lengths))  # those that are not told from all others yet
     depth = 0
@@ -66,7 +93,7 @@ def ranks_of(columns: Sequence[Jagged]) -> list[Tensor]:
         rows.sort()
         depth += 1
     dense = _without_gaps(ranks)
-    ends = np.cumsum([len(column) for column in columns])[:-1]
+    ends = np.cumsum([len(column.starts) for column in columns])[:-1]
     return [torch.from_numpy(part.copy()) for part in np.split(dense, ends)]
 
 
@@ -76,11 +103,11 @@ def _without_gaps(ranks: Any) -> Any:
     return np.cumsum(used)[ranks + 1] - 1
 
 
-def _words(columns: Sequence[Jagged], rows: Any, depth: int) -> Any:
+def _words(columns: Sequence[Spans], rows: Any, depth: int) -> Any:
     """The word number `depth` of some rows, zeros behind their end; rows ascend over all columns."""
     first = 0
     for column in columns:
-        low, high = np.searchsorted(rows, [first, first + len(column)])
+        low, high = np.searchsorted(rows, [first, first + len(column.starts)])
         for start in range(low, high, ROWS):
             some = torch.from_numpy(rows[start : min(start + ROWS, high)] - first)
             starts, ends = column.starts.index_select(0, some), column.ends.index_select(0, some)
@@ -92,5 +119,5 @@ def _words(columns: Sequence[Jagged], rows: Any, depth: int) -> Any:
             padded = np.zeros((len(some), WORD), np.uint8)
             padded[np.arange(WORD) < lengths[:, None]] = flat.numpy()
             yield padded.view(">u8")[:, 0].astype(np.uint64)
-        first += len(column)
+        first += len(column.starts)
     yield np.zeros(0, np.uint64)

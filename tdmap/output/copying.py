@@ -6,6 +6,7 @@ add up    lengths in a file ──running sum, from a base on──► offsets i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,8 +19,6 @@ from tdmap.job import Job, Policy, Source
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Place, Places
 from tdmap.memory.spill import Extent, Spill
-from tdmap.output.append import copy_bytes
-from tdmap.output.output import Step
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 
@@ -30,6 +29,26 @@ MOST_BYTES = 32 << 20
 """Bytes that are copied in one go."""
 
 _COPY = -1
+
+
+_copies_in_kernel = hasattr(os, "copy_file_range")
+
+
+def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> None:
+    """Copy bytes from one file to another, within the kernel where the file systems allow it."""
+    if _copies_in_kernel:
+        with contextlib.suppress(OSError):  # other file systems, or one that cannot
+            while nbytes:
+                done = os.copy_file_range(source, target, nbytes, start, at)
+                if not done:
+                    break
+                start, at, nbytes = start + done, at + done, nbytes - done
+    while nbytes:
+        block = os.pread(source, min(nbytes, 4 << 20), start)
+        if not block:
+            raise OSError(f"intermediate results end {nbytes} bytes too early: their file was cut.")
+        done = os.pwrite(target, block, at)
+        start, at, nbytes = start + done, at + done, nbytes - done
 
 
 class Target(NamedTuple):
@@ -81,11 +100,13 @@ class CopyTable:
         execution.run(Job(Source(table), plan, fn, Policy(undo=False)), Collect())
 
 
-class CopyTasks(Step):
+class CopyTasks:
     """Its chunks are rows of the table: target, first byte there, file, first byte there, bytes, base or -1."""
 
+    takes_start = True
+
     def __init__(self, spill: Spill, files: list[str], places: Places) -> None:
-        super().__init__("place_columns")
+        self.__qualname__ = "place_columns"
         self.spill = spill
         self.files = files
         self.places = places

@@ -1,0 +1,112 @@
+"""Ragged entries of an output in a folder: chosen rows of different lengths, gathered by workers into files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data
+from tdmap.data.objects import KeyPath
+from tdmap.data.store import OutputFolder
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.plan import ChunkPlan
+from tdmap.sinks import Collect
+from tensordict_lite import Ragged
+from tensordict_lite.gathering import gather_rows
+from tensordict_lite.memmap import text
+from tensordict_lite.objects.column import numbers_of
+
+BLOCK_ROWS = 1 << 18
+"""Rows whose lengths are looked at together."""
+
+
+def is_column(entry: Any) -> bool:
+    """Whether rows of an entry lie as values and offsets in a folder: few strings are JSON, as the reference has it."""
+    if not isinstance(entry, Ragged) or entry.column is None or not len(entry):
+        return False
+    return entry.kind != "str" or len(entry) >= text.TEXT_ROWS
+
+
+def files_for(store: OutputFolder, data: Data, path: KeyPath, rows: Ragged) -> Ragged:
+    """The files of a ragged entry with room for these rows."""
+    total = sum(int((ends - starts).sum()) for starts, ends in _spans(rows, BLOCK_ROWS))
+    return store.ragged(data, path, rows.kind, rows.dtype, (total, *rows.row_shape), len(rows))
+
+
+def _spans(rows: Ragged, step: int) -> Any:
+    """Where rows start and end in their values, some at a time."""
+    column: Any = rows.column
+    return (column.spans(rows._rows[first : first + step]) for first in range(0, len(rows), step))
+
+
+def fill(rows: Ragged, made: Ragged, execution: Execution) -> None:
+    """Write rows, wherever they lie, into the files of `files_for`."""
+    column, target = rows.column, made.column
+    assert column is not None and target is not None
+    values, offsets = target.values, target.offsets
+    if not len(values):
+        return  # offsets are 0, as new files are
+    nbytes = values.nbytes + offsets.nbytes
+    if nbytes <= execution.tuning.light_bytes:
+        execution = replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+    places = Places.of([values, offsets])
+    assert places is not None
+    plan = ChunkPlan(len(rows), max(len(rows) * execution.tuning.gather_bytes // nbytes, 1))
+    firsts, first = [], 0
+    for starts, ends in _spans(rows, plan.size):
+        firsts.append(first)
+        first += int((ends - starts).sum())
+    numbers = rows._rows
+    consecutive = type(numbers) is range and numbers.step == 1
+    index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
+    shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
+    fn = GatherRows(shared, places, plan.size, firsts, numbers.start if consecutive else None)
+    execution.run(Job(Source(index), plan, fn, Policy(undo=False)), Collect())
+
+
+class GatherRows:
+    """Gathers rows and writes them, and where they end, to their places. Its chunks are numbers of rows.
+
+    Args:
+        shared: values and offsets of the source.
+        places: those of the output.
+        step: rows of a chunk.
+        firsts: values of the output that come before each chunk.
+        consecutive: the first row, where the rows are consecutive and not those that chunks name.
+    """
+
+    takes_start = True
+
+    def __init__(
+        self, shared: SharedTensors, places: Places, step: int, firsts: list[int], consecutive: int | None
+    ) -> None:
+        self.__qualname__ = "place_ragged"
+        self.shared = shared
+        self.places = places
+        self.step = step
+        self.firsts = firsts
+        self.consecutive = consecutive
+
+    def __call__(self, index: Tensor, start: int = 0) -> int:
+        values, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
+        if self.consecutive is None:
+            index = index.as_subclass(Tensor)
+            starts, ends = offsets.index_select(0, index), offsets.index_select(0, index + 1)
+        else:
+            bounds = offsets[self.consecutive + start : self.consecutive + start + len(index) + 1]
+            starts, ends = bounds[:-1], bounds[1:]
+        first = self.firsts[start // self.step]
+        stops = torch.sub(ends, starts).cumsum(0).add_(first)
+        block = values.new_empty((int(stops[-1]) - first, *values.shape[1:]))
+        gather_rows(values, starts, ends, block)
+        with self.places.opened() as opened:  # not through the mapping, which costs a fault a page
+            self.places.write(1, opened[1], start + 1, stops)
+            if len(block):
+                self.places.write(0, opened[0], first, block)
+        self.shared.trim()
+        return len(index)
