@@ -139,6 +139,15 @@ def unspilled(piece: Spilled, spill: Spill) -> Column:
     return Column(Ragged(values, offsets_of(lengths), piece.kind))
 
 
+def blank_rows(like: Ragged, rows: int) -> Ragged:
+    """Ragged rows without content: None among strings, otherwise empty."""
+    if like.kind == "str":
+        blank: Ragged = Ragged.from_list([*[None] * rows, ""])[:rows]
+        return blank
+    values = torch.empty((0, *like.row_shape), dtype=like.dtype)
+    return Ragged(values, torch.zeros(rows + 1, dtype=torch.int64), like.kind)
+
+
 class Rows(NamedTuple):
     """One non-tensor entry a row: rows that are stacks of objects themselves, or `MISSING`."""
 
@@ -277,21 +286,28 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     return Rows(values) if stacked else Each(values)
 
 
+def without_gaps(parts: Sequence[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+    """The pieces of a column, with blank rows where ragged ones are missing; the others are as they were."""
+    like = next((piece.entry for _, piece in parts if isinstance(piece, Column)), None)
+    if like is None:
+        return list(parts)
+    return [(rows, Column(blank_rows(like, rows)) if piece is None and rows else piece) for rows, piece in parts]
+
+
 def _joined(pieces: list[Piece]) -> Column | None:
     """Ragged rows, and strings beside them, as one column; None where there are none such."""
     if not any(isinstance(piece, Column) for piece in pieces):
         return None
-    if len(pieces) == 1:
-        return pieces[0]  # type: ignore[return-value]
-    entries = [
-        piece.entry if isinstance(piece, Column) else NonTensorStack._of_objects(piece.values)
-        for piece in pieces
-        if type(piece) in (Each, Column)
-    ]
-    if len(entries) < len(pieces) or any(MISSING in piece.values for piece in pieces if type(piece) is Each):
-        return None
-    joined = torch.cat(entries)
-    return Column(joined) if isinstance(joined, Ragged) else None
+    entries: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, Column):
+            entries.append(piece.entry)
+        elif isinstance(piece, Each) and not any(value is MISSING for value in piece.values):
+            entries.append(NonTensorStack._of_objects(piece.values))
+        else:
+            return None
+    joined: Any = torch.cat(entries) if len(entries) > 1 else entries[0]
+    return Column(joined) if type(joined) is Ragged else None
 
 
 def _flat(entry: Any) -> Any:
@@ -405,7 +421,7 @@ def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tup
 
 def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
     """A column of a collection of batch size `size` from its pieces."""
-    whole = concat_pieces(parts)
+    whole = concat_pieces(without_gaps(parts))
     rest = torch.Size((*size[: plan.dim], *size[plan.dim + 1 :]))
     if isinstance(whole, One) and whole.entry is not None:
         return whole.entry._rebuild({}, size)
@@ -525,9 +541,11 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
 
 
 def blank_like(rows: Data) -> Data:
-    """As many rows without content: zeros, and None for every object."""
+    """As many rows without content: zeros, empty rows, and None for every object."""
     if isinstance(rows, torch.Tensor):
         return torch.zeros_like(rows)
+    if isinstance(rows, Ragged) and rows.column is not None:
+        return blank_rows(rows, len(rows))
     if is_non_tensor(rows):
         return NonTensorData(None, batch_size=rows._batch_size)
     if is_dense(rows):

@@ -18,10 +18,10 @@ from torch import Tensor
 from tdmap.data.alike import not_alike
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, is_data, is_dense, leaves_hold_rows, with_entries
-from tdmap.data.objects import entry_at, object_paths, stack_of
+from tdmap.data.objects import blank_rows, entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tensordict_lite import NonTensorData
+from tensordict_lite import NonTensorData, Ragged
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 """Where an entry is in a collection; empty for a dataset that is a tensor."""
@@ -97,7 +97,7 @@ class Schema:
         for path in object_paths(self.skeleton):
             entry = entry_at(self.skeleton, path)
             one_for_all = isinstance(entry, NonTensorData) and entry._payload is not None
-            found[path] = entry if one_for_all else stack_of([], entry.shape[1:])
+            found[path] = entry if one_for_all or isinstance(entry, Ragged) else stack_of([], entry.shape[1:])
         return found
 
     def tensors_of(self, data: Data) -> list[Tensor]:
@@ -185,6 +185,8 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
         return torch.empty((0, *node.shape[1:]), dtype=node.dtype)
     if getattr(node, "_is_non_tensor", False):
         objects[path] = node
+        if isinstance(node, Ragged) and node.column is not None:
+            return blank_rows(node, 0)
         return NonTensorData(None, batch_size=[0, *node.shape[1:]])
     if not is_dense(node):
         try:

@@ -319,7 +319,8 @@ class OutputFolder:
         if values.numel():
             values = MemoryMappedTensor.from_filename(files[0], dtype, shape)
         offsets = MemoryMappedTensor.from_filename(files[1], torch.int64, (rows + 1,))
-        return Ragged._over(kind, values, offsets)
+        made: Ragged = Ragged._over(kind, values, offsets)
+        return made
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.

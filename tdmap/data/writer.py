@@ -123,15 +123,16 @@ class RowWriter:
         if is_dense(out) and not self.plan.unbind and all(type(leaf) is Tensor for leaf in out._source.values()):
             self._flat = tuple(out._source)
 
-    def objects_of(self, result: Data, first: int, last: int) -> Pieces | None:
+    def objects_of(self, result: Data, first: int, last: int, *, spills: bool = True) -> Pieces | None:
         """The entries of a result that are no tensors; None where nothing has to travel.
 
         Args:
             result: of the rows `first..last`.
+            spills: whether ragged rows may wait in a spill file.
         """
         if not self.objects:
             return None
-        pieces = tuple(self._piece(entry_at(result, path)) for path in self.objects)
+        pieces = tuple(self._piece(entry_at(result, path), spills) for path in self.objects)
         if self._before is None:
             return pieces
         first, last = first - self.base, last - self.base
@@ -139,8 +140,8 @@ class RowWriter:
         same = [unchanged(piece, entry, self.plan) for piece, entry in zip(pieces, before)]
         return None if all(same) else tuple(None if kept else piece for kept, piece in zip(same, pieces))
 
-    def _piece(self, entry: Any) -> Piece:
-        waiting = None if self.spill is None else spilled(entry, self.plan, self.spill)
+    def _piece(self, entry: Any, spills: bool) -> Piece:
+        waiting = None if self.spill is None or not spills else spilled(entry, self.plan, self.spill)
         return piece_of(entry, self.plan) if waiting is None else waiting
 
     def column(self, key: str, chunk: int) -> Tensor | None:

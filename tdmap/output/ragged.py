@@ -61,7 +61,7 @@ def fill(rows: Ragged, made: Ragged, execution: Execution) -> None:
     for starts, ends in _spans(rows, plan.size):
         firsts.append(first)
         first += int((ends - starts).sum())
-    numbers = rows._rows
+    numbers: Any = rows._rows
     consecutive = type(numbers) is range and numbers.step == 1
     index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
     shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)

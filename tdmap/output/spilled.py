@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from tdmap.data.kinds import Data
-from tdmap.data.objects import Column, Each, KeyPath, One, Piece, Spilled, column_of, entry_at, spilled, unspilled
+from tdmap.data.objects import (
+    Column,
+    Each,
+    KeyPath,
+    One,
+    Piece,
+    Spilled,
+    blank_rows,
+    column_of,
+    entry_at,
+    spilled,
+    unspilled,
+)
+from tdmap.data.schema import key_name
 from tdmap.data.store import OutputFolder
+from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.memory.spill import Spill
 from tdmap.output.copying import CopyTable
@@ -34,9 +46,12 @@ class PlaceSpilled:
 
     def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
         rows = sum(count for count, _ in pieces)
-        parts = self._parts(pieces)
+        parts = self._parts(path, pieces)
         if parts is None or (parts[0].kind == "str" and rows < text.TEXT_ROWS):
-            loaded = [(n, unspilled(p, self.spill) if isinstance(p, Spilled) else p) for n, p in pieces]
+            loaded: list[tuple[int, Piece]] = [
+                (count, unspilled(piece, self.spill) if isinstance(piece, Spilled) else piece)
+                for count, piece in pieces
+            ]
             return column_of(loaded, ChunkPlan(rows, max(rows, 1)), entry_at(data, path[:-1])._batch_size)
         like = parts[0]
         total = sum(part.total for part in parts)
@@ -44,28 +59,35 @@ class PlaceSpilled:
         self._copy(parts, made)
         return made
 
-    def _parts(self, pieces: Sequence[tuple[int, Piece]]) -> list[Spilled] | None:
-        """The rows of all pieces in spill files; None where they are of several kinds."""
+    def _parts(self, path: KeyPath, pieces: Sequence[tuple[int, Piece]]) -> list[Spilled] | None:
+        """The rows of all pieces in spill files; None where some are other objects than strings or bytes.
+
+        Raises:
+            OutputMismatch: rows of numbers are not of one dtype and shape.
+        """
         first = next(piece for _, piece in pieces if isinstance(piece, Spilled))
         found: list[Spilled] = []
+        row = 0
         for count, piece in pieces:
-            part = piece if isinstance(piece, Spilled) else self._spilled(count, piece, first) if count else None
-            if part is not None:
-                if part[:3] != first[:3]:
-                    return None
-                found.append(part)
-            elif count:
+            part = piece if isinstance(piece, Spilled) or not count else self._spilled(count, piece, first)
+            if count and not (isinstance(part, Spilled) and part[:3] == first[:3]):
+                if first.kind == "tensor":
+                    found_here = _described(part) if isinstance(part, Spilled) else "no ragged column"
+                    raise OutputMismatch(
+                        f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {_described(first)} "
+                        "elsewhere: results of all chunks must be of one dtype and shape."
+                    )
                 return None
+            if isinstance(part, Spilled):
+                found.append(part)
+            row += count
         return found
 
     def _spilled(self, rows: int, piece: Piece, like: Spilled) -> Spilled | None:
         """Rows that have come with a report, in a spill file as well; those that are missing are empty, or None."""
+        entry: Any
         if piece is None:
-            if like.kind == "str":
-                entry: Any = Ragged.from_list([None] * rows + [""])[:rows]
-            else:
-                none = torch.empty((0, *like.row_shape), dtype=like.dtype)
-                entry = Ragged(none, torch.zeros(rows + 1, dtype=torch.int64), like.kind)
+            entry = blank_rows(unspilled(like._replace(rows=0, total=0), self.spill).entry, rows)
         elif isinstance(piece, Column):
             entry = piece.entry
         elif isinstance(piece, One) and piece.entry is None and type(piece.value) in (str, bytes):
@@ -91,3 +113,9 @@ class PlaceSpilled:
                 table.copy(values, total * item, part.file, part.values, part.total * item)
             row, total = row + part.rows, total + part.total
         table.run(self.spill, self.execution)
+
+
+def _described(part: Spilled) -> str:
+    """What the rows of a piece are, in words."""
+    rest = "".join(f", {n}" for n in part.row_shape)
+    return f"{str(part.dtype).removeprefix('torch.')} [*{rest}]" if part.kind == "tensor" else part.kind

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, is_data, tensors_of
-from tdmap.data.objects import Pieces, blank_like, concat_pieces
+from tdmap.data.objects import Pieces, blank_like, concat_pieces, without_gaps
 from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
 from tdmap.data.trees import FreshResults
@@ -169,10 +169,13 @@ class Skipper:
         if not writer.objects:
             return Settled(Kind.WRITTEN)
         first, last = plan.rows(search.chunk)
-        pieces = [(p.start, p.stop, writer.objects_of(p.value, first + p.start, first + p.stop)) for p in parts]
+        spans = [(p.value, first + p.start, first + p.stop) for p in parts]
+        pieces = [(p.start, p.stop, writer.objects_of(*span, spills=False)) for p, span in zip(parts, spans)]
         if all(piece is None for _, _, piece in pieces):
             return Settled(Kind.WRITTEN)
-        columns = zip(*_without_gaps(pieces, last - first, len(writer.objects)))
+        columns: Iterable[Any] = zip(*_without_gaps(pieces, last - first, len(writer.objects)))
+        if writer.exact:  # else missing rows keep what the output has
+            columns = map(without_gaps, columns)
         return Settled(Kind.OBJECTS, tuple(concat_pieces(column) for column in columns))
 
     def _join(self, search: _Search, parts: list[_Part], bad: list[int], complete: bool) -> Any:

@@ -1,0 +1,305 @@
+"""Ragged entries in every operation: the rows that plain Python gives, in memory, in folders, after kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import tuning
+from tdmap.data.objectlog import ObjectLog
+from tensordict_lite import NonTensorStack, Ragged, TensorDict
+from tensordict_lite.memmap import text
+
+ROWS = 400
+
+KINDS: dict[str, list[Any]] = {
+    "numbers": [torch.arange(n % 7) + n for n in range(ROWS)],
+    "pairs": [torch.full((n % 3, 2), float(n)) for n in range(ROWS)],
+    "bytes": [bytes([n % 256]) * (n % 5) for n in range(ROWS)],
+    "text": [f"{n * 71 % 97} \u00e9" * (n % 3) for n in range(ROWS)],
+}
+KEYS = ("bytes", "text")
+
+
+def made() -> TensorDict:
+    columns = {kind: Ragged.from_list(rows) for kind, rows in KINDS.items() if kind != "text"}
+    return TensorDict({"x": torch.arange(ROWS), **columns, "in": {"text": Ragged.from_list(KINDS["text"])}}, [ROWS])
+
+
+def entry(kind: str) -> Any:
+    return ("in", "text") if kind == "text" else kind
+
+
+def rows_of(data: TensorDict) -> dict[str, list[Any]]:
+    found = {}
+    for kind in KINDS:
+        column = data.get(entry(kind))
+        assert type(column) is Ragged and column.column is not None, (kind, type(column))
+        found[kind] = column.tolist()
+    return {"x": data["x"].tolist(), **found}
+
+
+def plain(kind: str) -> list[Any]:
+    return [row.tolist() if isinstance(row, torch.Tensor) else row for row in KINDS[kind]]
+
+
+def expected(numbers: list[int]) -> dict[str, list[Any]]:
+    return {"x": numbers, **{kind: [plain(kind)[n] for n in numbers] for kind in KINDS}}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(text, "TEXT_ROWS", 1)
+    with tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+        yield
+
+
+@pytest.fixture(params=["memory", "mapped", "part", "sharded"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "memory":
+        return made()
+    if request.param == "sharded":
+        for number in range(2):
+            made()[number * 150 : 150 + number * 250].memmap(tmp_path / f"part{number}")
+        return tdmap.open([tmp_path / f"part{number}" for number in range(2)])
+    made().memmap(tmp_path / "source")
+    mapped = TensorDict.load_memmap(tmp_path / "source")
+    return mapped if request.param == "mapped" else torch.cat([mapped, mapped])[ROWS:]
+
+
+def same(rows: TensorDict) -> TensorDict:
+    return rows
+
+
+def is_third(rows: TensorDict) -> torch.Tensor:
+    return rows["x"] % 3 == 0
+
+
+def thirds(rows: TensorDict) -> TensorDict:
+    return rows[is_third(rows)]
+
+
+def no_thirds(rows: TensorDict) -> TensorDict:
+    return rows[rows["x"] < 0]
+
+
+def _ordered(kind: str, descending: bool = False) -> list[int]:
+    return sorted(range(ROWS), key=lambda n: KINDS[kind][n], reverse=descending)
+
+
+ALL = list(range(ROWS))
+
+OPERATIONS: dict[str, tuple[Callable[..., Any], list[int]]] = {
+    "map": (lambda data, **how: tdmap.map(data, same, chunksize=37, **how), ALL),
+    "map in one chunk": (lambda data, **how: tdmap.map(data, same, chunksize=ROWS, **how), ALL),
+    "filter": (lambda data, **how: tdmap.filter(data, is_third, **how), ALL[::3]),
+    "filter nothing": (lambda data, **how: tdmap.filter(data, lambda rows: rows["x"] < 0, **how), []),
+    "flat_map": (lambda data, **how: tdmap.flat_map(data, thirds, chunksize=37, **how), ALL[::3]),
+    "flat_map nothing": (lambda data, **how: tdmap.flat_map(data, no_thirds, chunksize=37, **how), []),
+    "sort by text": (lambda data, **how: tdmap.sort(data, ("in", "text"), **how), _ordered("text")),
+    "sort by bytes": (lambda data, **how: tdmap.sort(data, "bytes", **how), _ordered("bytes")),
+    "sort": (lambda data, **how: tdmap.sort(data, "x", descending=True, **how), ALL[::-1]),
+    "shuffle": (
+        lambda data, **how: tdmap.shuffle(data, seed=2, **how),
+        torch.randperm(ROWS, generator=torch.Generator().manual_seed(2)).tolist(),
+    ),
+    "top_k": (lambda data, **how: tdmap.top_k(data, "x", 5, **how), ALL[:-6:-1]),
+    "join": (
+        lambda data, **how: tdmap.join(data, TensorDict({"x": torch.arange(0, ROWS, 3)}, [134]), "x", **how),
+        ALL[::3],
+    ),
+    "pipeline": (
+        lambda data, out=None, resume=False, **how: (
+            data.pipeline().filter(is_third).map(same).write(out, resume=resume, **how)
+            if out is not None
+            else data.pipeline().filter(is_third).map(same).collect(**how)
+        ),
+        ALL[::3],
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("into", ["memory", "folder", "resume"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_gives_the_rows(data: Any, name: str, into: str, workers: int, tmp_path: Path) -> None:
+    run, numbers = OPERATIONS[name]
+    how: dict[str, Any] = {"memory": {}, "folder": {"out": tmp_path / "out"}}.get(into, {})
+    if into == "resume":
+        how = {"out": tmp_path / "out", "resume": True}
+    result = run(data, num_workers=workers, **how)
+    assert rows_of(result) == expected(numbers)
+    if into != "memory":
+        assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(numbers)
+    if into == "resume":
+        assert not [name for name in os.listdir(tmp_path / "out/.tdmap") if name.startswith("spill")]
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_text_and_bytes_are_keys(data: Any, kind: str, workers: int) -> None:
+    distinct = sorted(set(KINDS[kind]))
+    unique = tdmap.unique(data, entry(kind), num_workers=workers)
+    assert unique.get(entry(kind)).tolist() == distinct
+    counts = tdmap.value_counts(data, entry(kind), num_workers=workers)
+    assert {key: KINDS[kind].count(key) for key in distinct} == dict(
+        zip(counts.get(entry(kind)).tolist(), counts["count"].tolist(), strict=True)
+    )
+    groups = tdmap.group_by(data, entry(kind)).agg({"x": ["max"]}, num_workers=workers)
+    assert groups.get(entry(kind)).tolist() == distinct
+    joined = tdmap.join(data, unique, entry(kind), num_workers=workers)
+    assert sorted(joined["x"].tolist()) == ALL
+
+
+def test_rows_of_numbers_are_no_key(data: Any) -> None:
+    with pytest.raises(TypeError, match="numbers.* different lengths, which cannot be a key"):
+        tdmap.sort(data, "numbers", num_workers=0)
+
+
+def test_text_is_not_joined_with_bytes() -> None:
+    with pytest.raises(TypeError, match="strings.*bytes|bytes.*strings"):
+        tdmap.join(
+            TensorDict({"k": Ragged.from_list(["a"])}, [1]), TensorDict({"k": Ragged.from_list([b"a"])}, [1]), "k"
+        )
+
+
+def bad_rows(rows: TensorDict) -> TensorDict:
+    if (rows["x"] == 5).any():
+        raise ValueError("a bad row")
+    return rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_are_skipped_are_empty_or_none(workers: int, tmp_path: Path) -> None:
+    result = tdmap.map(made(), bad_rows, out=tmp_path / "out", chunksize=3, on_error="skip", num_workers=workers)
+    rows = rows_of(result)
+    for kind, missing in (("numbers", []), ("pairs", []), ("bytes", b""), ("text", None)):
+        assert rows[kind] == [missing if n == 5 else row for n, row in enumerate(expected(ALL)[kind])]
+
+
+def mixed(rows: TensorDict) -> TensorDict:
+    """Lists, one object for all rows, a ragged column: the text of a chunk as functions return it."""
+    first = int(rows["x"][0])
+    if first == 0:
+        words: Any = rows.get(("in", "text"))
+    elif first < 100:
+        words = list(rows["in", "text"])
+    else:
+        words = NonTensorStack(*["same"] * len(rows)) if first < 200 else "one"
+    return TensorDict({"x": rows["x"], "w": words}, rows.batch_size)
+
+
+@pytest.mark.parametrize("chunksize", [10, 50])
+def test_text_of_any_form_is_one_column(chunksize: int, tmp_path: Path) -> None:
+    result = tdmap.map(made(), mixed, out=tmp_path / "out", chunksize=chunksize, num_workers=2)
+    wanted = [
+        KINDS["text"][n] if n // chunksize * chunksize < 100 else "same" if n // chunksize * chunksize < 200 else "one"
+        for n in ALL
+    ]
+    assert type(result.get("w")) is Ragged and result["w"] == wanted
+
+
+def other_kind(rows: TensorDict) -> TensorDict:
+    values = [[1]] * len(rows) if int(rows["x"][0]) < 200 else [[1.5]] * len(rows)
+    return TensorDict({"x": rows["x"], "v": Ragged.from_list(values)}, rows.batch_size)
+
+
+def test_rows_of_another_dtype_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(tdmap.OutputMismatch, match=r"'v'.*float32.*int64|'v'.*int64.*float32"):
+        tdmap.map(made(), other_kind, out=tmp_path / "out", chunksize=50, num_workers=0)
+
+
+def test_few_strings_stay_what_the_reference_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "TEXT_ROWS", ROWS + 1)
+    for name in ("map", "filter", "shuffle"):
+        run, numbers = OPERATIONS[name]
+        result = run(made(), out=tmp_path / name, num_workers=0)
+        assert result["in", "text"] == [KINDS["text"][n] for n in numbers]
+        assert "data" in json.loads((tmp_path / name / "in/text/meta.json").read_text())
+
+
+SCRIPT = """
+    import os, signal, sys
+    sys.path.insert(0, {root!r})
+    import tdmap
+    from tests.columns.test_ragged_columns import OPERATIONS, TensorDict, text, tuning
+    from tdmap.output import copying, ragged
+    text.TEXT_ROWS = 1
+    kill = sys.argv[1]
+    def dying(step):
+        call = step.__call__
+        def dies(self, chunk, start=0):
+            if start:
+                os.killpg(0, signal.SIGKILL)
+            return call(self, chunk, start)
+        step.__call__ = dies
+    if kill == "gather":
+        dying(ragged.GatherRows)
+    elif kill == "copy":
+        dying(copying.CopyTasks)
+    with tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+        OPERATIONS[{name!r}][0](TensorDict.load_memmap({source!r}), out={out!r}, resume=True, num_workers=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kill"), [("map", "copy"), ("filter", "gather"), ("shuffle", "gather"), ("sort by text", "gather")]
+)
+def test_a_call_that_was_killed_while_it_placed_rows_is_resumed(name: str, kill: str, tmp_path: Path) -> None:
+    made().memmap(tmp_path / "source")
+    script = textwrap.dedent(SCRIPT).format(
+        root=str(Path(__file__).parents[2]), name=name, source=str(tmp_path / "source"), out=str(tmp_path / "out")
+    )
+
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, how], capture_output=True, text=True, start_new_session=True
+        )
+
+    assert run(kill).returncode == -signal.SIGKILL
+    with pytest.raises(Exception, match="saved dataset|unfinished|no meta"):
+        TensorDict.load_memmap(tmp_path / "out")
+    done = run("no")
+    assert done.returncode == 0, done.stderr
+    assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(OPERATIONS[name][1])
+
+
+@pytest.mark.parametrize(
+    "note", [["spilled", "str", "torch.uint8", [], 3, 4, "../x", 0, 0], ["spilled", "str"]], ids=["a path", "no fields"]
+)
+def test_a_planted_note_of_spilled_rows_is_refused(note: list[Any], tmp_path: Path) -> None:
+    log = ObjectLog(tmp_path)
+    log.begin([("w",)])
+    with log.path.open("a") as file:
+        file.write(json.dumps({"chunk": 0, "pieces": [note]}) + "\n")
+    with pytest.raises(tdmap.UntrustedFile, match="objects of rows"):
+        log.load([("w",)])
+
+
+def upper(rows: TensorDict) -> TensorDict:
+    return TensorDict({"w": [word * 3 for word in rows["w"]]}, rows.batch_size)
+
+
+def test_results_of_text_take_no_memory_a_row_in_the_caller(tmp_path: Path) -> None:
+    """Only the tables of extents are there: what the caller allocates does not grow with the rows of a chunk."""
+    peaks = []
+    for rows in (20_000, 80_000):
+        TensorDict({"w": Ragged.from_list(["word"] * rows)}, [rows]).memmap(tmp_path / f"source{rows}")
+        data = TensorDict.load_memmap(tmp_path / f"source{rows}")
+        tracemalloc.start()
+        tdmap.map(data, upper, out=tmp_path / f"out{rows}", chunksize=rows // 20, num_workers=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 60_000 * 12
