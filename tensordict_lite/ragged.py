@@ -336,8 +336,8 @@ class Ragged(NonTensorStack):
         >>> td = TensorDict({"v": Ragged.from_list([[1, 2], [], [3]]), "w": Ragged.from_list(["ant", "", "bee"])}, [3])
         >>> td[1:]["v"].flat()
         (tensor([3]), tensor([0, 0, 1]))
-        >>> td["v"][0], td["w"], td.get("w").lengths
-        (tensor([1, 2]), ['ant', '', 'bee'], tensor([3, 0, 3]))
+        >>> td["v"][0], td["w"][2], td.get("w").lengths
+        (tensor([1, 2]), 'bee', tensor([3, 0, 3]))
     """
 
     __slots__ = ("_origin",)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.memory.regions import bytes_of
@@ -202,6 +203,15 @@ def _paths(node: Data, path: KeyPath) -> Iterator[KeyPath]:
             yield from _paths(value, (*path, key))
 
 
+def ragged_tensors(data: Data) -> Iterator[Tensor]:
+    """Values and offsets of the ragged entries of a dense collection."""
+    for path in object_paths(data):
+        entry = entry_at(data, path)
+        if isinstance(entry, Ragged) and (column := entry.column) is not None:
+            yield column.values
+            yield column.offsets
+
+
 def without_objects(data: Data) -> Data:
     """The same collection without its entries that are no tensors; itself where it has none."""
     if not is_dense(data):
@@ -213,6 +223,13 @@ def without_objects(data: Data) -> Data:
     if data._lock is not None:
         new.lock_()
     return new
+
+
+def without_paths(data: Data, paths: Iterable[KeyPath]) -> Data:
+    """A dense collection, which is changed, without these entries."""
+    for path in paths:
+        del entry_at(data, path[:-1])._source[path[-1]]
+    return data
 
 
 def entry_at(data: Data, path: KeyPath) -> Any:

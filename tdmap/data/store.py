@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensors_of
-from tdmap.data.objects import KeyPath, with_objects
+from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
@@ -388,7 +388,7 @@ def folder_of(data: Data) -> Path | None:
 
 def files_of(data: Data) -> list[str]:
     """The files that a dataset lies in."""
-    regions = [region_of(leaf) for leaf in tensors_of(data)]
+    regions = [region_of(tensor) for tensor in (*tensors_of(data), *ragged_tensors(data))]
     return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]
 
 

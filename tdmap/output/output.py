@@ -23,10 +23,10 @@ from torch import Tensor
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.kinds import Data, entries_of, is_data, is_dense, is_opened_by_row, require_writable, tensors_of
 from tdmap.data.objectlog import check_storable
-from tdmap.data.objects import assign_objects, entry_at, piece_of
+from tdmap.data.objects import assign_objects, entry_at, piece_of, without_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.data.store import OutputFolder, destination, folder_of, require_room_for_hidden
+from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
@@ -39,7 +39,7 @@ from tdmap.output import ragged
 from tdmap.output.shards import Shards
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.commits import LOG
-from tensordict_lite import Ragged
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url
 
 
@@ -204,12 +204,14 @@ class Output:
             self._made = schema.build(rows, Arena().empty, objects)
         else:
             columns = {path: entry for path, entry in self._objects.items() if ragged.is_column(entry)}
-            example = self._example(schema, rows, objects)
-            for path in columns:  # added when their files are filled
-                del entry_at(example, path[:-1])._source[path[-1]]
+            example = without_paths(self._example(schema, rows, objects), columns)  # added when their files are filled
             self._made = create_in(self.store, example, [schema.digest, rows])
             for path, entry in columns.items():
                 self._ragged[path] = (entry, ragged.files_for(self.store, self._made, path, entry))
+            log = LOG.get()
+            if log is not None and columns:
+                made_of = TensorDict({str(n): made for n, (_, made) in enumerate(self._ragged.values())}, [rows])
+                log.files = [*log.files, *files_of(made_of)]
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made

@@ -52,7 +52,7 @@ class PlaceSpilled:
                 (count, unspilled(piece, self.spill) if isinstance(piece, Spilled) else piece)
                 for count, piece in pieces
             ]
-            return column_of(loaded, ChunkPlan(rows, max(rows, 1)), entry_at(data, path[:-1])._batch_size)
+            return column_of(loaded, ChunkPlan(rows, max(rows, 1)), entry_at(data, path[:-1]).batch_size)
         like = parts[0]
         total = sum(part.total for part in parts)
         made = self.store.ragged(data, path, like.kind, like.dtype, (total, *like.row_shape), rows)

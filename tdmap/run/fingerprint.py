@@ -27,6 +27,7 @@ from tdmap.identity.walk import Reached, function_pieces
 from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
 from tdmap.user_code import is_users_own
+from tensordict_lite import Ragged
 from tensordict_lite.views import is_leaf_nontensor
 
 PACKAGE = "package "
@@ -134,6 +135,8 @@ def _key_name(key: Any) -> str:
 
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:
+    if isinstance(leaf, Ragged) and leaf.column is not None:
+        return f"{leaf.kind} {', '.join(_describe_leaf(tensor, contents) for tensor in leaf.flat())}"
     if not isinstance(leaf, Tensor):
         text = f"{type(leaf).__name__} {list(leaf.shape)}"
         return f"{text}, content {_digest_objects(leaf.tolist())}" if contents else text
