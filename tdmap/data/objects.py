@@ -178,7 +178,7 @@ Piece: TypeAlias = "One | Each | Rows | Spilled | None"
 Pieces: TypeAlias = "tuple[Piece, ...]"
 """One for each column."""
 
-Place: TypeAlias = "Callable[[KeyPath, Data, list[tuple[int, Piece]]], Any]"
+Placer: TypeAlias = "Callable[[KeyPath, Data, list[tuple[int, Piece]]], Any]"
 """Brings rows that wait in spill files to their places in an output; returns the column that they are."""
 
 
@@ -384,7 +384,7 @@ class ObjectColumns:
         self._pieces[chunk] = pieces
 
     def columns(
-        self, plan: ChunkPlan, data: Data, before: Data | None = None, place: Place | None = None
+        self, plan: ChunkPlan, data: Data, before: Data | None = None, place: Placer | None = None
     ) -> dict[KeyPath, Any]:
         """The columns with all rows of a plan.
 

@@ -31,7 +31,7 @@ from tensordict_lite.memmap import text
 
 
 class PlaceSpilled:
-    """Brings ragged results that wait in spill files to the folder of an output (a `Place`).
+    """Brings ragged results that wait in spill files to the folder of an output (a `Placer`).
 
     Args:
         store: the folder.

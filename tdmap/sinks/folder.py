@@ -11,7 +11,7 @@ from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
-from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Place, object_paths, without_objects
+from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Placer, object_paths, without_objects
 from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
@@ -177,7 +177,7 @@ class Folder(PlainSink):
     def result(self) -> Any:
         return self._data if self._spill is not None else self.complete(None)
 
-    def complete(self, place: Place | None) -> Data:
+    def complete(self, place: Placer | None) -> Data:
         """Add the entries that are no tensors, once all results are there.
 
         Args:
