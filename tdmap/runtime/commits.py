@@ -63,6 +63,9 @@ class KnownChunks:
 class CallLog(Protocol):
     """Notes what the jobs of one operation have done, where the operation can be resumed (see `tdmap.run.log`)."""
 
+    files: list[str]
+    """Files that must be on the disk before chunks are durable."""
+
     def run(self, job: Any, sink: Any, run: Callable[[Any, Any, CommitLog | None], Any]) -> Any:
         """Run the next job, as far as it is not done; `run` does the rest of it."""
         ...
