@@ -8,13 +8,15 @@ tdmap map ... ──► Commands.main ──► the command ──► answer(fac
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -41,6 +43,7 @@ class Asked:
     json: bool = False
     traceback: bool = False
     messages: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     answered: bool = False
 
 
@@ -56,12 +59,42 @@ def asked() -> Asked:
 # -------- what is said
 
 
-def say(message: str) -> None:
-    """A message of the command, in one line on standard error."""
-    line = " ".join(message.split())
-    asked().messages.append(line)
-    colour = typer.colors.RED if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else None
-    typer.secho(f"tdmap: {line}", fg=colour, err=True)
+def say(message: str, *, lines: bool = False) -> None:
+    """A message of the command on standard error, in one line, or in the lines that it has."""
+    text = message.strip() if lines else " ".join(message.split())
+    asked().messages.append(text)
+    _print(text, typer.colors.RED)
+
+
+def _print(text: str, colour: str) -> None:
+    shown = colour if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else None
+    typer.secho(f"tdmap: {text}", fg=shown, err=True)
+
+
+def _warned(message: Warning | str, *where: Any, **how: Any) -> None:
+    """What `warnings.showwarning` does during a command: the text in one line, without a place in the library."""
+    text = in_shell(" ".join(str(message).split()))
+    asked().warnings.append(text)
+    _print(text, typer.colors.YELLOW)
+
+
+def in_shell(text: str) -> str:
+    """A message of the library with the options of commands for arguments.
+
+    Example:
+        >>> in_shell("pass overwrite=True instead of resume=True, or rows_per_shard=.")
+        'pass --overwrite instead of --resume, or --rows-per-shard.'
+        >>> in_shell("mp_start_method must be 'fork'.")
+        "--mp-start-method must be 'fork'."
+    """
+
+    def said(match: re.Match[str]) -> str:
+        value = (match[2] or "").strip("'\"")
+        flag = f"--{match[1].replace('_', '-')}"
+        return flag if value in ("", "True") else f"{flag} {value}"
+
+    text = re.sub(r"^(?!out\b)([a-z]\w+)(?= must be\b)", lambda match: f"--{match[1].replace('_', '-')}", text)
+    return re.sub(r"\b([a-z]\w+)=(True\b|'\w+'|\"\w+\"|(?=[\s,.:;)]|$))", said, text)
 
 
 def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None:
@@ -79,7 +112,8 @@ def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None
             typer.echo(line)
         return
     head = {"schema": SCHEMA, "command": known.command, "ok": exit_code == DONE, "exit_code": exit_code}
-    typer.echo(json.dumps({**head, **plain(facts)}, allow_nan=False))
+    warned = {"warnings": known.warnings} if known.warnings else {}
+    typer.echo(json.dumps({**head, **plain(facts), **warned}, allow_nan=False))
 
 
 def plain(value: Any) -> Any:
@@ -160,12 +194,17 @@ _FILE_URL = re.compile(r"(^(?:--[\w-]+=)?|,)file://(?:localhost)?(?=/)")
 """What stands before the path in a word of the command line: `Path` would make a relative path of it."""
 
 
+DERIVED: dict[str, Callable[[], Any]] = {}
+"""Commands that are made when they are asked for, by their names."""
+
+
 class Commands(typer.core.TyperGroup):
     """A group whose commands all have `--json` and `--traceback`, and examples in their help."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, with what all of them have."""
-        command = super().get_command(ctx, cmd_name)
+        made = DERIVED.get(cmd_name) if ctx.parent is None else None
+        command = super().get_command(ctx, cmd_name) if made is None else made()
         if command is not None:
             _complete(command, f"{_path_of(ctx)} {cmd_name}".strip())
         return command
@@ -175,7 +214,8 @@ class Commands(typer.core.TyperGroup):
         from tdmap.cli.examples import EXAMPLES
 
         places = {name.split()[0]: place for place, name in enumerate(EXAMPLES)}
-        return sorted(super().list_commands(ctx), key=lambda name: (places.get(name, len(places)), name))
+        names = [*super().list_commands(ctx), *(DERIVED if ctx.parent is None else ())]
+        return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
     def main(self, args: Any = None, prog_name: Any = None, *others: Any, **how: Any) -> Any:
         """Run a command line, and leave with its exit code."""
@@ -196,7 +236,9 @@ def _asking(words: list[str]) -> Iterator[None]:
     command = next((word for word in options if not word.startswith("-")), "")
     token = _asked.set(Asked(command, "--json" in options, "--traceback" in options))
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned
+            yield
     finally:
         _asked.reset(token)
 
@@ -257,6 +299,7 @@ def _complete(command: Any, path: str) -> None:
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[path])
 
 
+@functools.cache
 def _options_of_all() -> list[Any]:
     """Made by typer itself, whose classes differ from version to version. What they say is read by `_asking`."""
     probe = typer.Typer(add_completion=False)

@@ -11,7 +11,7 @@ from tdmap.cli.answers import Commands
 
 EXIT_CODES = """\b
 Exit codes:
-  0    done; rows that --skip-errors has skipped are counted and listed
+  0    done; rows that --on-error skip leaves out are counted and listed
   1    the run failed: a function raised, a worker was lost, bytes differ
   2    refused, and nothing was written: no such dataset or option
   130  stopped by Ctrl-C

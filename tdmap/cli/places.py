@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from tdmap.cli.requests import refuse
 
 EXECUTORS = ("process", "thread", "serial", "ray")
 """Who may run a function."""
-
-ExecutorOption = Annotated[str, typer.Option(help="process, thread, serial or ray.")]
-AddressOption = Annotated[str | None, typer.Option(help="With ray: the cluster, auto or host:port.")]
-ShardOption = Annotated[
-    int | None, typer.Option("--rows-per-shard", min=1, help="Write OUT as several folders, of so many rows each.")
-]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+-]+):/+(?=[^/])")
 
@@ -57,19 +50,15 @@ def text_of(path: Path) -> str:
     return ",".join(one if isinstance(one, str) else str(one.resolve()) for one in sources_of(path))
 
 
-def executor_options(executor: str, address: str | None) -> dict[str, Any]:
-    """The options of an operation for who runs it; leaves with why they cannot be."""
-    if executor not in EXECUTORS:
-        refuse(f"--executor {executor!r}: there are {', '.join(EXECUTORS)}")
-    if address is not None and executor != "ray":
-        refuse("--address is that of a Ray cluster: use --executor ray with it")
-    if executor == "process":
-        return {}
-    if executor == "ray":
-        from tdmap.runtime.crews.cluster import RayCluster
+def executor_of(name: str, address: str | None) -> Any:
+    """The `executor` of an operation; that of a cluster, where its address is given."""
+    if name not in EXECUTORS:
+        refuse(f"--executor {name!r}: there are {', '.join(EXECUTORS)}")
+    if address is None:
+        return name
+    from tdmap.runtime.crews.cluster import RayCluster
 
-        return {"executor": RayCluster(address=address)}
-    return {"executor": executor}
+    return RayCluster(address=address)
 
 
 def list_beside(out: Path) -> Path:
@@ -77,7 +66,23 @@ def list_beside(out: Path) -> Path:
     return (Path.cwd() / out.name if url_of(out) else out).with_name(f"{out.name}.skipped.jsonl")
 
 
-def output_options(out: Path, overwrite: bool, resume: bool, rows_per_shard: int | None) -> dict[str, Any]:
-    """The options of an operation for where its result goes. Tables take no `rows_per_shard`, not even None."""
-    options: dict[str, Any] = {"out": place_of(out), "overwrite": overwrite, "resume": resume}
-    return options if rows_per_shard is None else {**options, "rows_per_shard": rows_per_shard}
+def require_free(out: Path, source: Path, overwrite: bool) -> None:
+    """Leave where OUT is in the way: the source, something within it, or what is not to be replaced."""
+    if url_of(out) is not None:
+        return  # the operation says what is there
+    from tdmap.memory.hidden import HIDDEN
+
+    folders = [one.resolve() for one in sources_of(source) if isinstance(one, Path)]
+    if out.resolve() in folders:
+        refuse("OUT is IN; use --in-place to change a dataset")
+    if set(folders) & set(out.resolve().parents):
+        refuse(f"{out} lies inside IN; choose a folder outside")
+    if os.path.lexists(out) and not out.is_dir():
+        refuse(f"{out} exists, and is a file; choose another path")
+    if out.exists():
+        is_dataset = (out / "meta.json").exists() or (out / "shards.json").exists()
+        if is_dataset and not overwrite:
+            refuse(f"{out} exists; choose another folder, or --overwrite")
+        names = os.listdir(out)
+        if not is_dataset and names and HIDDEN not in names:  # else of a run: the engine says which
+            refuse(f"{out} is in the way and is not a dataset, so it is left alone")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
+from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, in_shell, one_line, say, show_traceback
 from tdmap.cli.describe import is_table, leaves_of
 
 
@@ -32,6 +32,8 @@ def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], .
         refusals: exceptions that mean that the request cannot be met, and whose message says why; not where the
             user's function has raised them.
     """
+    from tdmap.errors import ResumeMismatch
+
     try:
         return run()
     except KeyboardInterrupt:
@@ -41,28 +43,18 @@ def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], .
         raise
     except Exception as error:
         if isinstance(error, refusals) and not _is_of_function(error):
-            refuse(_said(error))
+            say(_said(error), lines=isinstance(error, ResumeMismatch))
+            raise typer.Exit(BAD_REQUEST) from error
         shown = show_traceback(error)
         said = str(error) if _speaks_for_itself(error) else one_line(error)
         say(f"the run failed: {said}; {state}{'' if shown else ' (--traceback shows more)'}")
         raise typer.Exit(FAILED) from error
 
 
-_OPTIONS = {
-    "overwrite=True": "--overwrite",
-    "resume=True": "--resume",
-    "nulls='mask'": "--nulls mask",
-    "nulls='raise'": "--nulls raise",
-}
-"""What arguments of functions are called in a command."""
-
-
 def _said(error: Exception) -> str:
     """What an exception says, in the words of commands; that of a KeyError would be in quotes otherwise."""
     said = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
-    for argument, option in _OPTIONS.items():
-        said = said.replace(argument, option)
-    return said
+    return in_shell(said)
 
 
 def _is_of_function(error: Exception) -> bool:
@@ -160,6 +152,18 @@ def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str
             close = difflib.get_close_matches(name, there, 3) or sorted(there)[:5]
             refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
     return [there[name] for name in chosen]
+
+
+def entry_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+    """The entry that `a/b` names, as reducers take it, or leave with those that there are."""
+    (key,) = entries_named([name], data, path)
+    return key if len(key) > 1 else key[0]
+
+
+def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+    """The same as operations take it: tables have dots in the names of their columns."""
+    key = entry_of(name, data, path)
+    return ".".join(key) if is_table(data) and isinstance(key, tuple) else key
 
 
 def _open_sources(path: Path, sources: list[Path | str]) -> Any:

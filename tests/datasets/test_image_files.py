@@ -136,9 +136,9 @@ def test_the_command_says_what_it_left_out_without_control_characters(tmp_path: 
     (tmp_path / "in" / "b").symlink_to(tmp_path / "nowhere")
     (tmp_path / "in" / "a" / "x\x1b[31m\rred.jpg").write_bytes(b"x")
     command = ["-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
-    run = interpreters.run([*command, "--size", "8", "--workers", "0"])
+    run = interpreters.run([*command, "--size", "8", "--num-workers", "0"])
     assert run.returncode == 1 and "b/: it is a link" in run.stderr and "\x1b" not in run.stderr
-    run = interpreters.run([*command, "--size", "8", "--workers", "0", "--skip-errors"])
+    run = interpreters.run([*command, "--size", "8", "--num-workers", "0", "--on-error", "skip"])
     assert run.returncode == 0 and "b/" in run.stderr and "red.jpg" in run.stderr
     assert not set(run.stderr) & {"\x1b", "\r"}
     (tmp_path / "in" / "b").unlink()

@@ -494,16 +494,16 @@ def test_the_command_ingests_and_lists_what_it_left_out(tmp_path: Path) -> None:
     command = ["-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
 
     def run(*options: str) -> Any:
-        return interpreters.run([*command, *options, "--workers", "1"])
+        return interpreters.run([*command, *options, "--num-workers", "1"])
 
     failed = run("--size", "16x12")
     assert failed.returncode == 1
     assert "b/bad.jpg: no picture" in failed.stderr and "Traceback" not in failed.stderr
-    done = run("--size", "16x12", "--skip-errors", "--preview", str(tmp_path / "sheet.png"))
+    done = run("--size", "16x12", "--on-error", "skip", "--preview", str(tmp_path / "sheet.png"))
     assert done.returncode == 0
     assert "24 pictures in 2 classes written to" in done.stdout
     assert "b/bad.jpg" in done.stderr and "skipped.jsonl" in done.stderr
     assert Pictures.open(tmp_path / "out").data["image"].shape == (24, 3, 16, 12)
     assert (tmp_path / "sheet.png").exists()
-    refused = run("--size", "99x99", "--skip-errors")
+    refused = run("--size", "99x99", "--on-error", "skip")
     assert refused.returncode == 2 and "another way" in refused.stderr

@@ -41,21 +41,21 @@ def profile(*arguments: object):
 
 
 def test_it_prints_a_verdict_and_writes_what_is_asked_for(folder):
-    answer = profile("functions.py:double", "data", "--workers", 2, "--trace", "t.json", "--plot", "p.png")
+    answer = profile("functions.py:double", "data", "--num-workers", 2, "--trace", "t.json", "--plot", "p.png")
     assert answer.exit_code == 0, answer.output
     assert "500 rows in" in answer.stdout and "bound by" in answer.stdout
     assert json.loads((folder / "t.json").read_text())["traceEvents"] and (folder / "p.png").stat().st_size > 1000
 
 
 def test_a_sample_is_as_large_as_asked_for_and_told_as_json(folder):
-    answer = profile("functions.py:double", "data", "--workers", 2, "--rows", 100, "--json")
+    answer = profile("functions.py:double", "data", "--num-workers", 2, "--rows", 100, "--json")
     (job,) = json.loads(answer.stdout)["jobs"]
     assert (job["rows"], job["rows_done"], job["name"]) == (100, 100, "double")
 
 
-@pytest.mark.parametrize("options", [[], ["--chunksize", "0"], ["--workers", "0"]])
+@pytest.mark.parametrize("options", [[], ["--chunksize", "0"], ["--num-workers", "0"]])
 def test_a_function_that_changes_its_chunk_leaves_the_dataset_alone(options, folder):
-    answer = profile("functions.py:negate", "data", *(options or ["--workers", 2]))
+    answer = profile("functions.py:negate", "data", *(options or ["--num-workers", 2]))
     assert answer.exit_code == 0, answer.output
     assert (TensorDict.load_memmap(folder / "data")["x"] == torch.arange(500.0)).all()
 
@@ -66,9 +66,9 @@ def test_a_function_that_changes_its_chunk_leaves_the_dataset_alone(options, fol
         (["functions.py:double", "nowhere"], 2, "does not exist"),
         (["functions.py:double", "empty"], 2, "so there are no rows"),
         (["functions.py:nothing", "data"], 2, "has no 'nothing'"),
-        (["functions.py:double", "data", "--start-method", "magic"], 2, "there are fork"),
+        (["functions.py:double", "data", "--mp-start-method", "magic"], 2, "there are fork"),
         (["functions.py:fails", "data"], 1, "no luck"),
-        (["functions.py:double", "data", "--workers", "2", "--trace", "no/where/t.json"], 2, "was not written"),
+        (["functions.py:double", "data", "--num-workers", "2", "--trace", "no/where/t.json"], 2, "was not written"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments, code, why, folder):

@@ -372,7 +372,7 @@ def times_in(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::tdmap.errors.AlreadyComplete")
 def test_types_of_columns_are_not_written_through_a_link(tmp_path):
     times_in(tmp_path)
-    words = ["filter", "x > 30", str(tmp_path / "src"), str(tmp_path / "out"), "--resume", "--workers", "0"]
+    words = ["filter", "x > 30", str(tmp_path / "src"), str(tmp_path / "out"), "--resume", "--num-workers", "0"]
     assert CliRunner().invoke(app, words).exit_code == 0
     outside = tmp_path / "outside"
     outside.mkdir()

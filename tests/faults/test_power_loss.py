@@ -118,7 +118,7 @@ def test_the_command_line_goes_on(tmp_path):
     def command(*arguments):
         return interpreters.run(["-m", "tdmap", *arguments], cwd=tmp_path)
 
-    line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--workers", "1", "--resume", "--quiet"]
+    line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--num-workers", "1", "--resume"]
     assert command(*line).returncode == 1
     path = tmp_path / "in" / ".tdmap" / "journal"
     # The program does not wait for the disk: what brings the rows there says so in the journal, some time later.

@@ -63,7 +63,7 @@ def ask(folder, *arguments):
 
 
 def test_an_interrupted_run_is_shown_and_gone_on_with(folder):
-    options = ("--chunksize", "5", "--workers", "1", "--resume", "--quiet")
+    options = ("--chunksize", "5", "--num-workers", "1", "--resume", "--quiet")
     failed = command(folder, "map", "functions:double", "in", "out", *options)
     assert failed.returncode == 1 and "tdmap resume" in failed.stderr
     shown = json.loads(command(folder, "status", "out", "--json").stdout)
@@ -107,7 +107,7 @@ def test_what_cannot_be_resumed_is_explained(folder):
 
 def interrupted(folder):
     """A run that was begun by the command line, and has not come to its end."""
-    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--workers", "0", "--resume", "--quiet")
+    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--num-workers", "0", "--resume", "--quiet")
     assert ask(folder, *line)[0] == 1
     (folder / "mended").touch()
 
@@ -119,7 +119,7 @@ def test_what_would_be_run_is_shown_and_not_run_without_a_yes(folder):
     assert told.splitlines()[:4] == [
         f"function  double of {folder / 'functions.py'}",
         f"on        {folder / 'in'}",
-        "options   num_workers=0, chunksize=5, on_error='raise'",
+        "options   num_workers=0, chunksize=5",
         f"from      {folder}, where its other modules are looked for first",
     ]
     assert json.loads(ask(folder, "status", "out", "--json")[1])["state"] == "interrupted"
@@ -250,8 +250,8 @@ def test_a_journal_of_another_user_is_not_gone_on_with(folder):
 
 
 def test_rows_that_were_skipped_are_listed_again(folder):
-    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--workers", "0", "--resume", "--skip-errors")
-    code, out, told = ask(folder, *line, "--quiet")
+    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--num-workers", "0", "--on-error", "skip")
+    code, out, told = ask(folder, *line, "--resume", "--quiet")
     assert (code, out) == (0, "") and "row 50: ArithmeticError" in told
     code, out, told = ask(folder, "resume", "out", "--yes")
-    assert code == 0 and "row 50: ArithmeticError" in told and "99 rows done in out" in out
+    assert code == 0 and "row 50: ArithmeticError" in told and f"99 rows done in {folder / 'out'}" in out

@@ -145,7 +145,7 @@ def test_what_is_not_a_dataset_is_refused(folder: Path, path: str, reason: str) 
 
 @pytest.mark.parametrize("function", ["work:double", "work.py:double"])
 def test_map_writes_a_new_dataset(folder: Path, function: str) -> None:
-    ran = tdmap("map", function, "numbers", "out", "--workers", 2, "--chunksize", 7, cwd=folder)
+    ran = tdmap("map", function, "numbers", "out", "--num-workers", 2, "--chunksize", 7, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert "100 rows written to out" in ran.stdout
     out = TensorDict.load_memmap(folder / "out")
@@ -155,32 +155,32 @@ def test_map_writes_a_new_dataset(folder: Path, function: str) -> None:
 
 
 def test_map_under_spawn_finds_a_module_of_the_working_directory(folder: Path) -> None:
-    ran = tdmap("map", "work:double", "numbers", "out", "--workers", 1, "--start-method", "spawn", cwd=folder)
+    ran = tdmap("map", "work:double", "numbers", "out", "--num-workers", 1, "--mp-start-method", "spawn", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
 
 
 def test_chunksize_zero_gives_the_function_single_rows(folder: Path) -> None:
-    ran = tdmap("map", "work:double_one_row", "numbers", "out", "--workers", 1, "--chunksize", 0, cwd=folder)
+    ran = tdmap("map", "work:double_one_row", "numbers", "out", "--num-workers", 1, "--chunksize", 0, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
 
 
 def test_map_in_place_changes_the_dataset(folder: Path) -> None:
-    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--workers", 2, cwd=folder)
+    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--num-workers", 2, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
 
 
 def test_map_in_place_writes_back_what_the_function_returns(folder: Path) -> None:
-    ran = tdmap("map", "work:copy_negated", "numbers", "--in-place", "--workers", 2, cwd=folder)
+    ran = tdmap("map", "work:copy_negated", "numbers", "--in-place", "--num-workers", 2, cwd=folder)
     assert ran.returncode == 0 and "100 rows changed in numbers" in ran.stdout, ran.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
     assert sorted(os.listdir(folder / "numbers")) == ["meta", "meta.json", "x.memmap"]
 
 
 def test_map_in_place_refuses_what_does_not_fit(folder: Path) -> None:
-    ran = ask("map", "work:wrong_shape", "numbers", "--in-place", "--workers", 0, cwd=folder)
+    ran = ask("map", "work:wrong_shape", "numbers", "--in-place", "--num-workers", 0, cwd=folder)
     assert ran.returncode == 1 and "rows that were done stay done" in ran.stderr
     assert "Traceback" not in ran.stderr and "'x'" in ran.stderr
 
@@ -189,7 +189,7 @@ def test_map_in_place_refuses_what_does_not_fit(folder: Path) -> None:
 def test_rows_that_are_skipped_are_counted_and_listed(folder: Path, where: str) -> None:
     target = ["--in-place"] if "place" in where else ["out"]
     target += ["--resume"] if "resumed" in where else []
-    line = ["map", "work:fails_on_tens", "numbers", *target, "--skip-errors", "--workers", 0, "--chunksize", 7]
+    line = ["map", "work:fails_on_tens", "numbers", *target, "--on-error", "skip", "--num-workers", 0, "--chunksize", 7]
     ran = ask(*line, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert (
@@ -212,7 +212,7 @@ def test_rows_that_are_skipped_are_counted_and_listed(folder: Path, where: str) 
 
 
 def test_nothing_is_said_of_skipped_rows_when_there_are_none(folder: Path) -> None:
-    ran = ask("map", "work:double", "numbers", "out", "--skip-errors", "--workers", 0, "--quiet", cwd=folder)
+    ran = ask("map", "work:double", "numbers", "out", "--on-error", "skip", "--num-workers", 0, "--quiet", cwd=folder)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert names_in(folder) == ["numbers", "out", "work.py"]
 
@@ -223,7 +223,7 @@ def names_in(folder: Path) -> list[str]:
 
 def begin(folder: Path, *arguments: object) -> interpreters.Program:
     """A run whose function waits for the file `go`."""
-    command = ["-m", "tdmap", "map", "work:waits", "numbers", *map(str, arguments), "--workers", "1"]
+    command = ["-m", "tdmap", "map", "work:waits", "numbers", *map(str, arguments), "--num-workers", "1"]
     process = interpreters.Program(command, cwd=folder, env={**os.environ, "NO_COLOR": "1"})
     deadline = time.monotonic() + 300
     while not (folder / "started").exists():
@@ -238,7 +238,7 @@ def test_a_second_run_is_told_who_writes(folder: Path, mode: list[str]) -> None:
         TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
     process = begin(folder, *mode)
     try:
-        ran = ask("map", "work:double", "numbers", *mode, "--workers", 0, "--quiet", cwd=folder)
+        ran = ask("map", "work:double", "numbers", *mode, "--num-workers", 0, "--quiet", cwd=folder)
         assert ran.returncode == 2 and "Traceback" not in ran.stderr
         assert f"in process {process.pid}, since" in ran.stderr and "waits" in ran.stderr
     finally:
@@ -259,7 +259,7 @@ def test_after_a_run_that_was_killed_the_next_one_begins_anew(folder: Path, mode
     (folder / "started").unlink()
     if "--overwrite" in mode:
         assert list(TensorDict.load_memmap(folder / "out").keys()) == ["old"]
-    ran = ask("map", "work:double", "numbers", *mode, "--workers", 0, "--quiet", cwd=folder)
+    ran = ask("map", "work:double", "numbers", *mode, "--num-workers", 0, "--quiet", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
     assert names_in(folder) == ["numbers", "out", "work.py"]
@@ -268,7 +268,7 @@ def test_after_a_run_that_was_killed_the_next_one_begins_anew(folder: Path, mode
 
 def test_a_dataset_is_replaced_in_one_step_or_not_at_all(folder: Path) -> None:
     TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
-    ran = ask("map", "work:fails_on_row_50", "numbers", "out", "--overwrite", "--workers", 0, cwd=folder)
+    ran = ask("map", "work:fails_on_row_50", "numbers", "out", "--overwrite", "--num-workers", 0, cwd=folder)
     assert ran.returncode == 1 and "nothing was written to out" in ran.stderr
     assert list(TensorDict.load_memmap(folder / "out").keys()) == ["old"]
     assert names_in(folder) == ["numbers", "out", "work.py"]
@@ -277,7 +277,7 @@ def test_a_dataset_is_replaced_in_one_step_or_not_at_all(folder: Path) -> None:
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["verify"], ["status"]])
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(folder: Path, command: list[str]) -> None:
     if command == ["status"]:
-        assert ask("map", "work:double", "numbers", "out", "--resume", "--workers", 0, cwd=folder).returncode == 0
+        assert ask("map", "work:double", "numbers", "out", "--resume", "--num-workers", 0, cwd=folder).returncode == 0
     else:
         TensorDict({f"key{number}": torch.zeros(2) for number in range(20)}, [2]).memmap(folder / "out")
     if command == ["verify"]:
@@ -320,7 +320,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(folder: Path, command: list[
 
 def test_a_run_in_place_says_that_stored_checksums_are_old(folder: Path) -> None:
     assert ask("verify", "--store", "numbers", cwd=folder).returncode == 0
-    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--workers", 1, cwd=folder)
+    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--num-workers", 1, cwd=folder)
     assert ran.returncode == 0 and "tdmap verify --store numbers" in ran.stdout
     checked = ask("verify", "numbers", cwd=folder)
     assert checked.returncode == 1
@@ -336,7 +336,7 @@ def test_a_folder_of_an_unfinished_run_says_how_to_go_on(folder: Path) -> None:
 
 
 def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(folder: Path) -> None:
-    ran = tdmap("map", "work:fails_on_row_50", "numbers", "out", "--workers", 1, "--chunksize", 10, cwd=folder)
+    ran = tdmap("map", "work:fails_on_row_50", "numbers", "out", "--num-workers", 1, "--chunksize", 10, cwd=folder)
     assert ran.returncode == 1
     assert "ArithmeticError: row fifty is cursed" in ran.stderr
     assert "nothing was written to out" in ran.stderr
@@ -357,9 +357,9 @@ def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(fol
         (["work:double", "numbers", "numbers"], "OUT is IN"),
         (["work:double", "numbers", "numbers/out"], "inside IN"),
         (["work:double", "numbers", "work.py"], "exists"),
-        (["work:negate", "numbers", "out", "--workers", "0"], "use --in-place"),
-        (["work:half", "numbers", "out", "--workers", "0"], "with as many rows as its chunk"),
-        (["work:double", "numbers", "out", "--start-method", "thread"], "forkserver"),
+        (["work:negate", "numbers", "out", "--num-workers", "0"], "use --in-place"),
+        (["work:half", "numbers", "out", "--num-workers", "0"], "with as many rows as its chunk"),
+        (["work:double", "numbers", "out", "--mp-start-method", "thread"], "forkserver"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: list[str], reason: str) -> None:
@@ -372,8 +372,8 @@ def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: list[s
 
 def test_existing_output_is_replaced_only_when_asked(folder: Path) -> None:
     TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
-    assert ask("map", "work:double", "numbers", "out", "--workers", 1, cwd=folder).returncode == 2
-    ran = tdmap("map", "work:double", "numbers", "out", "--workers", 1, "--overwrite", cwd=folder)
+    assert ask("map", "work:double", "numbers", "out", "--num-workers", 1, cwd=folder).returncode == 2
+    ran = tdmap("map", "work:double", "numbers", "out", "--num-workers", 1, "--overwrite", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert set(TensorDict.load_memmap(folder / "out").keys()) == {"x", "y"}
 
@@ -431,6 +431,6 @@ def test_archives_are_shown_verified_and_mapped(folder: Path) -> None:
     assert ask("verify", "numbers.tdz", cwd=folder).returncode == 0
     ran = ask("map", "work:negate", "numbers.tdz", "--in-place", cwd=folder)
     assert ran.returncode == 2 and "is an archive: unpack it first" in ran.stderr
-    ran = tdmap("map", "work:double", "numbers.tdz", "out", "--workers", 2, "--chunksize", 10, cwd=folder)
+    ran = tdmap("map", "work:double", "numbers.tdz", "out", "--num-workers", 2, "--chunksize", 10, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert TensorDict.load_memmap(folder / "out")["x"][:5].tolist() == [0, 2, 4, -2, 8]

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from tests import interpreters
 ROOT = Path(__file__).parents[2]
 ROWS = 60
 MODULE = """
+import torch
+
 def normalise(chunk):
     chunk = chunk.copy()
     chunk["image"] = chunk["image"].float() / 255
@@ -35,6 +38,9 @@ def normalise(chunk):
 def invert(chunk):
     chunk["image"].bitwise_not_()
 
+def tiles(chunk):
+    return {"tile": torch.cat([chunk["image"][..., :8], chunk["image"][..., 8:]])}
+
 def is_bright(chunk):
     return chunk["image"].float().mean(dim=(1, 2, 3)) > 127
 
@@ -42,6 +48,10 @@ def fails_on_threes(chunk):
     if (chunk["label"] == 3).any():
         raise ArithmeticError("three is\\ncursed")
     return chunk["label"] > 5
+
+def is_choosy(chunk):
+    fails_on_threes(chunk)
+    return chunk
 """
 
 
@@ -105,7 +115,7 @@ def test_filter_writes_the_rows_of_a_comparison(run, folder):
             ("meta/name in ['n1', 'n2']", torch.arange(ROWS) % 3 != 0),
         ]
     ):
-        done = run(f'filter "{text}" photos kept{number} --workers 0 --json')
+        done = run(f'filter "{text}" photos kept{number} --num-workers 0 --json')
         assert done.exit_code == 0, done.stderr
         told = json.loads(done.stdout)
         assert (told["rows"], told["of"]) == (int(mask.sum()), ROWS)
@@ -115,10 +125,10 @@ def test_filter_writes_the_rows_of_a_comparison(run, folder):
 
 def test_filter_takes_a_function_and_lists_rows_on_which_it_raises(run, folder):
     photos = rows_of(folder / "photos")
-    assert run("filter mymodule:is_bright photos bright --workers 2 --quiet").exit_code == 0
+    assert run("filter mymodule:is_bright photos bright --num-workers 2 --quiet").exit_code == 0
     mask = photos["image"].float().mean(dim=(1, 2, 3)) > 127
     assert torch.equal(rows_of(folder / "bright")["label"], photos["label"][mask])
-    done = run("filter mymodule:fails_on_threes photos six --workers 0 --skip-errors --chunksize 4")
+    done = run("filter mymodule:fails_on_threes photos six --num-workers 0 --on-error skip --chunksize 4")
     assert done.exit_code == 0 and "which are left out" in done.stderr
     assert torch.equal(rows_of(folder / "six")["label"], torch.full((int((photos["label"] == 6).sum()),), 6))
     listed = (folder / "six.skipped.jsonl").read_text().splitlines()
@@ -149,38 +159,58 @@ def test_a_comparison_that_cannot_be_made_is_refused(predicate, said, run, folde
 
 def test_sort_and_shuffle_are_those_of_torch(run, folder):
     photos = rows_of(folder / "photos")
-    assert run("sort photos by_time --by time --descending --workers 0").exit_code == 0
+    assert run("sort photos by_time --by time --descending --num-workers 0").exit_code == 0
     order = photos["time"].argsort(descending=True, stable=True)
     assert torch.equal(rows_of(folder / "by_time")["image"], photos["image"][order])
-    assert run("sort photos by_both --by meta/name --by time --workers 0").exit_code == 0
+    assert run("sort photos by_both --by meta/name --by time --num-workers 0").exit_code == 0
     names = [f"n{row % 3}" for row in range(ROWS)]
     expected = sorted(range(ROWS), key=lambda row: (names[row], float(photos["time"][row])))
     assert torch.equal(rows_of(folder / "by_both")["time"], photos["time"][torch.tensor(expected)])
-    assert run("shuffle photos mixed --seed 4 --workers 0").exit_code == 0
+    assert run("shuffle photos mixed --seed 4 --num-workers 0").exit_code == 0
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(4))
     assert torch.equal(rows_of(folder / "mixed")["time"], photos["time"][order])
 
 
-def test_orders_that_go_on_say_so_when_they_are_asked_again(run, folder):
-    for command in (
-        "sort photos time_on --by time --workers 0",
-        "shuffle photos mixed_on --seed 4 --workers 0",
-        "join photos photos pairs_on --on time --workers 0",
-        "group photos count --by time --out groups_on --workers 0",
-    ):
-        first = run(f"{command} --resume")
-        assert first.exit_code == 0, first.output
-        with pytest.warns(tdmap.AlreadyComplete):
-            assert run(f"{command} --resume").exit_code == 0
-        assert run(f"{command} --resume --overwrite").exit_code == 2
-    assert run("sort photos time_on --by meta/name --workers 0 --resume").exit_code != 0
-    assert "--seed" in run("shuffle photos other_on --resume").output
-    assert "--out" in run("group photos count --by time --resume").output
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sort photos {} --by time", "shuffle photos {}", "join photos photos {} --on time", "sample photos {} -n 5",
+        "filter 'label == 1' photos {}", "group photos count --by time --out {}", "unique photos {} --by label",
+        "map mymodule:normalise photos {}", "train-test-split photos {} --seed 0",
+    ],
+)  # fmt: skip
+def test_a_resumed_command_that_was_complete_says_so_in_words(line, run, folder):
+    place = f"complete{line.split()[0]}"
+    command = f"{line.format(place)} --num-workers 0 --resume"
+    assert run(command).exit_code == 0
+    files = {path: path.read_bytes() for path in (folder / place).rglob("*.memmap")}
+    done = run(command)
+    assert done.exit_code == 0, done.stderr
+    for said in done.stderr.splitlines():
+        assert said.startswith("tdmap: /") and "was complete before" in said and "(pass --overwrite instead" in said
+    assert ".py" not in done.stderr and "warning" not in done.stderr.lower() and done.stderr
+    assert {path: path.read_bytes() for path in files} == files
+    told = json.loads(run(f"{command} --json").stdout)
+    assert told["ok"] and all("was complete before" in said for said in told["warnings"]) and told["warnings"]
+    assert run(f"{command} --overwrite").exit_code == 2
+
+
+def test_a_folder_of_another_run_is_told_in_lines_of_what_differs(run):
+    assert run("sort photos one_run --by time --num-workers 0 --resume").exit_code == 0
+    done = run("sort photos one_run --by label --num-workers 0 --resume")
+    assert done.exit_code == 2
+    head, differs, advice = done.stderr.splitlines()
+    assert head.startswith("tdmap: /") and head.endswith("holds the result of another run:")
+    assert differs == "  - the argument key was 'time', and is 'label'"
+    assert advice == "Choose another folder, or pass --overwrite instead of --resume to run anew."
+    told = json.loads(run("sort photos one_run --by label --num-workers 0 --resume --json").stdout)
+    assert told["error"] == done.stderr.removeprefix("tdmap: ").strip() and told["exit_code"] == 2
+    assert "--out" in run("group photos count --by time --resume").stderr
 
 
 def test_a_shuffle_without_a_seed_says_which_it_took(run, folder):
-    told = json.loads(run("shuffle photos any1 --workers 0 --json").stdout)
-    assert run(f"shuffle photos any2 --workers 0 --seed {told['seed']}").exit_code == 0
+    told = json.loads(run("shuffle photos any1 --num-workers 0 --json").stdout)
+    assert run(f"shuffle photos any2 --num-workers 0 --seed {told['seed']}").exit_code == 0
     assert torch.equal(rows_of(folder / "any1")["time"], rows_of(folder / "any2")["time"])
 
 
@@ -200,7 +230,7 @@ def test_what_is_in_the_way_is_left_alone(command, run, folder):
 
 def test_reduce_gives_what_the_reducers_give(run, folder):
     photos = rows_of(folder / "photos")
-    line = "reduce photos count mean:image:dim=all std:image:dim=0,2,3 top:time:k=2 unique:meta/name --workers 2"
+    line = "reduce photos count mean:image:dim=all std:image:dim=0,2,3 top:time:k=2 unique:meta/name --num-workers 2"
     done = run(line + " --json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)["results"]
@@ -213,22 +243,22 @@ def test_reduce_gives_what_the_reducers_give(run, folder):
 
 
 def test_reduce_folds_what_a_function_makes(run, folder):
-    done = run("reduce photos max:image:dim=all --map mymodule:normalise --workers 0 --json")
+    done = run("reduce photos max:image:dim=all --map mymodule:normalise --num-workers 0 --json")
     largest = rows_of(folder / "photos")["image"].max().item() / 255
     assert json.loads(done.stdout)["results"]["max:image:dim=all"] == pytest.approx(largest)
 
 
 def test_group_gives_one_row_a_key(run, folder):
     photos = rows_of(folder / "photos")
-    told = json.loads(run("group photos --by label count sum:time --workers 0 --json").stdout)
-    assert told["groups"] == 7 and [row["label"] for row in told["rows"]] == list(range(7))
+    told = json.loads(run("group photos --by label count sum:time --num-workers 0 --json").stdout)
+    assert told["count"] == 7 and [row["label"] for row in told["rows"]] == list(range(7))
     for row in told["rows"]:
         mine = photos["label"] == row["label"]
         assert row["count"] == int(mine.sum()) and row["sum:time"] == pytest.approx(photos["time"][mine].sum().item())
-    table = run("group photos --by meta/name count --workers 0 --show 2").stdout.splitlines()
+    table = run("group photos --by meta/name count --num-workers 0 --show 2").stdout.splitlines()
     assert [line.split() for line in table[:3]] == [["meta/name", "count"], ["n0", "20"], ["n1", "20"]]
-    assert "1 more groups" in table[3]
-    assert run("group photos --by label --by meta/name count --out grouped --workers 0").exit_code == 0
+    assert "1 more rows" in table[3]
+    assert run("group photos --by label --by meta/name count --out grouped --num-workers 0").exit_code == 0
     assert rows_of(folder / "grouped")["count"].sum() == ROWS
 
 
@@ -291,24 +321,25 @@ def test_convert_reads_and_writes_pipes(run, folder):
 
 def test_join_is_that_of_the_library(run, folder):
     photos = rows_of(folder / "photos")
-    assert run("filter 'label > 1' photos some --workers 0").exit_code == 0
-    done = run("join photos some others --on time --how anti --workers 0")
+    assert run("filter 'label > 1' photos some --num-workers 0").exit_code == 0
+    done = run("join photos some others --on time --how anti --num-workers 0")
     assert done.exit_code == 0, done.stderr
     wanted = tdmap.join(photos, rows_of(folder / "some"), "time", "anti", num_workers=0)
     assert rows_of(folder / "others")["time"].tolist() == wanted["time"].tolist()
-    assert run("join photos some both --on time=label --workers 0").exit_code == 2
-    assert "no entry 'nothing'" in run("join photos some both --on nothing --workers 0").stderr
-    assert "how must be one of" in run("join photos some both --on time --how full --workers 0").stderr
+    assert run("join photos some both --on time=label --num-workers 0").exit_code == 2
+    assert "no entry 'nothing'" in run("join photos some both --on nothing --num-workers 0").stderr
+    assert "how must be one of" in run("join photos some both --on time --how full --num-workers 0").stderr
 
 
-def commands(group: Any = None, path: str = "") -> list[str]:
+def commands(group: Any = None, path: str = "") -> dict[str, Any]:
+    """All commands, by their words."""
     group = typer.main.get_command(app) if group is None else group
-    below = {f"{path} {name}".strip(): command for name, command in group.commands.items()}
-    return [
-        name
-        for path, command in below.items()
-        for name in (commands(command, path) if hasattr(command, "commands") else [path])
-    ]
+    context = SimpleNamespace(parent=SimpleNamespace(parent=None, info_name="tdmap") if path else None, info_name=path)
+    found: dict[str, Any] = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        found |= commands(command, name) if hasattr(command, "commands") else {f"{path} {name}".strip(): command}
+    return found
 
 
 def test_every_command_has_help_with_an_example():
@@ -329,7 +360,7 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
         before, _, behind = line.rpartition(" | ") if " | tdmap" in line else ("", "", line)
         typed = shlex.split(behind.split(" | ")[0].split(" > ")[0])
         stdin = (tmp_path / before.removeprefix("cat ")).read_text() if before else None
-        if "--out" in typed or typed[1] in ("filter", "join", "sort", "shuffle"):
+        if {"--out", "--seed"} & {*typed} or typed[1] in ("filter", "join", "sort"):
             typed.append("--overwrite")
         done = CliRunner().invoke(app, typed[1:], input=stdin)
         assert typed[0] == "tdmap" and done.exit_code == 0, (line, done.stderr)
@@ -338,12 +369,17 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
 
 def test_answers_are_one_object_with_the_same_head(run):
     lines = [
-        "info photos", "head photos", "stats photos label --workers 0", "status photos", "top", "verify photos",
-        "verify --store photos", "map mymodule:normalise photos mapped --workers 0",
-        "filter 'label == 1' photos filtered --workers 0", "convert photos out.csv --columns label",
-        "ingest images folder pictures --size 8 --workers 0", "profile mymodule:normalise photos --workers 0",
+        "info photos", "head photos", "stats photos label --num-workers 0", "status photos", "top", "verify photos",
+        "verify --store photos", "map mymodule:normalise photos mapped --num-workers 0",
+        "filter 'label == 1' photos filtered --num-workers 0", "convert photos out.csv --columns label",
+        "ingest images folder pictures --size 8 --num-workers 0", "profile mymodule:normalise photos --num-workers 0",
         "info nothing", "map mymodule:nothing photos x", "frobnicate", "info --frobnicate", "reduce photos x",
-        "filter mymodule:fails_on_threes photos x --workers 0",
+        "filter mymodule:fails_on_threes photos x --num-workers 0", "unique photos --by label --num-workers 0",
+        "value-counts photos counted --by label --num-workers 0", "top-k photos --by time -k 2 --num-workers 0",
+        "sample photos sampled -n 3 --num-workers 0", "train-test-split photos halves --num-workers 0",
+        "flat-map mymodule:tiles photos tiled --num-workers 0", "join photos photos x --num-workers 0",
+        "sort photos x --by lable", "sort photos x --by label --max-memory 4XB", "sort photos x --by label --timeout 0",
+        "sample photos x -n 100 --num-workers 0", "sort photos x --by label --retries 1.5",
     ]  # fmt: skip
     for line in lines:
         done = run(line + " --json")
@@ -361,17 +397,19 @@ def test_numbers_that_json_does_not_know_are_texts():
 
 
 def test_an_error_is_one_line_and_its_traceback_on_demand(run):
-    line = "filter mymodule:fails_on_threes photos x --workers 2"
+    line = "filter mymodule:fails_on_threes photos x --num-workers 2"
     done = run(line)
     assert done.exit_code == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    for said in ("ArithmeticError: three is cursed", "fails_on_threes", "mymodule.py:15", "nothing was written to x"):
+    for said in ("ArithmeticError: three is cursed", "fails_on_threes", "mymodule.py:20", "nothing was written to x"):
         assert said in done.stderr
     told = run("--traceback " + line)
     assert "Traceback (most recent call last)" in told.stderr and told.stderr.splitlines()[-1].startswith("tdmap: ")
     assert "in fails_on_threes" in run(line + " --traceback").stderr
 
 
-@pytest.mark.parametrize("line", ["info", "info a b", "info --frobnicate", "frobnicate", "stats photos --workers x"])
+@pytest.mark.parametrize(
+    "line", ["info", "info a b", "info --frobnicate", "frobnicate", "stats photos --num-workers x"]
+)
 def test_a_misused_command_is_one_line_that_names_its_help(line, run):
     done = run(line)
     assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
@@ -402,13 +440,24 @@ def test_the_shell_completes_commands_and_options(folder):
 
 
 def test_ranks_fill_one_folder_from_the_command_line(run, folder):
-    one = run("map mymodule:normalise photos by_ranks --shard 0/2 --workers 0 --json")
+    one = run("map mymodule:normalise photos by_ranks --shard 0/2 --num-workers 0 --json")
     assert one.exit_code == 0, one.stderr
     told = json.loads(one.stdout)
     assert told["shard"] == [0, 2] and 0 < told["rows"] < ROWS and told["whole"] is False
-    other = run("map mymodule:normalise photos by_ranks --shard 1/2 --workers 0")
+    other = run("map mymodule:normalise photos by_ranks --shard 1/2 --num-workers 0")
     assert other.exit_code == 0 and "the dataset is whole" in other.stdout
     assert torch.equal(rows_of(folder / "by_ranks")["image"], rows_of(folder / "photos")["image"].float() / 255)
+
+
+def test_each_rank_lists_the_rows_that_it_skips(run, folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        line = "map mymodule:is_choosy photos choosy --shard auto --on-error skip --chunksize 10 --num-workers 0"
+        done = run(line)
+        assert done.exit_code == 0 and f"by rank {rank} of 2" in done.stdout, done.stderr
+    lists = [(folder / f"choosy.skipped.{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
+    assert sorted(json.loads(line)["row"] for lines in lists for line in lines) == list(range(3, ROWS, 7))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def run(*arguments: object):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_statistics_are_those_of_numpy(workers, folder):
-    answer = run("stats", folder, "--json", "--workers", workers)
+    answer = run("stats", folder, "--json", "--num-workers", workers)
     assert answer.exit_code == 0, answer.output
     told = json.loads(answer.stdout)
     data = TensorDict.load_memmap(folder)
@@ -67,7 +67,7 @@ def test_statistics_are_those_of_numpy(workers, folder):
 
 
 def test_statistics_are_a_table_with_a_sparkline_and_a_picture(folder, tmp_path):
-    answer = run("stats", folder, "x", "deep/flag", "--workers", 0, "--plot", tmp_path / "s.png")
+    answer = run("stats", folder, "x", "deep/flag", "--num-workers", 0, "--plot", tmp_path / "s.png")
     assert answer.exit_code == 0, answer.output
     (line,) = [line for line in answer.stdout.splitlines() if line.strip().startswith("x ")]
     assert "30 +1 inf" in line and "█" in line and "float32" in line
@@ -125,14 +125,14 @@ def test_the_histogram_of_few_whole_numbers_counts_each(numbers, tmp_path):
     values = torch.arange(5000) % numbers
     values[: numbers // 2] = 0
     TensorDict({"label": values}, [5000]).memmap_(tmp_path / "labels")
-    told = json.loads(run("stats", tmp_path / "labels", "--json", "--workers", 0).stdout)
+    told = json.loads(run("stats", tmp_path / "labels", "--json", "--num-workers", 0).stdout)
     assert told["keys"][0]["histogram"] == values.bincount(minlength=numbers).tolist()
 
 
 def test_the_histogram_of_many_numbers_is_about_that_of_numpy(tmp_path):
     values = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     TensorDict({"x": values}, [len(values)]).memmap_(tmp_path / "normal")
-    told = json.loads(run("stats", tmp_path / "normal", "--json", "--workers", 0).stdout)["keys"][0]
+    told = json.loads(run("stats", tmp_path / "normal", "--json", "--num-workers", 0).stdout)["keys"][0]
     expected, _ = np.histogram(values.numpy(), bins=16)
     assert sum(told["histogram"]) == 200_000
     np.testing.assert_allclose(told["histogram"], expected, atol=0.02 * 200_000)
@@ -144,7 +144,7 @@ def test_quantiles_of_numbers_that_are_far_from_zero_for_how_close_they_are(dtyp
     """Such as identifiers, or years: within a hundredth of their range, whatever the order of rows."""
     values = sign * (1_000_000_000 + torch.randperm(3000, generator=torch.Generator().manual_seed(0))).to(dtype)
     TensorDict({"id": values, "one": torch.full((3000,), 7e9)}, [3000]).memmap_(tmp_path / "ids")
-    ids, one = json.loads(run("stats", tmp_path / "ids", "--json", "--workers", 2).stdout)["keys"]
+    ids, one = json.loads(run("stats", tmp_path / "ids", "--json", "--num-workers", 2).stdout)["keys"]
     wanted = np.quantile(values.double().numpy(), [0.05, 0.5, 0.95])
     assert np.abs(np.array(ids["quantiles"]) - wanted).max() <= 30
     assert max(ids["histogram"]) < 2 * 3000 / 16 and min(ids["histogram"]) > 0
@@ -154,5 +154,5 @@ def test_quantiles_of_numbers_that_are_far_from_zero_for_how_close_they_are(dtyp
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.float32, torch.float64])
 def test_quantiles_of_years_are_years(dtype, tmp_path):
     TensorDict({"year": (2000 + torch.arange(300) % 25).to(dtype)}, [300]).memmap_(tmp_path / "years")
-    (found,) = json.loads(run("stats", tmp_path / "years", "--json", "--workers", 0).stdout)["keys"]
+    (found,) = json.loads(run("stats", tmp_path / "years", "--json", "--num-workers", 0).stdout)["keys"]
     np.testing.assert_allclose(found["quantiles"], [2001, 2012, 2023], atol=0.5)

@@ -97,7 +97,7 @@ def test_head_shows_rows(run):
 
 
 def test_stats_are_of_the_columns_of_numbers(run):
-    facts = json.loads(run("stats cities --json --workers 0").stdout)
+    facts = json.loads(run("stats cities --json --num-workers 0").stdout)
     assert facts["rows"] == ROWS
     figures = {"/".join(one["key"]): one for one in facts["keys"]}
     assert figures["n"]["mean"] == 19.5 and figures["meta/x"]["max"] == 9.75
@@ -117,19 +117,19 @@ def test_stats_are_of_the_columns_of_numbers(run):
     ],
 )
 def test_filter(predicate, wanted, run, tmp_path):
-    done = run(f"filter {shlex.quote(predicate)} cities {tmp_path / 'kept'} --workers 0 --json")
+    done = run(f"filter {shlex.quote(predicate)} cities {tmp_path / 'kept'} --num-workers 0 --json")
     assert json.loads(done.stdout)["rows"] == len(wanted)
     kept = Table.open(tmp_path / "kept")
     assert kept["n"].tolist() == wanted and kept["city"].tolist() == [CITIES[row % 4] for row in wanted]
 
 
 def test_sort_and_shuffle(run, tmp_path):
-    run(f"sort cities {tmp_path / 'sorted'} --by city --by n --workers 0")
+    run(f"sort cities {tmp_path / 'sorted'} --by city --by n --num-workers 0")
     order = sorted(range(ROWS), key=lambda row: (CITIES[row % 4].encode(), row))
     assert Table.open(tmp_path / "sorted")["n"].tolist() == order
-    run(f"sort cities {tmp_path / 'down'} --by meta/x --descending --workers 0")
+    run(f"sort cities {tmp_path / 'down'} --by meta/x --descending --num-workers 0")
     assert Table.open(tmp_path / "down")["n"].tolist() == list(range(ROWS))[::-1]
-    run(f"shuffle cities {tmp_path / 'mixed'} --seed 4 --workers 0")
+    run(f"shuffle cities {tmp_path / 'mixed'} --seed 4 --num-workers 0")
     mixed = Table.open(tmp_path / "mixed")
     assert mixed["n"].tolist() != list(range(ROWS)) and sorted(mixed["n"].tolist()) == list(range(ROWS))
     assert mixed["city"].tolist() == [CITIES[row % 4] for row in mixed["n"].tolist()]
@@ -138,7 +138,7 @@ def test_sort_and_shuffle(run, tmp_path):
 
 def test_join_with_a_table_on_either_side(run, tmp_path):
     for number, (left, right) in enumerate((("cities", "half"), ("half", "cities"))):
-        run(f"join {left} {right} {tmp_path / str(number)} --on n --workers 0")
+        run(f"join {left} {right} {tmp_path / str(number)} --on n --num-workers 0")
         joined = Table.open(tmp_path / str(number))
         assert joined["n"].tolist() == list(range(0, ROWS, 2))
         assert joined["weight"].tolist() == [row / 2 for row in range(0, ROWS, 2)]
@@ -156,36 +156,39 @@ def test_join_with_a_table_on_either_side(run, tmp_path):
 )  # fmt: skip
 def test_an_archive_is_a_file_without_types_of_columns(run, folder, tmp_path, line):
     pack_memmap(folder / "half", folder / "half.tdz")
-    run(line.format(out=tmp_path / "out") + " --workers 0")
+    run(line.format(out=tmp_path / "out") + " --num-workers 0")
     found = Table.open(tmp_path / "out")
     rows = ROWS // 2 - 2 if line.startswith("filter") else ROWS // 2
     assert len(found) == rows and Table.open(folder / "half.tdz")["n"].tolist() == list(range(0, ROWS, 2))
 
 
 def test_group_and_reduce(run, tmp_path):
-    facts = json.loads(run("group cities --by city count mean:n --workers 0 --json").stdout)
+    facts = json.loads(run("group cities --by city count mean:n --num-workers 0 --json").stdout)
     names = sorted(CITIES, key=str.encode)
     assert [(row["city"], row["count"], row["mean:n"]) for row in facts["rows"]] == [
         (name, 10, 18.0 + CITIES.index(name)) for name in names
     ]
-    said = run("group cities --by city count --workers 0").stdout
+    said = run("group cities --by city count --num-workers 0").stdout
     assert said.splitlines()[1].split() == ["Aarau", "10"]
-    run(f"group cities --by city mean:meta/x --out {tmp_path / 'groups'} --workers 0")
+    run(f"group cities --by city mean:meta/x --out {tmp_path / 'groups'} --num-workers 0")
     assert Table.open(tmp_path / "groups")["city"].tolist() == names
-    assert json.loads(run("reduce cities mean:n max:meta/x count --workers 0 --json").stdout)["results"] == {
+    assert json.loads(run("reduce cities mean:n max:meta/x count --num-workers 0 --json").stdout)["results"] == {
         "mean:n": 19.5, "max:meta/x": 9.75, "count": ROWS,
     }  # fmt: skip
     assert "the rows of city have different lengths" in run("reduce cities unique:city", 2).stderr
 
 
 def test_map(run, tmp_path):
-    done = run(f"map on_rows:longer cities {tmp_path / 'new'} --workers 0 --json")
+    done = run(f"map on_rows:longer cities {tmp_path / 'new'} --num-workers 0 --json")
     assert json.loads(done.stdout)["rows"] == ROWS
     new = Table.open(tmp_path / "new")
     assert new["twice"].tolist() == list(range(0, 2 * ROWS, 2)) and new["city"][1] == "Bern"
-    done = run(f"map on_rows:both cities {tmp_path / 'more'} --workers 0")
+    for _ in range(2):
+        run(f"map on_rows:longer cities {tmp_path / 'resumed'} --num-workers 0 --resume")
+    assert Table.open(tmp_path / "resumed")["twice"].tolist() == new["twice"].tolist()
+    done = run(f"map on_rows:both cities {tmp_path / 'more'} --num-workers 0")
     assert f"{2 * ROWS} rows written to" in done.stdout
-    done = run(f"map on_rows:fails_on_three cities {tmp_path / 'rest'} --workers 0 --skip-errors --chunksize 4")
+    done = run(f"map on_rows:fails_on_three cities {tmp_path / 'rest'} --num-workers 0 --on-error skip --chunksize 4")
     assert "raised on 1 of 40 rows, which are left out" in done.stderr
     assert Table.open(tmp_path / "rest")["n"].tolist() == [row for row in range(ROWS) if row != 3]
 
@@ -193,9 +196,8 @@ def test_map(run, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("map on_rows:some cities --in-place", "is mapped into one folder"),
-        ("map on_rows:some cities out --shard 0/2", "is mapped into one folder"),
-        ("map on_rows:some cities out --resume", "is mapped into one folder"),
+        ("map on_rows:some cities --in-place", "is mapped into a new folder"),
+        ("map on_rows:some cities out --shard 0/2", "is written as one folder"),
         ("sort cities out --by n --rows-per-shard 3", "is written as one folder"),
         ("shuffle cities s3://bucket/out", "is written as one folder"),
         ("group cities --by city count --out out --rows-per-shard 3", "is written as one folder"),
@@ -274,7 +276,7 @@ def test_dates_are_shown_and_compared_as_dates(run, folder):
         for predicate, numbers in wanted.items():
             for resume in ("", "--resume"):
                 out = f"{name}-{predicate.encode().hex()}{resume}"
-                run(f"filter {shlex.quote(predicate)} {name}-dates {out} --workers 0 {resume}")
+                run(f"filter {shlex.quote(predicate)} {name}-dates {out} --num-workers 0 {resume}")
                 found = TensorDict.load_memmap(folder / out) if not first else Table.open(folder / out)
                 assert found["n"].tolist() == numbers, predicate
         for predicate, said in {

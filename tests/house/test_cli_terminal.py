@@ -117,7 +117,7 @@ def terminal(folder):
 
 @pytest.mark.parametrize("columns", [20, 80])
 def test_a_bar_fills_in_any_terminal_and_follows_its_size(columns, terminal, folder):
-    run = terminal(columns, "map", "work:waits", "numbers", f"filled{columns}", "--workers", "2")
+    run = terminal(columns, "map", "work:waits", "numbers", f"filled{columns}", "--num-workers", "2")
     run.until("0%|")
     assert max(map(len, run.lines)) <= columns
     run.resize(40)
@@ -130,7 +130,7 @@ def test_a_bar_fills_in_any_terminal_and_follows_its_size(columns, terminal, fol
 
 
 def test_ctrl_c_ends_a_run_with_one_line_and_no_output(terminal, folder):
-    run = terminal(80, "map", "work:waits", "numbers", "stopped", "--workers", "2")
+    run = terminal(80, "map", "work:waits", "numbers", "stopped", "--num-workers", "2")
     run.until("0%|")
     os.write(run.file, b"\x03")
     assert run.end() == 130
@@ -143,8 +143,8 @@ def test_ctrl_c_ends_a_run_with_one_line_and_no_output(terminal, folder):
     "words, said",
     [
         (["info", "numbers"], ["[100, 3, 8, 8]", "float32", "total"]),
-        (["stats", "numbers", "x", "--workers", "0"], ["mean 49.5", "100 values"]),
-        (["reduce", "numbers", "mean:x", "--workers", "0"], ["mean:x 49.5"]),
+        (["stats", "numbers", "x", "--num-workers", "0"], ["mean 49.5", "100 values"]),
+        (["reduce", "numbers", "mean:x", "--num-workers", "0"], ["mean:x 49.5"]),
         (["top", "--once"], ["no job is shown here"]),
         (["sort", "--help"], ["--descending", "tdmap sort photos"]),
         (["info", "nothing"], ["tdmap: nothing does not exist"]),

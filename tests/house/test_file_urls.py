@@ -24,7 +24,7 @@ COMMANDS = [
     "head {}/ds,{}/ds2",
     "stats {}/ds",
     "verify {}/ds",
-    "map torch:clone {}/ds {}/out --workers 0",
+    "map torch:clone {}/ds {}/out --num-workers 0",
     "filter 'x > 3' {}/ds {}/out",
     "sort {}/ds {}/out --by x",
     "sort {}/ds {}/out --by x --rows-per-shard 4",

@@ -44,12 +44,12 @@ PARTS = "part0,part1,part2"
 
 
 def test_map_reads_several_folders_and_writes_shards(run: Run, tmp_path: Path) -> None:
-    run(f"map shardfns:double {PARTS} out --rows-per-shard 8 --workers 2 --quiet")
+    run(f"map shardfns:double {PARTS} out --rows-per-shard 8 --num-workers 2 --quiet")
     data = tdmap.open(tmp_path / "out")
     assert data.ends == [8, 16, 24, 30] and data["x"].tolist() == list(range(0, 60, 2))
-    run("map shardfns:double out again --workers 0 --quiet")
+    run("map shardfns:double out again --num-workers 0 --quiet")
     assert tdmap.open(tmp_path / "again")["x"].tolist() == list(range(0, 120, 4))
-    run("map shardfns:double out out2 --rows-per-shard 8 --executor thread --workers 2 --resume --quiet")
+    run("map shardfns:double out out2 --rows-per-shard 8 --executor thread --num-workers 2 --resume --quiet")
     assert tdmap.open(tmp_path / "out2").ends == [8, 16, 24, 30]
 
 
@@ -71,10 +71,10 @@ def test_orders_read_several_folders_and_write_shards(command: str, run: Run, tm
 
 
 def test_folds_read_several_folders(run: Run) -> None:
-    assert "435" in run(f"reduce {PARTS} sum:x --workers 2 --executor thread").output
-    found = json.loads(run(f"--json group {PARTS} count --by x --workers 0").output)
-    assert found["groups"] == 30
-    run(f"group {PARTS} count --by x --workers 0 --out groups --rows-per-shard 4 --quiet")
+    assert "435" in run(f"reduce {PARTS} sum:x --num-workers 2 --executor thread").output
+    found = json.loads(run(f"--json group {PARTS} count --by x --num-workers 0").output)
+    assert found["count"] == 30
+    run(f"group {PARTS} count --by x --num-workers 0 --out groups --rows-per-shard 4 --quiet")
     assert tdmap.open("groups").ends[:2] == [4, 8]
 
 
@@ -83,7 +83,7 @@ def test_looks_at_shards(run: Run) -> None:
     assert "30 rows" in shown and "int64" in shown and "str" in shown
     rows = json.loads(run(f"--json head {PARTS} -n 3 --start 9").output)["rows"]
     assert [row["x"] for row in rows] == [9, 10, 11] and rows[2]["s"] == "row 11"
-    assert "x" in run(f"stats {PARTS} --workers 0 --quiet").output
+    assert "x" in run(f"stats {PARTS} --num-workers 0 --quiet").output
 
 
 def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
         "    return chunk.select('x')\n"
     )
     try:
-        run(f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --workers 0 --resume --quiet", 1)
+        run(f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --num-workers 0 --resume --quiet", 1)
         shown = run("status out").output
         assert "interrupted" in shown and "16 of 30 rows done" in shown and "failing:fn" in shown
         assert "look at it, and give --yes" in run("resume out", 2).output
@@ -134,11 +134,11 @@ def test_what_cannot_be_met_is_refused(line: str, told: str, run: Run) -> None:
 
 
 def test_an_output_that_is_there_is_left_alone(run: Run, tmp_path: Path) -> None:
-    run("map shardfns:double part0 out --rows-per-shard 4 --workers 0 --quiet")
+    run("map shardfns:double part0 out --rows-per-shard 4 --num-workers 0 --quiet")
     before = sorted(path.name for path in (tmp_path / "out").iterdir())
-    run("map shardfns:double part1 out --rows-per-shard 4 --workers 0 --quiet", 2)
+    run("map shardfns:double part1 out --rows-per-shard 4 --num-workers 0 --quiet", 2)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
-    run("map shardfns:double part1 out --rows-per-shard 4 --workers 0 --quiet --overwrite")
+    run("map shardfns:double part1 out --rows-per-shard 4 --num-workers 0 --quiet --overwrite")
     assert tdmap.open("out")["x"].tolist() == list(range(20, 40, 2))
 
 
@@ -147,10 +147,10 @@ def test_a_store_is_read_and_written(
     run: Run, bucket: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
-    run(f"map shardfns:double {PARTS} {bucket}/set --rows-per-shard 16 --workers 0 --quiet")
+    run(f"map shardfns:double {PARTS} {bucket}/set --rows-per-shard 16 --num-workers 0 --quiet")
     assert tdmap.open(f"{bucket}/set")["x"].tolist() == list(range(0, 60, 2))
-    run(f"sort {bucket}/set {bucket}/sorted --by x --descending --workers 0 --quiet")
+    run(f"sort {bucket}/set {bucket}/sorted --by x --descending --num-workers 0 --quiet")
     assert tdmap.open(f"{bucket}/sorted")["x"].tolist() == list(range(58, -1, -2))
     assert "30 rows" in run(f"info {bucket}/set").output
-    assert "holds a dataset already" in run(f"map shardfns:double part0 {bucket}/set --workers 0 --quiet", 2).output
+    assert "holds a dataset already" in run(f"map shardfns:double part0 {bucket}/set --num-workers 0 --quiet", 2).output
     assert "no such bucket" in run("info s3://no-such-bucket/set", 2).output

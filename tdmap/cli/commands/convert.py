@@ -28,7 +28,7 @@ def convert_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the dataset in the folder DST; files are replaced anyway.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
+    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
     read_as: Annotated[str | None, typer.Option("--from", help="Format of SRC, where that is -.")] = None,
     write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, where that is -.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
@@ -49,7 +49,7 @@ def convert_command(
     with temporary_folder("tdmap-convert") as scratch:
         place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
         place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
-        options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": workers}
+        options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": num_workers}
         rows = _guarded(lambda: convert(place_in, place_out, **options), target)
         if target == PIPE:
             end_with_reader()

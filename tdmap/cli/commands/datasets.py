@@ -37,11 +37,11 @@ def ingest_images(
     mode: Annotated[str, typer.Option(help="RGB, L or RGBA.")] = "RGB",
     keep: Annotated[str, typer.Option(help="decoded: pixels; encoded: the files as they are.")] = "decoded",
     labels: Annotated[Path | None, typer.Option(help="CSV or JSONL with a file and a label in each line.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
     max_pixels: Annotated[int, typer.Option(min=1, help="Larger pictures are refused.")] = 89_478_485,
-    skip_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out files that cannot be read, and list them.")
-    ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="raise; or skip: leave out files that cannot be read, and list them.")
+    ] = "raise",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew, and replace the dataset in OUT when the new one is whole.")
     ] = False,
@@ -63,9 +63,9 @@ def ingest_images(
         "keep": keep,
         "labels": labels,
         "max_pixels": max_pixels,
-        "on_error": "skip" if skip_errors else "raise",
+        "on_error": on_error,
         "overwrite": overwrite,
-        "num_workers": workers,
+        "num_workers": num_workers,
         "pbar": not quiet and not asked().json,
     }
     state = f"what was in {out} is as it was" if overwrite else GOES_ON
@@ -90,7 +90,7 @@ def _ingested(images: Any, folder: Path, out: Path, options: dict[str, Any], sta
     try:
         return images.ingest(folder, out, **options)
     except images.PictureError as error:
-        say(f"{error} (--skip-errors leaves such files out)")
+        say(f"{error} (--on-error skip leaves such files out)")
         say(f"the run failed; {state}")
         raise typer.Exit(FAILED) from None
 

@@ -25,9 +25,9 @@ def profile_command(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to run on each chunk.")],
     source: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of the dataset.")],
     rows: Annotated[int | None, typer.Option(min=1, help="Rows to run it on; a sample, if not given.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
-    start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
+    mp_start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw timeline, throughput and memory there (.png).")] = None,
     flame: Annotated[Path | None, typer.Option(help="Write stacks of the function there (.svg, .json, .txt).")] = None,
@@ -37,12 +37,12 @@ def profile_command(
     Results are kept in memory and thrown away. DATA is not changed: a function that changes its chunk gets a copy.
     """
     end_with_reader()
-    if start_method not in (None, "fork", "forkserver", "spawn"):
-        refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
+    if mp_start_method not in (None, "fork", "forkserver", "spawn"):
+        refuse(f"--mp-start-method {mp_start_method!r}: there are fork, forkserver and spawn")
     fn = find_function(function)
     data = open_rows(source, least=1, instead=TABLES)
     sample = sample_of(data, rows)
-    options: dict[str, Any] = {"num_workers": workers, "chunksize": chunksize, "mp_start_method": start_method}
+    options: dict[str, Any] = {"num_workers": num_workers, "chunksize": chunksize, "mp_start_method": mp_start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")
     if trace is not None:
         _write(lambda: prof.save_trace(trace), trace)

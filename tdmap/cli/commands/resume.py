@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli.answers import answer, asked
+from tdmap.cli.answers import answer
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.commands.map import report_skipped, run_resumable
-from tdmap.cli.places import list_beside, sources_of, url_of
-from tdmap.cli.requests import files_of_module, find_function, import_module, open_dataset, refuse, take_apart
+from tdmap.cli.commands.operations import RESUMED, run
+from tdmap.cli.places import sources_of, url_of
+from tdmap.cli.requests import files_of_module, import_module, refuse, take_apart
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
@@ -54,7 +54,6 @@ def resume(
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
-    from tdmap.memory.hidden import HIDDEN
     from tdmap.run.run import REDO, TRUST
 
     found = _status_of(path)
@@ -69,18 +68,10 @@ def resume(
     sys.path[:] = [entry for entry in sys.path if not _lies_in(Path(entry or "."), datasets)]
     sys.path.insert(0, str(file.parent) if command.function.partition(":")[0].endswith(".py") else command.cwd)
     _require_file(import_module(take_apart(command.function)[0]), file)
-    fn = find_function(command.function)
+    out = {"in_place": True} if found.kind == "in place" else {"out": datasets[0]}
     how = TRUST if trust else REDO if redo else True
-    options = {**command.options, "pbar": not quiet and not asked().json}
-    in_place = found.kind == "in place"
-    out = None if in_place else datasets[0]
-    skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
-    in_shards = "rows_per_shard" in command.options
-    place = list_beside(datasets[0]) if in_shards else datasets[0] / HIDDEN / "skipped.jsonl"
-    report_skipped(skipped, found.rows, in_place, place, written=not in_shards)
-    done = found.rows - len(skipped or ())
-    line = f"{done:,} rows done in {path}"
-    answer({"rows": done, "skipped": len(skipped or ()), "out": path}, *([] if quiet else [line]))
+    words = {"fn": command.function, "data": Path(command.source), **out, **command.options, "resume": how}
+    run("map", words | {"pbar": True} if quiet else words)
 
 
 def _status_of(path: Path) -> Any:
@@ -98,18 +89,6 @@ def _status_of(path: Path) -> Any:
     if found is None:
         refuse(f"{path} holds no journal of a run: none was begun there with resume=True or --resume")
     return found
-
-
-_OPTIONS: dict[str, tuple[type, ...]] = {
-    "num_workers": (int, type(None)),
-    "chunksize": (int, type(None)),
-    "mp_start_method": (str, type(None)),
-    "pbar": (bool,),
-    "on_error": (str,),
-    "executor": (str,),
-    "address": (str,),
-    "rows_per_shard": (int,),
-}
 
 
 @dataclass(frozen=True)
@@ -137,7 +116,7 @@ class _Command:
         except UntrustedFile as error:
             refuse(f"{error} It says which function is run; use tdmap map --resume, which you say yourself.")
         texts, options = [found.command.get(key) for key in ("function", "source", "cwd")], found.command.get("options")
-        known = type(options) is dict and all(type(v) in _OPTIONS.get(k, ()) for k, v in options.items())
+        known = type(options) is dict and all(type(v) in RESUMED.get(k, ()) for k, v in options.items())
         if not known or not all(type(text) is str and text == printable(text, 4096) for text in texts):
             refuse(f"the journal in {path} does not say how its run was begun: use tdmap map --resume")
         function, source, cwd = texts
@@ -173,7 +152,7 @@ class _Command:
     def describe(self, file: Path) -> list[str]:
         """What will be run, for whoever has to say yes."""
         _, name = take_apart(self.function)
-        given = [f"{key}={value!r}" for key, value in self.options.items() if value is not None and key != "pbar"]
+        given = [f"{key}={value!r}" for key, value in self.options.items()]
         return [
             f"function  {name} of {file}",
             f"on        {self.source}",

@@ -18,7 +18,7 @@ from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 def stats(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b; all of them.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the histograms there (.png).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -41,7 +41,7 @@ def stats(
         reducers = {"/".join(key): Column.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
         values = guard(
             lambda: tdmap.map_reduce(
-                data, None, Columns(reducers), num_workers=workers, pbar=not quiet and not asked().json
+                data, None, Columns(reducers), num_workers=num_workers, pbar=not quiet and not asked().json
             ),
             f"{path} was only read",
         )
