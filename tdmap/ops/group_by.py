@@ -120,7 +120,7 @@ class GroupBy:
                 makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
-                        chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
+            **options: see `tdmap.Options`. Intermediate files lie where `group_by(spill_dir=)` says.
 
         Returns:
             A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size

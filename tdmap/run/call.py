@@ -138,7 +138,7 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
             state = execution.run(job, Fold(reducer))
             log.finish(length, [])
             return state
-        report_complete(name, log, job)
+        report_complete(name, log, job, "remove the folder")
         states = read_states(log.folder, 0, modules_of(reducer))
         if len(states) != 1:
             raise FileNotFoundError(
@@ -149,11 +149,12 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
         return states[0][2]
 
 
-def report_complete(name: str, log: Log, job: Job | None) -> None:
+def report_complete(
+    name: str, log: Log, job: Job | None, again: str = "pass overwrite=True instead of resume=True"
+) -> None:
     """Warn that an earlier session has done it all, and of the rows that it skipped."""
     warn_user(
-        f"{log.folder.parent}: the run of {name} was complete before, and nothing was done (pass overwrite=True "
-        "instead of resume=True to run it again).",
+        f"{log.folder.parent}: the run of {name} was complete before, and nothing was done ({again} to run it again).",
         AlreadyComplete,
     )
     if job is not None and job.policy.skip:
