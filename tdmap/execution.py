@@ -172,6 +172,12 @@ class Execution:
             return self.pool.num_workers
         return self._count()
 
+    def light(self, nbytes: int) -> Execution:
+        """This one; or the caller alone, where so many bytes are less work than a job costs."""
+        if nbytes > self.tuning.light_bytes:
+            return self
+        return replace(self, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+
     def available_memory(self) -> int:
         """Bytes that the call may take for the rows of a dataset."""
         known = self.tuning.available_memory

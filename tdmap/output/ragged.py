@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,8 +51,7 @@ def fill(rows: Ragged, made: Ragged, execution: Execution) -> None:
     if not len(values):
         return  # offsets are 0, as new files are
     nbytes = values.nbytes + offsets.nbytes
-    if nbytes <= execution.tuning.light_bytes:
-        execution = replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+    execution = execution.light(nbytes)
     places = Places.of([values, offsets])
     assert places is not None
     plan = ChunkPlan(len(rows), max(len(rows) * execution.tuning.gather_bytes // nbytes, 1))

@@ -83,12 +83,9 @@ class Context:
         """Whether what a job works on is sent to other processes."""
         return travels(self.execution)
 
-    def light(self, nbytes: int, plan: ChunkPlan | None = None) -> Context:
+    def light(self, nbytes: int) -> Context:
         """The same call, or one in the caller alone where so many bytes are less work than a job costs."""
-        if nbytes > self.tuning.light_bytes or (plan is not None and plan.num_chunks > 1 and nbytes):
-            return self
-        alone = replace(self.execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
-        return replace(self, execution=alone)
+        return replace(self, execution=self.execution.light(nbytes))
 
     def quick(self, nbytes: int) -> Context:
         """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a
