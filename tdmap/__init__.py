@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tdmap.expressions import Expression, col
     from tdmap.ops.describe import describe
     from tdmap.ops.distinct import unique, value_counts
+    from tdmap.ops.drop_duplicates import drop_duplicates
     from tdmap.ops.filter import filter
     from tdmap.ops.flat_map import flat_map
     from tdmap.ops.group_by import GroupBy, group_by
@@ -109,6 +110,7 @@ __all__ = [
     "col",
     "concat",
     "describe",
+    "drop_duplicates",
     "filter",
     "flat_map",
     "group_by",
@@ -140,6 +142,7 @@ _PLACES = {
     "tdmap.events": "Callback ChunkRetried JobEnded JobStarted LeaseDone RowsSkipped WorkerDied",
     "tdmap.expressions": "Expression col",
     "tdmap.ops.distinct": "unique value_counts",
+    "tdmap.ops.drop_duplicates": "drop_duplicates",
     "tdmap.ops.filter": "filter",
     "tdmap.ops.flat_map": "flat_map",
     "tdmap.ops.train_test_split": "train_test_split",

@@ -126,6 +126,10 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "top_k": Operation(lambda d, **o: tdmap.top_k(d, "x", 3, **o), lambda rows: _sorted(rows)[::-1][:3]),
     "unique": Operation(lambda d, **o: tdmap.unique(d, "k", **o), lambda rows: [{"k": key} for key in _groups(rows)]),
+    "drop_duplicates": Operation(
+        lambda d, **o: tdmap.drop_duplicates(d, "k", **o),
+        lambda rows: [row for n, row in enumerate(rows) if row["k"] not in {other["k"] for other in rows[:n]}],
+    ),
     "value_counts": Operation(
         lambda d, **o: tdmap.value_counts(d, "k", **o),
         lambda rows: sorted(
