@@ -106,7 +106,8 @@ class Shards:
             stack.enter_context(claimed(self.target, call))
             stack.callback(setattr, self, "is_claimed", False)
             self.is_claimed = True
-            if not (resume or self.overwrite) and hidden.exists(f"{self.folder}/{HIDDEN}/journal"):
+            begun = hidden.exists(f"{self.folder}/{HIDDEN}/journal")
+            if begun and not (resume or self.overwrite):
                 raise FileExistsError(
                     f"{self.target.name} holds an unfinished run: pass resume=True to resume it, or overwrite=True to "
                     "replace it."
@@ -116,8 +117,9 @@ class Shards:
             if self._above is not None:
                 hidden.make_folder(self._above, 0o700)
                 stack.callback(remove_if_empty, self._above)
+            if not (resume and begun):
+                hidden.remove_tree(self.folder)  # of a call that was killed, also while it removed them
             if not resume:
-                hidden.remove_tree(self.folder)  # of a call that was killed
                 stack.callback(self._forget)
             yield
 
