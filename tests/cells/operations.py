@@ -96,12 +96,12 @@ def _halves(result: Any) -> list[Any]:
 
 
 def _split(rows: list[Row]) -> list[Any]:
-    test = -(-len(rows) // 4)
+    test = round(len(rows) / 4)
     return [len(rows) - test, test, _sorted(rows)]
 
 
 def _right() -> TensorDict:
-    x = torch.arange(0, 24, 2, device="cpu")
+    x = torch.arange(0, 1000, 2, device="cpu")
     return TensorDict({"x": x, "r": x * 3}, [len(x)])
 
 
@@ -207,6 +207,11 @@ OPERATIONS: dict[str, Operation] = {
     ),
 }
 """By their names. The arguments of an operation that is not here are guessed from its signature (`guessed`)."""
+
+
+def resumable() -> list[str]:
+    """The names of operations that resume into each kind of output. A pipeline resumes into one folder."""
+    return [name for name, operation in OPERATIONS.items() if operation.has_output and name != "Pipeline.write"]
 
 
 def _written(pipeline: Any, options: dict[str, Any]) -> Any:

@@ -7,6 +7,8 @@ import torch
 
 import tdmap
 from tdmap import reducers
+from tests.cells import kinds as cells
+from tests.cells.operations import OPERATIONS, resumable
 from tests.columns.conftest import ROWS, full_table, rows_of, table
 
 EVEN = list(range(0, ROWS, 2))
@@ -100,17 +102,20 @@ def test_flat_map(workers, chunksize, tmp_path):
         assert rows_of(found) == rows_of(table())
 
 
-def test_sort_and_shuffle(workers, tmp_path):
+@pytest.mark.parametrize("name", resumable())
+def test_every_operation_that_makes_rows(name, workers, tmp_path):
+    operation = OPERATIONS[name]
+    for data, out in ((full_table(), None), (table(), tmp_path / "out")):
+        data.update({"k": data["x"] % 3, "f": data["x"].double() / 4})
+        rows = cells.rows_of(data)
+        assert operation.read(operation.call(data, out=out, num_workers=workers)) == operation.expected(rows)
+        assert cells.rows_of(data) == rows
+
+
+def test_rows_by_a_string_into_an_output_that_is_there(workers):
     data, rows = full_table(), rows_of(full_table())
     by_name = sorted(range(ROWS), key=lambda i: rows[i][1])
-    mixed = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3)).tolist()
-    assert rows_of(tdmap.sort(data, "name", num_workers=workers)) == picked(rows, by_name)
     assert rows_of(tdmap.sort(data, "name", blank(), num_workers=workers)) == picked(rows, by_name)
-    assert rows_of(tdmap.shuffle(data, 3, num_workers=workers)) == picked(rows, mixed)
-    assert rows_of(tdmap.shuffle(data, 3, blank(), num_workers=workers)) == picked(rows, mixed)
-    plain = rows_of(table())
-    assert rows_of(tdmap.sort(table(), "name", tmp_path / "sorted", num_workers=workers)) == picked(plain, by_name)
-    assert rows_of(tdmap.shuffle(table(), 3, tmp_path / "mixed", num_workers=workers)) == picked(plain, mixed)
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])

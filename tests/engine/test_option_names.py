@@ -14,6 +14,8 @@ import tdmap
 from tdmap import reducers
 from tensordict_lite import TensorDict
 from tests import interpreters
+from tests.cells.kinds import plain
+from tests.cells.operations import OPERATIONS, resumable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,23 +30,17 @@ def table():
 @pytest.mark.parametrize(
     "call, option, meant",
     [
-        (lambda d: d.map(len, workers=2), "workers", "num_workers"),
         (lambda d: d.map_iter(len, batch_size=2), "batch_size", "chunksize"),
-        (lambda d: tdmap.map(d, len, n_jobs=2), "n_jobs", "num_workers"),
         (lambda d: tdmap.map_iter(d, len, shufle=True), "shufle", "shuffle"),
         (lambda d: tdmap.sort(d, "label", reverse=True), "reverse", "descending"),
         (lambda d: tdmap.filter(d, len, chunk_size=3), "chunk_size", "chunksize"),
         (lambda d: tdmap.flat_map(d, len, onerror="skip"), "onerror", "on_error"),
-        (lambda d: tdmap.shuffle(d, 1, num_worker=2), "num_worker", "num_workers"),
         (lambda d: tdmap.join(d, d, "x", sufix="_r"), "sufix", "suffix"),
-        (lambda d: tdmap.reduce(d, reducers.Count(), num_proc=2), "num_proc", "num_workers"),
         (lambda d: tdmap.map_reduce(d, None, reducers.Count(), time_out=2), "time_out", "timeout"),
         (lambda d: tdmap.group_by(d, "label").reduce(reducers.Count(), output="x"), "output", "out"),
         (lambda d: tdmap.group_by(d, "label").map_groups(len, retry=1), "retry", "retries"),
-        (lambda d: d.pipeline().iter(workers=2), "workers", "num_workers"),
         (lambda d: d.pipeline().write("x", resum=True), "resum", "resume"),
         (lambda d: d.pipeline().collect(chunk=2), "chunk", "chunksize"),
-        (lambda d: d.pipeline().count(worker=2), "worker", "num_workers"),
     ],
 )
 def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, meant, table):
@@ -52,28 +48,24 @@ def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, m
         call(table)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda d, **o: tdmap.sort(d, "label", **o),
-        lambda d, **o: tdmap.join(d, d, "label", **o),
-        lambda d, **o: tdmap.unique(d, "label", **o),
-        lambda d, **o: tdmap.shuffle(d, 1, **o),
-        lambda d, **o: tdmap.group_by(d, "label").reduce(reducers.Count(), **o),
-        lambda d, **o: tdmap.group_by(d, "label").agg({"n": "count"}, **o),
-        lambda d, **o: tdmap.group_by(d, "label").map_groups(len, **o),
-    ],
-)
-def test_operations_by_key_go_on_in_a_folder_alone(call, table):
-    with pytest.raises(ValueError, match="keeps its journal in the folder of the result: pass out=a folder"):
-        call(table, resume=True)
-    with pytest.raises(ValueError, match="resume must be True or False: got 'redo'"):
-        call(table, resume="redo")
+@pytest.mark.parametrize("option", ["workers", "n_jobs", "num_proc", "num_worker"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_names_the_option_that_is_meant(name, option):
+    with pytest.raises(TypeError, match=rf"has no option '{option}'\. Did you mean 'num_workers'\? It takes "):
+        OPERATIONS[name].read(OPERATIONS[name].call(plain(), **{option: 2}))
 
 
-def test_an_operation_that_begins_anew_says_so(table):
+@pytest.mark.parametrize("name", resumable())
+def test_every_operation_resumes_in_a_folder_alone(name):
+    with pytest.raises(ValueError, match="resume=True keeps its journal .*: pass out=a folder"):
+        OPERATIONS[name].call(plain(), resume=True)
+    with pytest.raises(ValueError, match="resume must be True.*: got 'redone'"):
+        OPERATIONS[name].call(plain(), resume="redone")
+
+
+def test_an_option_of_other_operations_has_no_meaning_here(table):
     with pytest.raises(
-        TypeError, match=r"no option 'resume'\. It begins anew .* map, map_reduce, .* go on\. It takes "
+        TypeError, match=r"no option 'resume'\. Other operations take it; it has no meaning here\. It takes "
     ):
         list(tdmap.map_iter(table, len, resume=True))
 

@@ -1,4 +1,7 @@
-"""Every operation that writes a folder, as a function of the folder and of options."""
+"""Every operation that writes a folder, as a function of the data, of `out` and of options.
+
+They are those of `tests/cells/operations.py`, and ways to call some of them that write other files.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import tdmap
 from tdmap.ops.permute import permute
 from tdmap.reducers import Count, Mean, Reducer
 from tensordict_lite import TensorDict
+from tests.cells.operations import OPERATIONS, resumable
 
 ROWS = 60
 
@@ -20,7 +24,7 @@ ROWS = 60
 def make(rows: int = ROWS) -> TensorDict:
     """A dataset in memory."""
     x = torch.arange(rows)
-    return TensorDict({"x": x, "key": x % 4, "nested": {"y": x.float()}}, [rows])
+    return TensorDict({"x": x, "k": x % 4, "f": x.double(), "nested": {"y": x.float()}}, [rows])
 
 
 def same(chunk: TensorDict) -> TensorDict:
@@ -39,10 +43,6 @@ def kept(chunk: TensorDict) -> TensorDict:
     return chunk[some(chunk)]
 
 
-def first(rows: TensorDict) -> TensorDict:
-    return rows[:1]
-
-
 class Total(Reducer[int]):
     """A sum."""
 
@@ -58,7 +58,7 @@ class Total(Reducer[int]):
 
 def words(data: TensorDict) -> TensorDict:
     """The same with a key of strings."""
-    return TensorDict({"x": data["x"], "key": [f"k{number}" for number in data["key"].tolist()]}, data.batch_size)
+    return TensorDict({"x": data["x"], "k": [f"k{number}" for number in data["k"].tolist()]}, data.batch_size)
 
 
 def _permute(data: TensorDict, out: Path, **options: Any) -> Any:
@@ -73,18 +73,19 @@ def _cache(data: TensorDict, out: Path, stages: str = "map", **options: Any) -> 
 
 Operation = Callable[..., Any]
 
+
+def _into_folder(name: str) -> Operation:
+    return lambda data, out, **o: OPERATIONS[name].call(data, out=out, **o)
+
+
 OUT_OF_PLACE: dict[str, Operation] = {
+    **{name: _into_folder(name) for name in resumable() if name != "train_test_split"},  # which writes two
     "map": lambda data, out, **o: tdmap.map(data, same, out=out, chunksize=10, **o),
     "map without rows": lambda data, out, **o: tdmap.map(data[:0], same, out=out, **o),
     "filter": lambda data, out, **o: tdmap.filter(data, some, out, chunksize=10, **o),
     "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out, chunksize=10, **o),
-    "sort": lambda data, out, **o: tdmap.sort(data, "x", out, descending=True, **o),
-    "shuffle": lambda data, out, **o: tdmap.shuffle(data, 3, out, **o),
     "permute": _permute,
-    "join": lambda data, out, **o: tdmap.join(data, data, "x", out=out, **o),
-    "reduce by key": lambda data, out, **o: tdmap.group_by(data, "key").reduce({"n": Count()}, out=out, **o),
-    "reduce by words": lambda data, out, **o: tdmap.group_by(words(data), "key").reduce({"n": Count()}, out=out, **o),
-    "map_groups": lambda data, out, **o: tdmap.group_by(data, "key").map_groups(first, out=out, **o),
+    "reduce by words": lambda data, out, **o: tdmap.group_by(words(data), "k").reduce({"n": Count()}, out=out, **o),
     "write": lambda data, out, **o: tdmap.Pipeline(data).map(same).write(out, chunksize=10, **o),
     "write fewer": lambda data, out, **o: tdmap.Pipeline(data).filter(some).write(out, chunksize=10, **o),
     "write here": lambda data, out, **o: tdmap.Pipeline(data).filter(some).shuffle(0, buffer=8).write(out, **o),

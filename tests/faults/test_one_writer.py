@@ -263,7 +263,7 @@ def test_a_writer_that_is_killed_at_any_step_leaves_a_whole_dataset_or_room_for_
             assert "holds a dataset already" in str(error)
             result = TensorDict.load_memmap(out)
         assert (result == data).all() and (TensorDict.load_memmap(out) == data).all()
-        assert sorted(set(os.listdir(out)) - {".tdmap"}) == ["key.memmap", "meta.json", "nested", "x.memmap"]
+        assert sorted(set(os.listdir(out)) - {".tdmap"}) == ["f.memmap", "k.memmap", "meta.json", "nested", "x.memmap"]
         if code == 0:
             break
     assert 1 < number < 39
@@ -304,7 +304,7 @@ class Fork(tdmap.Callback):
             self.codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "permute", "map_groups", "write here"])
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "permute", "group_by.map_groups", "write here"])
 def test_a_fork_of_the_caller_neither_releases_nor_removes(tmp_path, name):
     out, fork, parent = tmp_path / "out", Fork(), os.getpid()
     try:
@@ -410,7 +410,7 @@ def test_a_file_system_without_locks_has_another(tmp_path, monkeypatch):
         assert isinstance(holder_of(out), folderlock.Holder)
     assert not out.exists()
     assert torch.equal(tdmap.map(make(), same, out=out, num_workers=0)["x"], make()["x"])
-    assert sorted(os.listdir(out)) == ["key.memmap", "meta.json", "nested", "x.memmap"]
+    assert sorted(os.listdir(out)) == ["f.memmap", "k.memmap", "meta.json", "nested", "x.memmap"]
     tdmap.map(make(), same, out=tmp_path / "more", num_workers=0, resume=True)
     assert "lock.held" not in os.listdir(tmp_path / "more" / ".tdmap")
 

@@ -109,7 +109,9 @@ def test_a_mount_that_may_only_be_read(tmp_path):
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "shuffle", "join", "map_groups", "write", "cache"])
+@pytest.mark.parametrize(
+    "name", ["map", "filter", "flat_map", "shuffle", "join", "group_by.map_groups", "write", "cache"]
+)
 def test_a_file_system_without_inodes(tmp_path, name):
     """From none at all on: each of them is one that the run stumbles over later."""
     operation, ended = OUT_OF_PLACE[name], []

@@ -6,7 +6,6 @@ import os
 import tempfile
 import uuid
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,73 +13,29 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import tuning
-from tdmap.reducers import Count
 from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
-from tests.processes import in_child, kill_at
+from tests.cells.operations import OPERATIONS
 
 ROWS = 120
-STEPS = [*((os, name) for name in ("open", "write", "mkdir", "rename", "replace", "unlink", "ftruncate"))]
-
-
-def odd(chunk: Any) -> Any:
-    return chunk["x"] % 2 == 1
-
-
-def odd_rows(chunk: Any) -> Any:
-    return chunk[odd(chunk)]
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "sort": lambda data, out, **o: tdmap.sort(data, "x", out, chunksize=20, **o),
-    "filter": lambda data, out, **o: tdmap.filter(data, odd, out, chunksize=20, **o),
-    "flat_map": lambda data, out, **o: tdmap.flat_map(data, odd_rows, out, chunksize=20, **o),
-    "shuffle": lambda data, out, **o: tdmap.shuffle(data, 3, out, **o),
-    "top_k": lambda data, out, **o: tdmap.top_k(data, "x", 50, out, **o),
-    "sample": lambda data, out, **o: tdmap.sample(data, 50, out, seed=1, **o),
-    "unique": lambda data, out, **o: tdmap.unique(data, "k", out, **o),
-    "value_counts": lambda data, out, **o: tdmap.value_counts(data, "k", out, **o),
-    "reduce": lambda data, out, **o: tdmap.group_by(data, "k").reduce({"n": Count()}, out=out, **o),
-    "join": lambda data, out, **o: tdmap.join(data, data.select("x"), "x", out=out, **o),
-}
 
 
 def make() -> TensorDict:
     x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
-    return TensorDict({"x": x, "k": x % 40, "y": x.float() / 3}, [ROWS])
+    return TensorDict({"x": x, "k": x % 40, "f": x.double() / 3}, [ROWS])
 
 
 def call(name: str, out: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tdmap.AlreadyComplete)
-        return OPERATIONS[name](make(), out, **{"rows_per_shard": 16, "resume": True, "num_workers": 0, **options})
-
-
-def rows_of(data: Any) -> dict[str, list[Any]]:
-    rows = data[:] if len(data) else data
-    return {key: rows[key].tolist() for key in sorted(rows.keys())}
+        return OPERATIONS[name].call(
+            make(), out=out, **{"rows_per_shard": 16, "resume": True, "num_workers": 0, **options}
+        )
 
 
 def left_behind() -> list[str]:
     """Folders for the rows of datasets in stores."""
     return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tdmap-rows")]
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-@tuning.use(log_seconds=0)
-def test_whoever_is_killed_goes_on(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("tdmap.run.journal.Helper._start", lambda self: False)
-    wanted = rows_of(call(name, None, rows_per_shard=None, resume=False))
-    killed, number = True, 17
-    while killed:
-        out = tmp_path / f"{number}"
-        killed = kill_at(number, lambda out=out: call(name, out), STEPS)
-        kill_at(number // 2 + 3, lambda out=out: call(name, out), STEPS)
-        assert in_child(lambda out=out: call(name, out)) == 0
-        assert rows_of(tdmap.open(out)) == wanted
-        assert set(os.listdir(out / ".tdmap")) <= {"run.json", "lock"}
-        number *= 5
 
 
 class Interrupt(Exception):
@@ -122,16 +77,15 @@ def store(monkeypatch, tmp_path):
     return f"memory://resumed-{uuid.uuid4().hex}/out"
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_whoever_is_interrupted_goes_on_in_a_store(name, store):
-    wanted, sessions = rows_of(call(name, None, rows_per_shard=None, resume=False)), 0
+def test_whoever_is_interrupted_goes_on_in_a_store(store):
+    sessions = 0
     while True:
         try:
-            found = call(name, store, callbacks=[Stop(sessions)])
+            found = call("sort", store, chunksize=20, callbacks=[Stop(sessions)])
             break
         except Interrupt:
             sessions += 1
-    assert sessions and rows_of(found) == wanted and left_behind() == []
+    assert sessions and found[:]["x"].tolist() == list(range(ROWS)) and left_behind() == []
 
 
 @pytest.mark.parametrize("stage", ["rows", "copy", "complete"])
@@ -143,8 +97,8 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
         assert stage != "complete"
     assert (out / ".tdmap" / "run.json").exists() is (stage != "rows")
     assert read_status(out).state == ("complete" if stage == "complete" else "interrupted")
-    with pytest.raises(tdmap.ResumeMismatch, match="the argument key was 'x', and is 'y'"):
-        tdmap.sort(make(), "y", out, chunksize=20, **options)
+    with pytest.raises(tdmap.ResumeMismatch, match="the argument key was 'x', and is 'f'"):
+        tdmap.sort(make(), "f", out, **options)
     with pytest.raises(FileExistsError, match="holds a dataset already" if stage == "complete" else "unfinished run"):
         tdmap.sort(make(), "x", out, rows_per_shard=16)
     assert call("sort", out)[:]["x"].tolist() == list(range(ROWS))
@@ -154,7 +108,7 @@ def test_a_call_that_is_complete_is_not_done_again(tmp_path, store):
     for out in (tmp_path / "out", store):
         call("sort", out)
         with pytest.warns(tdmap.AlreadyComplete, match="the run of sort was complete before"):
-            again = OPERATIONS["sort"](make(), out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
+            again = tdmap.sort(make(), "x", out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
         assert len(again) == ROWS
 
 
