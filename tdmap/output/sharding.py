@@ -603,7 +603,7 @@ def finished(target: Target, run: str, call: str) -> None:
     """Warn that a run was complete before; finish what a process was killed at."""
     if target.read(WRITING) is not None:  # killed between the manifest and its end
         target.remove(_left_in(target, set(target.listing()[0]), overwrite=True))
-        forget(target, run)
+    forget(target, run)
     warn_user(
         f"{target.name}: the run of {call} was complete before, and nothing was done (remove it to run it again).",
         AlreadyComplete,

@@ -97,6 +97,18 @@ def test_a_driver_is_killed_twice(name, output, tmp_path):
         number *= 4
 
 
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_driver_is_killed_while_it_cleans_up(output, tmp_path):
+    place, steps = Place("filter", output, tmp_path), 48
+    while place.die(steps):
+        shutil.rmtree(place.out, ignore_errors=True)
+        steps += 48
+    place.resume()
+    for number in range(steps - 80, steps):
+        place.die(number)
+        place.resume()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("output", OUTPUTS)
