@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs.model import Row, build, describe, number_of, rows_of
-from tests.programs.steps import EXPECT, RUN, check_reduce
+from tests.programs.steps import CHECK, EXPECT, RUN
 
 SECONDS = 300.0
 """A step that takes longer hangs."""
@@ -55,8 +55,8 @@ def run(program: dict[str, Any]) -> None:
 def _run_step(
     data: Any, rows: list[Row], step: dict[str, Any], inner: tuple[int, ...], folder: Path
 ) -> tuple[Any, list[Row]]:
-    if step["op"] == "reduce":
-        check_reduce(data, rows, step, folder)
+    if step["op"] in CHECK:
+        CHECK[step["op"]](data, rows, step, folder)
         return data, rows
     expected = EXPECT[step["op"]](rows, step, inner)
     if step["fault"]["kind"] == "driver" and rows:

@@ -18,6 +18,8 @@ import torch
 import tdmap
 from tdmap import reducers
 from tensordict_lite import NonTensorData, TensorDict
+from tests.cells import kinds as cells
+from tests.cells.operations import OPERATIONS
 from tests.programs.model import Row, integers, number_of, value_of
 
 # -- functions of chunks -----------------------------------------------------------------------------------------------
@@ -261,37 +263,9 @@ def expect_sort(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -
     return sorted(rows, key=lambda row: sign * (number_of(row) * 37 % step["modulus"]))
 
 
-def run_shuffle(data: Any, step: dict[str, Any], folder: Path) -> Any:
-    target = Target(step, folder)
-    return tdmap.shuffle(data, step["seed"], target.out.get("out"), **target.resume, **options_of(step))
-
-
 def expect_shuffle(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(step["seed"])).tolist()
     return [rows[i] for i in order]
-
-
-def other_table(step: dict[str, Any]) -> TensorDict:
-    """The right side of a join: some numbers, some of them twice."""
-    keys = torch.tensor([*step["keys"], 0], dtype=torch.int64)
-    return TensorDict({"key": keys, "tag": [f"t{i}" for i in range(len(keys))]}, [len(keys)])[:-1]
-
-
-def run_join(data: Any, step: dict[str, Any], folder: Path) -> Any:
-    target = Target(step, folder)
-    out = target.out.get("out")
-    return tdmap.join(data, other_table(step), {"id": "key"}, step["method"], out, **target.resume, **options_of(step))
-
-
-def expect_join(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
-    found = []
-    left = step["method"] == "left"
-    for row in rows:
-        partners = [i for i, key in enumerate(step["keys"]) if key == number_of(row)]
-        marks = [{"__matched__": value_of(torch.tensor(bool(partners)))}] if left else [{}]
-        for i in partners or ([None] if left else []):
-            found.append({**row, "tag": ("object", repr(None if i is None else f"t{i}")), **marks[0]})
-    return found
 
 
 def run_map_groups(data: Any, step: dict[str, Any], folder: Path) -> Any:
@@ -394,13 +368,20 @@ def check_reduce(data: Any, rows: list[Row], step: dict[str, Any], folder: Path)
         assert dict(zip(table["key"].tolist(), table["n"].tolist(), strict=True)) == expected
 
 
+def check_listed(data: Any, rows: list[Row], step: dict[str, Any], folder: Path) -> None:
+    """Compare an operation of the table of all operations with its result in plain Python."""
+    operation, target = OPERATIONS[step["listed"]], Target(step, folder)
+    x = torch.arange(len(rows)).flip(0)
+    listed = data.copy().update({"x": x, "k": x % 3, "f": x.double() / 4})
+    found = operation.read(operation.call(listed, **target.out, **target.resume, **options_of(step)))
+    assert found == operation.expected(cells.rows_of(listed))
+
+
 RUN: dict[str, Callable[[Any, dict[str, Any], Path], Any]] = {
     "map": run_map,
     "filter": run_filter,
     "flat_map": run_flat_map,
     "sort": run_sort,
-    "shuffle": run_shuffle,
-    "join": run_join,
     "map_groups": run_map_groups,
     "pipeline": run_pipeline,
     "in place": run_in_place,
@@ -411,11 +392,15 @@ EXPECT: dict[str, Callable[[list[Row], dict[str, Any], tuple[int, ...]], list[Ro
     "filter": expect_filter,
     "flat_map": expect_flat_map,
     "sort": expect_sort,
-    "shuffle": expect_shuffle,
-    "join": expect_join,
     "map_groups": expect_map_groups,
     "pipeline": expect_pipeline,
     "in place": expect_in_place,
 }
 
-__all__ = ["EXPECT", "RUN", "Fault", "check_reduce", "integers"]
+CHECK: dict[str, Callable[[Any, list[Row], dict[str, Any], Path], None]] = {
+    "reduce": check_reduce,
+    "listed": check_listed,
+}
+"""Those whose results no later step works on."""
+
+__all__ = ["CHECK", "EXPECT", "RUN", "Fault", "integers"]

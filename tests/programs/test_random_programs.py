@@ -14,15 +14,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.cells.operations import resumable
 from tests.programs.model import COLUMNS, DTYPES, LAYOUTS
 from tests.programs.runner import DONE, run
 
 FUNCTIONS = ("same", "add", "large", "say", "only")
 FILES_HOLD = frozenset(COLUMNS) - {"thing"}
 
-OPERATIONS = ("map", "filter", "flat_map", "sort", "shuffle", "join", "map_groups", "pipeline", "reduce", "in place")
+OPERATIONS = ("map", "filter", "flat_map", "sort", "listed", "listed", "map_groups", "pipeline", "reduce", "in place")
+LISTED = [name for name in resumable() if name != "train_test_split"]
 RESUMABLE = ("map", "filter", "flat_map")
-STEPWISE = ("sort", "shuffle", "join", "map_groups")
+STEPWISE = ("sort", "listed", "map_groups")
 FAULTY = ("map", "filter", "flat_map", "sort", "map_groups", "pipeline", "reduce")
 
 
@@ -59,7 +61,7 @@ def ways() -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def steps(draw: st.DrawFn, data: dict[str, Any]) -> dict[str, Any]:
-    op = draw(st.sampled_from([op for op in OPERATIONS if op != "join" or not data["inner"]]))
+    op = draw(st.sampled_from([op for op in OPERATIONS if op != "listed" or not data["inner"]]))
     step: dict[str, Any] = {"op": op, "how": draw(ways())}
     files = set(data["columns"]) <= FILES_HOLD
     places = [
@@ -73,11 +75,7 @@ def steps(draw: st.DrawFn, data: dict[str, Any]) -> dict[str, Any]:
     step["seed"] = draw(st.integers(0, 9))
     if op == "sort":
         step |= {"strings": draw(st.booleans()), "descending": draw(st.booleans())}
-    if op == "join":
-        step |= {
-            "method": draw(st.sampled_from(["inner", "left"])),
-            "keys": draw(st.lists(st.integers(0, 40), max_size=9)),
-        }
+    step["listed"] = draw(st.sampled_from(LISTED))
     if op == "pipeline":
         step["modulus"] = draw(st.sampled_from([0, 2, 3]))
         step["seed"] = draw(st.sampled_from([None, 1, 5]))
@@ -110,8 +108,6 @@ def programs(draw: st.DrawFn) -> dict[str, Any]:
     chosen = []
     for _ in range(draw(st.integers(1, 4))):
         step = draw(steps(data))
-        if step["op"] == "join" and any(other["op"] == "join" for other in chosen):
-            continue  # the names of its entries are taken
         if step["op"] == "in place" and chosen:
             continue  # numbers change: no later step would meet its rows
         chosen.append(step)
