@@ -86,7 +86,9 @@ def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resum
         store.begin_anew()  # nothing was begun, or somebody removed it
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
-            return store.publish()
+            result = store.publish()
+            _forget(run, store)  # of a session that was killed before it did
+            return result
         if job.plan.length:
             spill = _spill(store, execution)
             sink = Folder(store, lambda data: _use_files(run, data), run.objects, spill)
@@ -96,10 +98,15 @@ def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resum
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)
-        run.objects.forget()
-        for path in store.hidden.glob(f"{SPILL}*"):
-            remove(path)
+        _forget(run, store)
     return result
+
+
+def _forget(run: Run, store: OutputFolder) -> None:
+    """Remove what a run that is complete kept to be resumed."""
+    run.objects.forget()
+    for path in store.hidden.glob(f"{SPILL}*"):
+        remove(path)
 
 
 def _use_files(run: Run, data: Data) -> None:
