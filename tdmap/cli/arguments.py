@@ -217,6 +217,12 @@ KINDS: dict[str, Kind] = {
     "left_on": Kind(list[str], "KEY", lambda names, call: [call.key(name) for name in names]),
     "right_on": Kind(list[str], "KEY", lambda names, call: [call.key(name, "b") for name in names]),
     "predicate": Kind(str, "PREDICATE", _predicate, "MODULE:FUNCTION, or a comparison: 'KEY OPERATOR VALUE'."),
+    "keep": Kind(
+        str,
+        "ROW",
+        lambda word, call: None if word == "none" else word,
+        "Of each key: first, last, or none: only rows whose key occurs once. Default: first.",
+    ),
     "stratify": KEY,
     "weights": KEY,
     "max_memory": Kind(str, "SIZE", _size, "Replace a worker, between leases, when it has gained so much, as 4GiB."),

@@ -144,6 +144,7 @@ SAMPLES = {
     "MODE": ("raise", "raise"),
     "DEVICE": ("cpu", "cpu"),
     "LEFT RIGHT": ("_x _y", ("_x", "_y")),
+    "ROW": ("last", "last"),
     "MODULE:FUNCTION": ("math:sqrt", None),
     "PREDICATE": ("label==1", None),
     "REDUCER": ("count", None),

@@ -60,6 +60,7 @@ COMMANDS = {
     "sample": Command("tdmap.ops.sample:sample"),
     "top-k": Command("tdmap.ops.top_k:top_k", "data [out]"),
     "unique": Command("tdmap.ops.distinct:unique", "data [out]", keeps="keys"),
+    "drop-duplicates": Command("tdmap.ops.drop_duplicates:drop_duplicates"),
     "value-counts": Command("tdmap.ops.distinct:value_counts", "data [out]", keeps="keys"),
     "train-test-split": Command("tdmap.ops.train_test_split:train_test_split"),
     "reduce": Command(
