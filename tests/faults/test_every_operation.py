@@ -97,9 +97,9 @@ def test_a_driver_is_killed_twice(name, output, tmp_path):
         number *= 4
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_driver_is_killed_while_it_cleans_up(output, tmp_path):
-    place, steps = Place("filter", output, tmp_path), 48
+@pytest.mark.parametrize("name, output", [("map", "folder"), *(("filter", output) for output in OUTPUTS)])
+def test_a_driver_is_killed_while_it_cleans_up(name, output, tmp_path):
+    place, steps = Place(name, output, tmp_path), 48
     while place.die(steps):
         shutil.rmtree(place.out, ignore_errors=True)
         steps += 48
