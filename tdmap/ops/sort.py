@@ -62,8 +62,8 @@ def sort(
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some
-            hundred thousand. Intermediate files take 24 bytes a row; rows that do not fit into memory wait there, too,
-            with 8 bytes more each.
+            hundred thousand. Keys take 24 bytes a row of intermediate files, in the temporary folder unless `spill_dir`
+            names another; rows that do not fit into memory wait within `out`, with 8 bytes more each.
 
     Returns:
         `out`, cut to the number of rows; the dataset loaded from the folder; or a new one. The same bits for any
