@@ -75,7 +75,8 @@ def drop_duplicates(
         index = sorted_rows(ctx, keyed, spill, with_words=True, chunksize=ctx.chunksize)
         mask = spill.mapped(MASK, len(index.rows)).view(torch.bool)
         _mark(mask, index, keep)
-        return copy_selected(ctx, data, source, mask)
+        copy_selected(ctx, data, source, mask)
+    return ctx.output.result()
 
 
 def _mark(mask: Tensor, index: Index, keep: str | None) -> None:

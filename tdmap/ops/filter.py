@@ -97,12 +97,14 @@ def filter(
     if isinstance(predicate, Expression) and _is_light(job):
         mask = Arena().empty(torch.bool, torch.Size([plan.length]))
         _fill(mask, job)
-        return copy_selected(ctx, data, source, mask)
+        copy_selected(ctx, data, source, mask)
+        return ctx.output.result()
     with ctx.spill() as spill:
         mask = spill.mapped(MASK, plan.length).view(torch.bool)
         if plan.length:
             ctx.run(job, Preallocated(mask))
-        return copy_selected(ctx, data, source, mask)
+        copy_selected(ctx, data, source, mask)
+    return ctx.output.result()  # the mask lies in the folder that it publishes, until then
 
 
 CUT_BY = ("chunksize", "num_chunks", "seed", "generator")
@@ -243,7 +245,7 @@ class CopyChunks(CopyRows):
         return count
 
 
-def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) -> Data:
+def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) -> None:
     """Write the rows of `data` for which `mask` (bool `[rows]`) is true to an output of exactly that size."""
     plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes, ctx))
     counts = torch.tensor([np.count_nonzero(part.numpy()) for part in mask.split(plan.size)], dtype=torch.int64)
@@ -255,4 +257,3 @@ def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) ->
             ctx.step(data, plan, CopyChunks(source.schema, SharedTensors([mask], shares), places, first, plan.size))
         else:
             ctx.step(mask, plan, CopyRows(SharedTensors(source.tensors, shares), places, first, plan.size))
-    return ctx.output.result()

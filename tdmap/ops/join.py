@@ -217,7 +217,8 @@ class _Join:
             has = with_partner(owners, int(self.a.shape[0]))
         else:
             has = self._matches(self._lookup(self.right), self.left).has
-        return copy_selected(self.ctx, self.a, source, has if self.how == "semi" else ~has)
+        copy_selected(self.ctx, self.a, source, has if self.how == "semi" else ~has)
+        return self.ctx.output.result()
 
     def _lookup(self, keyed: KeyedData) -> Lookup:
         return lookup_of(self.ctx, keyed, self.spill)

@@ -47,6 +47,8 @@ def ask(cell: str, folder: Path) -> None:
         for _ in range(option.calls):
             result = operation.read(operation.call(data, **arguments))
     assert result == operation.expected(rows)
+    if not arguments.get("resume"):
+        assert not [*folder.rglob(".tdmap")], "something is left in a hidden folder"
     assert not (folder / "memory:").exists(), "the URL was taken for a path of this machine"
     assert rows_of(data) == rows
 

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap.diagnostics import progress
 from tdmap.events import JobEnded, JobStarted, LeaseDone
-from tdmap.run.operation import operation
+from tdmap.run.operation import entry_point
 from tensordict_lite import TensorDict
 
 
@@ -96,7 +96,7 @@ def test_a_bar_that_is_stopped_as_it_begins_shows_nothing_afterwards():
 
     def begin():
         bar = tdmap.ProgressBar(file=text)
-        operation(lambda: bar.on_job_started(started(1000)))()
+        entry_point(lambda: bar.on_job_started(started(1000)))()
 
     total = lines_until(0, begin)
     assert "0%" in text.getvalue(), "it is shown before anything is done"

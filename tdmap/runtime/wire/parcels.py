@@ -71,8 +71,7 @@ class _CollectingPickler(pickle.Pickler):
         return len(self.tensors) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        """Of ragged rows, no values but their own: a part of a dataset in files shares those of the whole."""
-        return (RaggedPart, tuple(value.alone())) if type(value) is RaggedPart else NotImplemented
+        return _reduce_part(value)
 
 
 class _CollectingByValue(Pickler):
@@ -81,7 +80,15 @@ class _CollectingByValue(Pickler):
         self.tensors = tensors
 
     persistent_id = _CollectingPickler.persistent_id
-    reducer_override = _CollectingPickler.reducer_override
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = _reduce_part(value)
+        return super().reducer_override(value) if reduced is NotImplemented else reduced
+
+
+def _reduce_part(value: Any) -> Any:
+    """Ragged rows without values but their own: a part of a dataset in files shares those of the whole."""
+    return (RaggedPart, tuple(value.alone())) if type(value) is RaggedPart else NotImplemented
 
 
 def _is_movable(value: Tensor) -> bool:
