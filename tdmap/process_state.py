@@ -375,9 +375,6 @@ class ProcessSettings(NamedTuple):
         if self.recursion_limit != here.recursion_limit:
             with contextlib.suppress(RecursionError):  # this thread is deeper already
                 sys.setrecursionlimit(self.recursion_limit)
-        if self.warning_filters != here.warning_filters:
-            warnings.resetwarnings()  # and forget which warnings were shown
-            warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
         if (self.deterministic, self.warn_only) != (here.deterministic, here.warn_only):
             torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         if self.precision is not None and self.precision != here.precision:
@@ -387,6 +384,9 @@ class ProcessSettings(NamedTuple):
                 with contextlib.suppress(AttributeError, RuntimeError):
                     holder, name = _flag_holder(flag)
                     setattr(holder, name, wanted)
+        if self.warning_filters != tuple(warnings.filters):  # modules that the above imports add some
+            warnings.resetwarnings()  # and forget which warnings were shown
+            warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
 
 
 class ThreadSettings(NamedTuple):
