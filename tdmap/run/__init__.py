@@ -1,1 +1,1 @@
-"""Runs that can be interrupted at any instant: what is remembered of them, and how they go on."""
+"""One call of an operation: its options and context, what tells it from other calls, and the log that it resumes from."""
