@@ -23,7 +23,7 @@ EXAMPLES = {
     "sample": ["tdmap sample photos some -n 10 --seed 0", "tdmap sample photos tenth --frac 0.1 --weights time"],
     "top-k": ["tdmap top-k photos --by time -k 3", "tdmap top-k photos oldest --by time -k 10 --no-largest"],
     "unique": ["tdmap unique photos --by label"],
-    "drop-duplicates": ["tdmap drop-duplicates texts once --by text"],
+    "drop-duplicates": ["tdmap drop-duplicates photos once --by label"],
     "value-counts": [
         "tdmap value-counts photos --by label",
         "tdmap value-counts photos counts --by label --by meta/name",

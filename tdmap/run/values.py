@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import enum
 import fractions
 import functools
 import io
@@ -93,6 +94,8 @@ class _Pickler(pickle.Pickler):
                 return value.detach().as_subclass(Tensor).clone().__reduce_ex__(2)
         elif isinstance(value, np.memmap):
             return np.array(value).__reduce_ex__(2)
+        elif isinstance(value, enum.Enum):  # Python 3.11.0 to 3.11.3 have `getattr` look it up, which is not safe
+            return type(value), (value._value_,)
         elif type(value) is collections.defaultdict:  # the unpickler of torch fills no containers but list, dict, set
             return collections.defaultdict, (value.default_factory, dict(value))
         elif type(value) is collections.deque:

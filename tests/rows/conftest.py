@@ -96,6 +96,7 @@ class Killer(tdmap.Callback):
     def on_lease_done(self, event: tdmap.LeaseDone) -> None:
         if not self.killed and len(self.seen) == self.job + 1:
             self.killed = True
+            assert self.driver or event.worker > 0, "the job runs in the caller: 0 would end its process group"
             os.kill(os.getpid() if self.driver else event.worker, signal.SIGKILL)
 
     def on_worker_died(self, event: tdmap.WorkerDied) -> None:
