@@ -140,7 +140,7 @@ class Execution:
         """From the options of an operation.
 
         Raises:
-            TypeError: an option that there is not; names those that there are.
+            TypeError: an unknown option; lists the valid ones.
         """
         known = WorkerOptions.__annotations__
         unknown = sorted(set(options) - set(known))

@@ -144,7 +144,7 @@ def open_any(path: Path) -> Any:
 
 
 def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str, ...]]:
-    """The entries that names such as `a/b` stand for, each once, or leave with those that there are."""
+    """The entries that names such as `a/b` stand for, each once. Lists the entries, and exits, where one is missing."""
     there = {"/".join(key): key for key, _, _ in leaves_of(data)}
     chosen = list(dict.fromkeys(names))
     for name in chosen:
@@ -155,7 +155,7 @@ def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str
 
 
 def entry_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
-    """The entry that `a/b` names, as reducers take it, or leave with those that there are."""
+    """The entry that `a/b` names, as reducers take it. Lists the entries, and exits, where it is missing."""
     (key,) = entries_named([name], data, path)
     return key if len(key) > 1 else key[0]
 

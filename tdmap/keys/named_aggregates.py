@@ -39,9 +39,6 @@ NAMED: dict[str, Callable[[Any], Reducer[Any]]] = {
 }
 """What works on all groups at once."""
 
-ORDERED = ("median", "quantile", "nunique")
-"""What needs the values of a group in their order."""
-
 
 class Ordered(NamedTuple):
     """A statistic of the sorted values of a group."""

@@ -65,7 +65,7 @@ def group_by(
 
     Raises:
         TypeError: `key` is none of those.
-        KeyError: there is no such entry; names those that there are.
+        KeyError: there is no such entry; lists the entries.
 
     Example:
         >>> import torch
@@ -128,7 +128,7 @@ class GroupBy:
             do so in the order of the rows, or of the chunks, of a group.
 
         Raises:
-            KeyError: there is no such entry; names those that there are.
+            KeyError: there is no such entry; lists the entries.
             ValueError: a key is NaN; `reducers` is empty or has the name of a key; answers of one reducer differ
                 in shape.
             TypeError: a value that is no reducer.
@@ -164,7 +164,7 @@ class GroupBy:
             The rows that the function returned, sorted by key.
 
         Raises:
-            KeyError: there is no such entry; names those that there are.
+            KeyError: there is no such entry; lists the entries.
             ValueError: a key is NaN; or no call returned any rows, so that nothing tells what the result looks like.
             OutputMismatch: results differ in entries, dtypes or shapes.
             Exception: whatever `fn` raised, with a note that names the key.
@@ -326,7 +326,7 @@ def _to_output(
     """Bring the answers for all groups to the output."""
     strings = has_keys and any(label is not None for label in keyed.labels)
     if strings and ctx.output.given is not None:
-        raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
+        raise ValueError("strings cannot be written into an existing dataset: pass out=None, or a folder.")
     target, where = ctx.output, _with_spill_dir(ctx.inner() if strings else ctx, groups)
     with where.spill(later=True) as spill:
         pieces, empty = run(spill)

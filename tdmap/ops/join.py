@@ -109,7 +109,7 @@ def join(
         row of `a` in the order of `b`. The same bits for any number of workers.
 
     Raises:
-        KeyError: there is no such entry; names those that there are.
+        KeyError: there is no such entry; lists the entries.
         TypeError: the keys have other dtypes on the two sides, or cannot be keys.
         ValueError: a name is taken even with the suffix; `how` is none of those.
         OutputMismatch: `out` is too small or has other shapes or dtypes.
@@ -285,7 +285,7 @@ class _Join:
             return False
         if self.how != "inner":
             return True
-        # If it turns out otherwise, memory is made anew; a folder, or a dataset that there is, is not written twice.
+        # If it turns out otherwise, memory is made anew; a folder or an existing dataset is not written twice.
         return (
             self.ctx.output.is_memory and len(keyed.sample[0]) > 0 and bool((lookup.find(keyed.sample)[0] >= 0).all())
         )

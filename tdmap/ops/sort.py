@@ -70,7 +70,7 @@ def sort(
         number of workers.
 
     Raises:
-        KeyError: there is no such entry; names those that there are.
+        KeyError: there is no such entry; lists the entries.
         TypeError, ValueError: an entry that cannot be a key, or an option out of range.
         ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         OutputMismatch: `out` is too small or has other shapes or dtypes.

@@ -57,7 +57,7 @@ class Step:
 
 
 class Output:
-    """Where the rows of an operation go: new shared memory, a new folder, or a dataset that there is.
+    """Where the rows of an operation go: new shared memory, a new folder, or an existing dataset.
 
     Args:
         out: None, a folder or its path, or a tensor or collection.
@@ -107,11 +107,6 @@ class Output:
             require_writable(out)
             require_apart(source, out)
             self.given = out
-
-    @staticmethod
-    def of(out: Data | str | os.PathLike[str] | Output | None, source: Data) -> Output:
-        """The output that `out=` stands for; one that an operation has claimed already stays what it is."""
-        return out if isinstance(out, Output) else Output(out, source)
 
     @contextlib.contextmanager
     def claimed(self, call: str, resume: bool = False) -> Iterator[None]:

@@ -29,11 +29,11 @@ from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
 
 
-def options_of(**options: Any) -> dict[str, str]:
+def parts_of_options(**options: Any) -> dict[str, str]:
     """Options that a result depends on, as parts of a call.
 
     Example:
-        >>> options_of(descending=True)
+        >>> parts_of_options(descending=True)
         {'the option descending': 'True'}
     """
     return {f"the option {name}": repr(value) for name, value in options.items()}

@@ -30,7 +30,6 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import Execution
 from tdmap.frames import without_engine
-from tdmap.functions import user_function
 from tdmap.job import function_name
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
@@ -110,7 +109,7 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
         if has_output:
             require_rows(data, fn.__name__)
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
-        called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(user_function(theirs))})"
+        called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options)
 
         def work() -> Any:
@@ -197,8 +196,7 @@ def _entry(
 
     @functools.cache
     def allowed() -> frozenset[str]:
-        known = {*_names_of(signature), *_names_of(inspect.signature(takes)), *options_of(takes)}
-        return frozenset(known - {"self", "ctx"})
+        return frozenset({*_names_of(signature), *options_of(takes)} - {"self"})
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     OPERATIONS[fn.__qualname__] = call
@@ -232,7 +230,6 @@ def hide_engine(error: BaseException) -> None:
 
 RESULT_OPTIONS = ("chunksize", "num_chunks")
 """Options that the bits of a result may depend on, beside the seed."""
-
 
 SHOWN = 200
 """Characters of an argument that a log holds."""

@@ -242,7 +242,7 @@ def check_words(command: Command, words: Mapping[str, Any]) -> None:
     if words.get("address") and words.get("executor") != "ray":
         refuse("--address is that of a Ray cluster: use --executor ray with it")
     if words.get("resume") and words.get("overwrite"):
-        refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
+        refuse("--resume resumes what is in OUT, and --overwrite replaces it: give one of them")
     if command.place == MAP and bool(words.get("in_place")) == ("out" in words):
         refuse("give OUT, or --in-place: exactly one of them")
     if "shard" in words and ("out" not in words or words.get("overwrite") or words.get("resume")):

@@ -35,7 +35,7 @@ from tdmap.ops.group_by import group_by
 from tdmap.output.output import travels
 from tdmap.process_state import on_host
 from tdmap.reducers import First, Last, Max, Min, Reducer
-from tdmap.run.call import options_of, parts_of
+from tdmap.run.call import parts_of, parts_of_options
 from tdmap.run.options import worker_options
 from tensordict_lite import TensorDict
 
@@ -110,7 +110,7 @@ class TableGroups:
 
     def _parts(self, **options: Any) -> dict[str, str]:
         """What the result of a method depends on besides the table."""
-        found = options_of(key=list(self._columns), dropna=self._dropna, **options)
+        found = parts_of_options(key=list(self._columns), dropna=self._dropna, **options)
         return found if self._own_keys is None else found | parts_of_table("keys", self._own_keys)
 
     def reduce(

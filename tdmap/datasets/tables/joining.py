@@ -16,7 +16,7 @@ from tdmap.execution import Execution
 from tdmap.keys.joins.sides import keys_of
 from tdmap.keys.ranks import ranks_of
 from tdmap.ops.join import join
-from tdmap.run.call import options_of
+from tdmap.run.call import parts_of_options
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def join_table(
         return placed(parts, out, execution, "join")
 
     def parts() -> dict[str, str]:
-        found = options_of(keys=(mine, yours), how=how, suffixes=suffixes or suffix, indicator=indicator,
+        found = parts_of_options(keys=(mine, yours), how=how, suffixes=suffixes or suffix, indicator=indicator,
                            **given(chunksize=chunksize))  # fmt: skip
         return found | parts_of_table("second table", other)
 

@@ -39,7 +39,7 @@ from tdmap.output.permute import permute_rows
 from tdmap.plan import make_plan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import handler_of, policy_for
-from tdmap.run.call import options_of, parts_of
+from tdmap.run.call import parts_of, parts_of_options
 from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.runtime.skipping import DROP
@@ -450,7 +450,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 def key_parts(key: Any) -> dict[str, str]:
     """What a run is known by that has this key: names of columns, or a function of the table."""
-    return parts_of("key", key) if callable(key) else options_of(key=key)
+    return parts_of("key", key) if callable(key) else parts_of_options(key=key)
 
 
 def sort_table(
@@ -482,6 +482,6 @@ def sort_table(
         return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
 
     def parts() -> dict[str, str]:
-        return key_parts(key) | options_of(descending=descending, **given(chunksize=chunksize))
+        return key_parts(key) | parts_of_options(descending=descending, **given(chunksize=chunksize))
 
     return run_table("sort", table, parts, out, resume, work)

@@ -20,7 +20,7 @@ from tdmap.ops.sample import sample
 from tdmap.ops.top_k import top_k
 from tdmap.output.output import buffers
 from tdmap.reducers import Count
-from tdmap.run.call import options_of, parts_of
+from tdmap.run.call import parts_of, parts_of_options
 from tdmap.runtime.commits import decide
 from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 from tensordict_lite import TensorDict
@@ -51,7 +51,7 @@ def unique_of(
         found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
         return written(found.exclude(_COUNT), out, Execution.of(**options), "unique")
 
-    return run_table("unique", table, lambda: key_parts(key) | options_of(dropna=dropna), place, resume, work)
+    return run_table("unique", table, lambda: key_parts(key) | parts_of_options(dropna=dropna), place, resume, work)
 
 
 def value_counts_of(
@@ -76,7 +76,7 @@ def value_counts_of(
         return written(found, out, Execution.of(**options), "value_counts")
 
     def parts() -> dict[str, str]:
-        return key_parts(key) | options_of(dropna=dropna, sort=sort, name=name)
+        return key_parts(key) | parts_of_options(dropna=dropna, sort=sort, name=name)
 
     return run_table("value_counts", table, parts, place, resume, work)
 
@@ -101,7 +101,7 @@ def top_of(
         best: Any = top_k(index, "key", k, largest=largest, **options)
         return take(table, best[ROW].clone(), out, Execution.of(**options), "top_k")
 
-    return run_table("top_k", table, lambda: options_of(key=key, k=k, largest=largest), place, resume, work)
+    return run_table("top_k", table, lambda: parts_of_options(key=key, k=k, largest=largest), place, resume, work)
 
 
 def sample_of(
@@ -136,7 +136,7 @@ def sample_of(
         return take(table, drawn.clone(), out, Execution.of(**options), "sample")
 
     def parts() -> dict[str, str]:
-        found = options_of(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
+        found = parts_of_options(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
         return found | ({} if odds is None else parts_of("weights", odds))
 
     return run_table("sample", table, parts, place, resume, work)
@@ -158,7 +158,7 @@ def shuffle_table(
         order = permutation(len(table), decide("seed", lambda: seed_or_drawn(seed)))
         return take(table, order, out, execution, "shuffle")
 
-    return run_table("shuffle", table, lambda: options_of(seed=seed), destination(out, overwrite), resume, work)
+    return run_table("shuffle", table, lambda: parts_of_options(seed=seed), destination(out, overwrite), resume, work)
 
 
 # -- jagged rows alone -------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def sample_jagged(
         return drawn.clone()  # type: ignore[no-any-return]
 
     def parts() -> dict[str, str]:
-        found = options_of(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
+        found = parts_of_options(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
         return found | ({} if weights is None else parts_of("weights", weights))
 
     return _chosen("sample", rows, lambda scratch: draw(), parts, out, overwrite, resume, **options)
@@ -215,7 +215,7 @@ def shuffle_jagged(
         room = buffers(["order"], torch.int64, count)["order"] if resume else scratch.empty(count)
         return permutation(count, known, room)
 
-    return _chosen("shuffle", rows, order, lambda: options_of(seed=seed), out, overwrite, resume, **options)
+    return _chosen("shuffle", rows, order, lambda: parts_of_options(seed=seed), out, overwrite, resume, **options)
 
 
 def sort_jagged(
@@ -237,7 +237,7 @@ def sort_jagged(
         return torch.sort(keys, stable=True, descending=descending).indices
 
     def parts() -> dict[str, str]:
-        return options_of(key=key, descending=descending)
+        return parts_of_options(key=key, descending=descending)
 
     return _chosen("sort", rows, order, parts, out, overwrite, resume, **options)
 
