@@ -70,6 +70,7 @@ class Kernel:
         "_names",
         "_payload",
         "_source",
+        "_types",
     )
 
     _kind_name = "tensordict"
@@ -79,6 +80,8 @@ class Kernel:
     _device: torch.device | None
     _names: list[str | None] | None
     _lock: list[weakref.ref[Kernel]] | None
+    _types: dict[str, str] | None
+    """Of entries that hold dates and times, the type of Arrow's; never changed, but replaced."""
     _last_op: tuple[Any, Any]
     """What undoes the operation that made this collection, or changed it."""
     _entered: list[tuple[Any, Any] | None]
@@ -100,6 +103,7 @@ class Kernel:
         new._batch_size = batch_size
         new._device = device
         new._names = names
+        new._types = None
         new._lock = None
         return new
 
@@ -110,6 +114,7 @@ class Kernel:
         new._batch_size = batch_size
         new._device = self._device
         new._names = names
+        new._types = self._types
         new._lock = None
         return new
 

@@ -519,6 +519,39 @@ class Ragged(NonTensorStack):
         out[mask] = flat
         return out, mask
 
+    def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
+        """Numbers of rows in batches of about one length, for batches with little padding.
+
+        Rows are shuffled, sorted by length within windows of ``window`` batches, cut into batches, and the batches of a
+        window are shuffled again.
+
+        Args:
+            batch_size: rows in a batch; the last one of all may have fewer.
+            seed: the same seed, the same batches. None: no shuffling.
+            window: batches that are sorted together.
+
+        Yields:
+            int64 ``[batch_size]``: rows to take.
+
+        Example:
+            >>> rows = Ragged.from_list([[1, 2, 3], [4], [5, 6, 7], [8]])
+            >>> [batch.tolist() for batch in rows.buckets(2)]
+            [[1, 3], [0, 2]]
+        """
+        lengths, generator = self.lengths, None
+        order = torch.arange(len(lengths), device="cpu")
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(lengths), generator=generator, device="cpu")
+        for part in order.split(batch_size * window):
+            batches = part[torch.sort(lengths[part], stable=True).indices].split(batch_size)
+            full = len(batches) - (len(batches[-1]) < batch_size)
+            picks: Any = range(full)
+            if generator is not None:
+                picks = torch.randperm(full, generator=generator, device="cpu").tolist()
+            yield from (batches[pick] for pick in picks)
+            yield from batches[full:]
+
     def tolist(self, **kwargs: Any) -> Any:
         """A list of strings, of bytes, or of lists of numbers."""
         rows = super().tolist(**kwargs)

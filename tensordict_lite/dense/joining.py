@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.ops.arrow_types import joined_types
 
 _torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
 
@@ -66,11 +67,12 @@ class Joining:
         size = first._batch_size
         source = first._source
         count = len(source)
-        length, rows = 0, size[dim]
+        length, rows, typed = 0, size[dim], False
         sources = []
         for item in items:
             entries = item._source
             length += rows if item._batch_size == size else _joined_rows(items, item, dim)
+            typed = typed or item._types is not None
             if len(entries) != count:
                 raise _other_keys(items)
             sources.append(entries)
@@ -93,7 +95,10 @@ class Joining:
                 raise
             raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
         own = (*size[:dim], length, *size[dim + 1 :]) if dim else (length, *size[1:])
-        return first._rebuild(out, _Size(own), first._names)
+        new = first._rebuild(out, _Size(own), first._names)
+        if typed:
+            new._types = joined_types(items)
+        return new
 
 
 def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:

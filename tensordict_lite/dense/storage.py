@@ -20,6 +20,7 @@ from tensordict_lite.dense.rowwrites import RowWrites
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, is_whole, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.arrow_types import pruned
 from tensordict_lite.ops.memory import SharedLock, mark_shared
 from tensordict_lite.ops.put import put_rows
 from tensordict_lite.settings import MISSING, settings
@@ -79,6 +80,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
     def _del_str(self, key: str) -> None:
         del self._source[key]
+        if self._types is not None:
+            self._types = pruned(self._types, self._source)
 
     def _key_list(self) -> list[str]:
         return list(self._source)
@@ -561,6 +564,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             "batch_size": tuple(self._batch_size),
             "device": self._device,
             "names": self._names,
+            "types": self._types,
             "locked": self._lock is not None,
             "shared": type(self._lock) is SharedLock,
             "memmap": getattr(self, "_memmap_path", None),
@@ -579,6 +583,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         self._batch_size = torch.Size(state["batch_size"])
         self._device = state["device"]
         self._names = state["names"]
+        self._types = state["types"]
         self._lock = None
         if state["extra"]:
             self.__dict__.update(state["extra"])

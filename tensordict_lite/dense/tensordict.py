@@ -63,6 +63,7 @@ class TensorDict(DenseCollection, TensorDictBase):
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
         self._names = None if names is None else check_names(names, len(size))
+        self._types = None
         self._lock = None
         if kwargs:
             if source is not None:

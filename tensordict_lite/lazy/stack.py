@@ -103,6 +103,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         self._batch_size = torch.Size((*size[:dim], len(members), *size[dim:]))
         self._device = member_device(members, device)
         self._names = member_names(members, dim, stack_dim_name)
+        self._types = None
         self._lock = None
         if names is not None:
             self.names = names  # type: ignore[assignment]
@@ -126,6 +127,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         new._batch_size = batch_size
         new._device = device
         new._names = names
+        new._types = None
         new._lock = None
         return new
 
@@ -150,6 +152,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         new._batch_size = self._batch_size
         new._device = self._device
         new._names = self._names
+        new._types = None
         new._lock = None
         return new
 
@@ -532,6 +535,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         self._batch_size = torch.Size(state["batch_size"])
         self._device = state["device"]
         self._names = state["names"]
+        self._types = None
         self._lock = None
         if state["locked"]:
             self._propagate_lock(None)

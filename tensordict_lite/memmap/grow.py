@@ -138,6 +138,7 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
         child.memmap_()
     node._changed_under_lock()
     node._set_str(key, child)
+    child._types = None
     child._lock = None
     node._relock_child(child) if hasattr(node, "_relock_child") else _lock_under(node, child)
     return child

@@ -137,7 +137,10 @@ class Loader:
                     source[key] = self.load(self._child(folder, key), lead=size, rows=rows)
         device = self.device if self.device is not None else (None if meta.device is None else _CPU)
         cls = TensorDict if not meta.is_foreign else self._class_of(meta)
-        return cls._trusted(source, size, device, meta.names)
+        new = cls._trusted(source, size, device, meta.names)
+        if meta.types:
+            new._types = meta.types
+        return new
 
     def _complete(self, meta: NodeMeta) -> NodeMeta:
         """Adds the nested collections to metadata that does not list them: all sub-folders with metadata."""

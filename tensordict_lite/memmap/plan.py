@@ -276,6 +276,9 @@ def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
             name = plan.name_of(key, here)
             child = f"{path}/{name}" if path else name
             entries[key] = {"type": plan.add(value, child, here)}
+    for key, name in (node._types or {}).items():
+        if key in entries and "dtype" in entries[key]:
+            entries[key]["arrow"] = name
     names = list(node._names) if node._names is not None else None
     folder.meta = node_meta(entries, tuple(node._batch_size), names)
     return "TensorDict"

@@ -89,6 +89,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         self._device = source._device
         self._batch_size = source._batch_size
         self._names = source._names
+        self._types = None
         self._lock = None
         self._convert_tree(source)
         self._source = source._source
@@ -201,6 +202,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         _set(new, "_hooks", self._hooks)
         _set(new, "_places", {place[len(name) + 1 :] for place in self._places if place.startswith(f"{name}.")})
         _set(new, "training", self.training)
+        new._types = None
         new._lock = None if self._lock is None else td._lock
         return new
 

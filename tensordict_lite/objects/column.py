@@ -125,6 +125,7 @@ class ObjectRows(LazyStackedTensorDict):
         self._batch_size = torch.Size((*size[:dim], len(rows), *size[dim:]))
         self._device = device
         self._names = None
+        self._types = None
         self._lock = None
 
     # -- all members, for who knows nothing of columns ------------------------------------------------------

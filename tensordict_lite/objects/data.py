@@ -70,6 +70,7 @@ class NonTensorDataBase(DenseCollection):
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
         self._names = None if names is None else check_names(names, len(size))
+        self._types = None
         self._lock = None
         if lock:
             self._propagate_lock(None)

@@ -12,6 +12,7 @@ from tensordict_lite.doors.module import ModuleOps
 from tensordict_lite.doors.storage import StorageOps
 from tensordict_lite.doors.text import TextOps
 from tensordict_lite.ops.apply import ApplyOps
+from tensordict_lite.ops.arrow_types import ArrowTypeOps
 from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.keys.mapping import MappingOps
@@ -30,6 +31,7 @@ class Families(
     MappingOps,
     ShapeOps,
     NameOps,
+    ArrowTypeOps,
     RowOps,
     ApplyOps,
     PointwiseOps,

@@ -107,6 +107,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         self._batch_size = torch.Size(()) if batch_size is None else as_size(batch_size)
         self._device = None if device is None else normalise_device(device)
         self._names = None if names is None else check_names(names, len(self._batch_size))
+        self._types = None
         self._lock = None
         try:
             self._change_batch_size(self._batch_size)
@@ -332,6 +333,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         new = object.__new__(PersistentTensorDict)
         new._group, new._options, new._device, new._as_stack = group, self._options, self._device, self._as_stack
         new._batch_size, new._names = entries.described(group, self._batch_size, self._names)
+        new._types = None
         new._lock = None if self._lock is None else [weakref.ref(self)]
         return new
 
@@ -538,6 +540,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         if recurse:
             return self._loaded()
         new = self._child(self._group)
+        new._types = None
         new._lock = None
         return new
 

@@ -260,6 +260,7 @@ def fill_slots(new: Any, batch_size: Any = None, device: Any = None, names: Any 
     new._batch_size = size
     new._device = None if device is None else normalise_device(device)
     new._names = None if names is None else check_names(names, len(size))
+    new._types = None
     new._lock = None
 
 

@@ -77,6 +77,7 @@ class TensorClassConversions(DenseCollection):
         for name, value in extra.items():
             entry = value if isinstance(value, (Tensor, TensorCollection)) else new._wrap(value)
             new._source[name] = new._fit(entry, name)
+        new._types = tensordict._types
         new._lock = None if tensordict._lock is None else []
         path = getattr(tensordict, "_memmap_path", None)
         if path is not None:

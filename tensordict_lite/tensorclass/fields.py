@@ -428,6 +428,7 @@ def _slot_lines(options: list[str]) -> list[str]:
         f"    self._device = {'None if device is None else _device_of(device)' if 'device' in options else 'None'}",
         "    self._names = "
         + ("None if names is None else _check_names(names, len(_td_size))" if "names" in options else "None"),
+        "    self._types = None",
         "    self._lock = None",
         "    _td_dims = len(_td_size)",
         "    _td_plain = self._device is None",

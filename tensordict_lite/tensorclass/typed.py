@@ -167,6 +167,7 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
             new = made._of(members, td._stack_dim, td._member_batch_size(), td._device, td._names)
         else:
             new = cls._trusted(td._source, td._batch_size, td._device, td._names)
+        new._types = td._types
         new._lock = None if td._lock is None else []
         path = getattr(td, "_memmap_path", None)
         if path is not None:

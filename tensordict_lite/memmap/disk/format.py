@@ -186,6 +186,8 @@ class NodeMeta:
     """Nested collections: key -> class name."""
     raw: dict[str, Any] = field(default_factory=dict)
     """The whole of ``meta.json``."""
+    types: dict[str, str] = field(default_factory=dict)
+    """Of entries that hold dates and times, the type of Arrow's, see ``TensorDict.arrow_types``."""
 
     @property
     def is_old(self) -> bool:
@@ -208,7 +210,7 @@ class NodeMeta:
         """The same of another folder, whose ``meta.json`` has the same content."""
         return NodeMeta(
             path, self.kind, self.class_name, self.is_foreign, self.shape, self.device, self.names, self.leaves,
-            self.children, self.raw,
+            self.children, self.raw, self.types,
         )  # fmt: skip
 
     def keep_rows(self, rows: int) -> None:
@@ -511,6 +513,11 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     lead = shape[:1] if is_nested else shape
     if lead[: len(batch)] != batch[: len(lead)] or (not is_nested and len(lead) < len(batch)):
         raise _no_batch(path, key, shape, batch)
+    arrow = entry.get("arrow")
+    if arrow is not None:
+        if not isinstance(arrow, str) or len(arrow) > MAX_NAME:
+            raise DatasetError(path, f"'arrow' of {key!r} should be the name of a type, found {_short(arrow)}")
+        node.types[key] = arrow
     node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity, 0, values)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
 
@@ -61,8 +62,11 @@ class KeyedOps(Kernel):
             self._keep(kept)
             return self
         if as_tensordict:
-            return self._plain_class()._trusted(kept, self._batch_size, self._device, self._names)  # type: ignore[return-value]
-        return self._rebuild(kept, self._batch_size, self._names)
+            new: Any = self._plain_class()._trusted(kept, self._batch_size, self._device, self._names)
+        else:
+            new = self._rebuild(kept, self._batch_size, self._names)
+        new._types = self._types if self._types is None else pruned(self._types, kept)
+        return new  # type: ignore[no-any-return]
 
     def _select_path(self, path: tuple[str, ...]) -> dict[str, Any] | None:
         """The entry at a path below levels of tensors, with these levels; ``None`` where there is anything else."""
@@ -98,6 +102,7 @@ class KeyedOps(Kernel):
     def _keep(self, kept: dict[str, Any]) -> None:
         """Makes ``kept`` the entries of this collection."""
         self._source = kept
+        self._types = pruned(self._types, kept)
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
         """A collection without these entries; values are shared, missing keys are ignored, the result is unlocked.
@@ -123,7 +128,10 @@ class KeyedOps(Kernel):
         if inplace:
             self._keep(kept)
             return self
-        return self._rebuild(kept, self._batch_size, self._names)
+        new = self._rebuild(kept, self._batch_size, self._names)
+        if new._types is not None:
+            new._types = pruned(new._types, kept)
+        return new
 
     # -- rename -----------------------------------------------------------------------------------------------
 
@@ -157,12 +165,14 @@ class KeyedOps(Kernel):
             return self
         if safe and new[: len(old)] != old and entry_of(self, new) is not None:
             raise KeyError(f"key {new_key!r} is already present in {type(self).__name__}, and safe=True")
+        types = types_at(self, [old])
         value = self.pop(old)
         try:
             if len(new) == 1:
                 self._set_str(new[0], self._fit(value, new[0]) if len(old) > 1 else value)
             else:
                 self._put(new, value)
+            name_types(self, [new], types)
         except Exception:  # it has no place there: below a tensor, or no field
             self._put(old, value)
             raise
@@ -207,10 +217,12 @@ class KeyedOps(Kernel):
         _check_disjoint([old for old, _ in moves], "source")
         _check_disjoint([new for _, new in moves], "destination")
         result = self.copy()
+        types = types_at(self, [old for old, _ in moves])
         values = [result.pop(old) for old, _ in moves]
         for (_, new), value in zip(moves, values):
             _check_free(result, new)
             result._put(new, value)
+        name_types(result, [new for _, new in moves], types)
         for old, _ in moves:
             for depth in range(len(old) - 1, 0, -1):
                 parent = entry_of(result, old[:depth])

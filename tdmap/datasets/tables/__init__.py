@@ -1,1 +1,0 @@
-"""Operations and pipelines over tables: columns of tensors beside jagged ones."""

@@ -1,0 +1,138 @@
+"""Types of Arrow's that say what the whole numbers of an entry stand for: dates, times and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.keys import require_path
+
+__all__ = ["ArrowTypeOps", "joined_types", "name_types", "pruned", "types_at"]
+
+_WHOLE = (torch.int32, torch.int64)
+
+
+class ArrowTypeOps(Kernel):
+    """Mixin of :attr:`arrow_types`."""
+
+    __slots__ = ()
+
+    @property
+    def arrow_types(self) -> dict[Any, str]:
+        """The type of Arrow's of each int32 or int64 entry that holds dates, times or durations, by its key.
+
+        Readers of files set it; writers, formulas (``col``) and joins heed it. Indexing, selecting, joining rows,
+        saving, loading and pickling keep it; so does a write into an entry. Entries under another name are plain
+        numbers. Assignable: a dictionary by (nested) keys replaces all types.
+
+        Raises:
+            KeyError: there is no such entry.
+            TypeError: an entry is no tensor of int32 or int64, or a type is no string.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"day": torch.arange(3), "x": torch.zeros(3)}, [3])
+            >>> td.arrow_types = {"day": "timestamp[s]"}
+            >>> td[1:].exclude("x").arrow_types
+            {'day': 'timestamp[s]'}
+        """
+        found: dict[Any, str] = {}
+        _collect(self, (), found)
+        return found
+
+    @arrow_types.setter
+    def arrow_types(self, types: Mapping[Any, str]) -> None:
+        levels: dict[tuple[str, ...], dict[str, str]] = {}
+        for key, name in types.items():
+            path = require_path(key)
+            value = self.get(path, None)
+            if not isinstance(value, Tensor) and not isinstance(value, Kernel):
+                raise KeyError(f"there is no entry {key!r}: there are {', '.join(map(repr, self.keys()))}")
+            if not isinstance(value, Tensor) or value.dtype not in _WHOLE:
+                what = value.dtype if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise TypeError(f"dates and times are int32 or int64, and the entry {key!r} is {what}")
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"a type is the name of one of Arrow's, such as 'timestamp[us]': got {name!r}")
+            levels.setdefault(path[:-1], {})[path[-1]] = name
+        _assign(self, (), levels)
+
+
+def _collect(node: Any, above: tuple[str, ...], found: dict[Any, str]) -> None:
+    if getattr(node, "_is_non_tensor", False):
+        return
+    source = node._source
+    if type(source) is not dict:  # a lazy stack: its members have them
+        if source and hasattr(node, "_stack_dim"):
+            _collect(source[0], above, found)
+        return
+    types = node._types
+    for key, value in source.items():
+        if isinstance(value, Tensor):
+            if types is not None and key in types and value.dtype in _WHOLE:
+                found[(*above, key) if above else key] = types[key]
+        else:
+            _collect(value, (*above, key), found)
+
+
+def _assign(node: Any, above: tuple[str, ...], levels: dict[tuple[str, ...], dict[str, str]]) -> None:
+    if getattr(node, "_is_non_tensor", False):
+        return
+    source = node._source
+    if type(source) is not dict:
+        for member in source if hasattr(node, "_stack_dim") else ():
+            _assign(member, above, levels)
+        return
+    node._types = levels.get(above)
+    for key, value in source.items():
+        if not isinstance(value, Tensor):
+            _assign(value, (*above, key), levels)
+
+
+def pruned(types: dict[str, str] | None, keys: Any) -> dict[str, str] | None:
+    """The types of some keys only."""
+    if types is None:
+        return None
+    return {key: name for key, name in types.items() if key in keys} or None
+
+
+def joined_types(items: Any) -> dict[str, str] | None:
+    """The types of collections whose rows are put one after the other.
+
+    Raises:
+        ValueError: an entry has different types: equal numbers are different times there.
+    """
+    first = items[0]._types
+    for item in items:
+        if item._types == first or not len(item._source):
+            continue
+        for key in {**(first or {}), **(item._types or {})}:
+            one, other = (first or {}).get(key), (item._types or {}).get(key)
+            if one != other:
+                told = " and ".join(name or "plain numbers" for name in (one, other))
+                raise ValueError(f"the entry {key!r} is {told} in different collections: cast it to one type before")
+    return first  # type: ignore[no-any-return]
+
+
+def types_at(root: Any, paths: list[tuple[str, ...]]) -> list[str | None]:
+    """The types of the entries at some paths."""
+    nodes = [_level_of(root, path) for path in paths]
+    return [(node._types or {}).get(path[-1]) for node, path in zip(nodes, paths)]
+
+
+def name_types(root: Any, paths: list[tuple[str, ...]], types: list[str | None]) -> None:
+    """Give the entries at some paths these types."""
+    for path, name in zip(paths, types):
+        node = _level_of(root, path)
+        if name is not None:
+            node._types = {**(node._types or {}), path[-1]: name}
+        elif node._types is not None and path[-1] in node._types:
+            node._types = {key: kept for key, kept in node._types.items() if key != path[-1]} or None
+
+
+def _level_of(root: Any, path: tuple[str, ...]) -> Any:
+    return root if len(path) == 1 else root.get(path[:-1])
