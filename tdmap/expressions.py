@@ -22,7 +22,7 @@ from torch import Tensor
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import is_data
 from tdmap.times import TimeType, beside, is_time, time_type
-from tensordict_lite import is_non_tensor
+from tensordict_lite import Ragged, is_non_tensor
 
 Key: TypeAlias = "str | tuple[str, ...]"
 
@@ -71,8 +71,9 @@ class Expression:
 
     It is a function of a chunk, so it goes wherever one does: a predicate of `tdmap.filter`, a key of
     `tdmap.group_by` and `tdmap.sort`, a function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work
-    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`. Columns of a
-    table that are times compare with times: `col("day") >= datetime.date(2024, 6, 1)`, or `>= "2024-06-01"`.
+    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`. Dates
+    and times (`TensorDict.arrow_types`) compare with those of Python, NumPy and pandas, and with text:
+    `col("day") >= datetime.date(2024, 6, 1)`, or `>= "2024-06-01"`.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -96,7 +97,7 @@ class Expression:
         raise NotImplementedError
 
     def time(self, chunk: Any) -> TimeType | None:
-        """What the numbers stand for, where they are the times of a table's column."""
+        """What the numbers stand for, where `arrow_types` says that they are times."""
         return None
 
     def __call__(self, chunk: Any) -> Tensor:
@@ -210,22 +211,13 @@ class Column(Expression):
     def keys(self) -> frozenset[Key]:
         return frozenset([self.key])
 
-    @property
-    def _name(self) -> str:
-        return self.key if isinstance(self.key, str) else ".".join(self.key)
-
     def time(self, chunk: Any) -> TimeType | None:
-        return time_type(chunk.types.get(self._name, "")) if hasattr(chunk, "jagged") else None
+        path = (self.key,) if isinstance(self.key, str) else self.key
+        node = chunk if len(path) == 1 or not is_data(chunk) else chunk.get(path[:-1], None)
+        types = getattr(node, "_types", None)
+        return time_type(types[path[-1]]) if types and path[-1] in types else None
 
     def values(self, chunk: Any) -> Any:
-        if hasattr(chunk, "jagged"):  # a table, whose columns of text are no entries
-            name = self._name
-            if name not in chunk.keys():
-                raise KeyError(f"there is no column {name!r}; there are {', '.join(map(repr, chunk.keys()))}.")
-            column = chunk[name]
-            if getattr(column, "kind", None) == "tensor":
-                raise TypeError(f"{self!r}: its rows are lists of different lengths, which have no values to compare.")
-            return _array(column, self) if isinstance(column, Tensor) else _objects(column.tolist())
         if isinstance(chunk, Tensor) or not is_data(chunk):
             raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
         require_entry(chunk, self.key, "the column")
@@ -398,8 +390,8 @@ def _beside(
     """A comparison with a time as one with a number; see `beside`."""
     if kind is None:
         raise TypeError(
-            f"{formula!r}: {value!r} is a time, and {column!r} holds no times: the columns of a Table do that "
-            "table.types names as such. Compare with a value of the same kind."
+            f"{formula!r}: {value!r} is a time, and {column!r} holds no times, or data.arrow_types does not "
+            "say so: set it, or compare with a number."
         )
     try:
         return beside(sign, value, kind)
@@ -426,6 +418,8 @@ def _within(part: Expression, binds: int) -> str:
 def _array(value: Any, column: Expression) -> Any:
     """The values of an entry: one a row as `[rows]`."""
     if is_non_tensor(value):
+        if isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+            raise TypeError(f"{column!r}: its rows are lists of different lengths, which have no values to compare.")
         found = value.tolist()
         if not isinstance(found, list):  # of a single row
             return found

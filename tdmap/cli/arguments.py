@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tdmap.cli.comparisons import comparison
 from tdmap.cli.places import executor_of, place_of
 from tdmap.cli.reducers import parse_reducer
-from tdmap.cli.requests import find_function, key_of, refuse
+from tdmap.cli.requests import entry_of, find_function, refuse
 from tdmap.cli.signatures import Parameter, Signature, signature_of
 
 
@@ -116,7 +116,7 @@ class Call:
     def key(self, name: str, of: str = "") -> Any:
         """The entry that `a/b` names in a dataset."""
         of = of or next(iter(self.data))
-        return key_of(name, self.data[of], self.path(of))
+        return entry_of(name, self.data[of], self.path(of))
 
 
 def _keys(names: list[str], call: Call, of: str = "") -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tdmap.cli.describe import is_table, time_types
-from tdmap.cli.requests import key_of, refuse
+from tdmap.cli.describe import time_types
+from tdmap.cli.requests import entry_of, refuse
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -34,8 +34,8 @@ def comparison(text: str, data: Any, path: Path) -> Any:
     if found is None or found.end() == len(whole):
         return None
     name, sign, said = whole[: found.start()].strip(), found[0], whole[found.end() :].strip()
-    key = key_of(name, data, path)
-    kind = time_types(data, path).get(".".join(key) if isinstance(key, tuple) else key)
+    key = entry_of(name, data, path)
+    kind = time_types(data).get(".".join(key) if isinstance(key, tuple) else key)
     try:
         value = ast.literal_eval(said)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -45,7 +45,7 @@ def comparison(text: str, data: Any, path: Path) -> Any:
         value = said
     if sign == "in" and not isinstance(value, (list, tuple, set)):
         refuse(f"{text!r}: `in` wants a list, such as [1, 2]")
-    leaf = data[key] if is_table(data) else data.get(key)
+    leaf = data.get(key)
     if getattr(leaf, "kind", None) == "tensor":
         refuse(f"{name} has rows of different lengths: a comparison needs one value a row")
     if kind is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,7 @@ LOOKED_AT = 100
 
 
 def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
-    """The entries of a dataset that have none themselves: key, value and bytes; of a table its columns."""
-    if is_table(data):
-        yield from leaves_of(data.rows)
-        yield from (((name,), data.jagged[name], size_of(data.jagged[name])) for name in sorted(data.jagged))
-        return
+    """The entries of a dataset that have none themselves: key, value and bytes."""
     data = outline(data)
     for name in sorted(data.keys()):
         value = data.get(name)
@@ -30,12 +25,6 @@ def outline(data: Any) -> Any:
     return data.outline() if hasattr(type(data), "outline") else data
 
 
-def is_table(data: Any) -> bool:
-    """Whether it is a `tdmap.datasets.Table`; nothing is one before somebody has imported that."""
-    module = sys.modules.get("tdmap.datasets.table")
-    return module is not None and isinstance(data, module.Table)
-
-
 def is_branch(value: Any) -> bool:
     """Whether an entry has entries."""
     from tensordict_lite import is_non_tensor, is_tensor_collection
@@ -45,16 +34,15 @@ def is_branch(value: Any) -> bool:
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """The shape of an entry; none for what has none. Of rows of different lengths, their number."""
-    return (len(value),) if _is_jagged(value) else tuple(getattr(value, "shape", ()))
+    return tuple(getattr(value, "shape", ()))
 
 
 def size_of(value: Any) -> int:
     """Bytes of a tensor, or of all rows of different lengths."""
     import torch
 
-    if _is_jagged(value):
-        row_bytes: int = value.values.shape[1:].numel() * value.values.element_size()
-        return int(value.lengths.sum()) * row_bytes
+    if _is_ragged(value):
+        return int(value.lengths.sum()) * int(value.row_shape.numel()) * int(value.dtype.itemsize)
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
@@ -68,8 +56,8 @@ def type_name(value: Any) -> str:
     """
     from tensordict_lite import is_non_tensor
 
-    if _is_jagged(value):
-        return f"jagged {_name(value.dtype)}" if value.kind == "tensor" else str(value.kind)
+    if _is_ragged(value):
+        return f"ragged {_name(value.dtype)}" if value.kind == "tensor" else str(value.kind)
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         return _name(dtype)
@@ -82,12 +70,12 @@ def type_name(value: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else "object"
 
 
-def time_types(data: Any, folder: Any) -> dict[str, Any]:
-    """The columns of a dataset in a folder that are times, by their names with dots, each with its `TimeType`."""
-    from tdmap.datasets.tables.about import read_types
+def time_types(data: Any) -> dict[str, Any]:
+    """The entries of a dataset that are times, by their names with dots, each with its `TimeType`."""
     from tdmap.times import time_type
 
-    found = {name: time_type(kind) for name, kind in (data.types if is_table(data) else read_types(folder)).items()}
+    types = getattr(outline(data), "arrow_types", {})
+    found = {key if isinstance(key, str) else ".".join(key): time_type(kind) for key, kind in types.items()}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -95,9 +83,10 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_jagged(value: Any) -> bool:
-    module = sys.modules.get("tdmap.datasets.jagged")
-    return module is not None and isinstance(value, module.Jagged)
+def _is_ragged(value: Any) -> bool:
+    from tensordict_lite import Ragged
+
+    return isinstance(value, Ragged) and value.column is not None
 
 
 def human_bytes(size: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tdmap.cli.describe import is_table, leaves_of, time_types
+from tdmap.cli.describe import leaves_of, time_types
 from tdmap.cli.requests import entry_of, refuse
 
 NAMES = {
@@ -83,13 +83,9 @@ def columns_of(result: Any, keys: list[str], times: dict[str, Any], has_rows: bo
     from tensordict_lite.views import is_leaf_nontensor
 
     first = [name.replace("/", ".") for name in keys]
-    if is_table(result):
-        found = {name: (name, result[name]) for name in result.keys()}
-        of_result = time_types(result, "")
-    else:
-        leaves = ((key if isinstance(key, tuple) else (key,)) for key in result.keys(True, True, is_leaf_nontensor))
-        found = {".".join(key): ("/".join(key), result.get(key)) for key in leaves}
-        of_result = {name: kind for name, kind in times.items() if has_rows or name in first}
+    leaves = ((key if isinstance(key, tuple) else (key,)) for key in result.keys(True, True, is_leaf_nontensor))
+    found = {".".join(key): ("/".join(key), result.get(key)) for key in leaves}
+    of_result = {name: kind for name, kind in times.items() if has_rows or name in first} | time_types(result)
     order = [*(name for name in dict.fromkeys(first) if name in found), *(name for name in found if name not in first)]
     shown = dict(zip(first, keys))
     return [
@@ -192,7 +188,7 @@ def parse_reducer(text: str, data: Any, path: Path, grouped: bool = False) -> An
         given["key"] = (parts if len(parts) > 1 else parts[0]) if data is None else entry_of(keys[0], data, path)
     if name == "quantile" and data is not None:
         leaf: Any = next((leaf for key, leaf, _ in leaves_of(data) if key == parts), None)
-        time = time_types(data, path).get(".".join(parts))
+        time = time_types(data).get(".".join(parts))
         if is_number(leaf):
             given.setdefault("about", about(leaf, None if time is None else time.name))
     try:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, in_shell, one_line, say, show_traceback
-from tdmap.cli.describe import is_table, leaves_of
+from tdmap.cli.describe import leaves_of
 
 
 def refuse(message: str) -> NoReturn:
@@ -105,41 +105,16 @@ def open_dataset(path: Path) -> Any:
         refuse(f"{path} cannot be opened: {error}")
 
 
-def open_rows(path: Path, least: int = 0, *, instead: str | None = None) -> Any:
+def open_rows(path: Path, least: int = 0) -> Any:
     """Open a dataset that has rows, at least so many, or leave with why it has none.
 
     Args:
         path: a folder, or several, or a URL.
         least: rows that it must have.
-        instead: what to do with a table or jagged rows, where a command takes none. None: they are opened as a table.
     """
-    data = open_any(path)
-    if is_table(data):
-        if instead is not None:
-            refuse(f"{path} is a table, with rows of different lengths, which this command does not take: {instead}")
-        if len(data) < least:
-            refuse(f"{path} has no rows")
-        return data
+    data = open_dataset(path)
     if not len(data.batch_size) or data.batch_size[0] < least:
         refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
-    return data
-
-
-def open_any(path: Path) -> Any:
-    """Open a dataset, or leave with a message; what holds rows of different lengths as a `tdmap.datasets.Table`."""
-    from tdmap.stores.opening import refuse_jagged
-    from tensordict_lite.errors import DatasetError
-
-    data = open_dataset(path)
-    try:
-        refuse_jagged(str(path), data)
-    except DatasetError:
-        from tdmap.datasets import Table
-
-        try:
-            return Table.open(path)
-        except (DatasetError, ValueError, TypeError) as error:
-            refuse(f"{path} cannot be opened: {error}")
     return data
 
 
@@ -158,12 +133,6 @@ def entry_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
     """The entry that `a/b` names, as reducers take it. Lists the entries, and exits, where it is missing."""
     (key,) = entries_named([name], data, path)
     return key if len(key) > 1 else key[0]
-
-
-def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
-    """The same as operations take it: tables have dots in the names of their columns."""
-    key = entry_of(name, data, path)
-    return ".".join(key) if is_table(data) and isinstance(key, tuple) else key
 
 
 def _open_sources(path: Path, sources: list[Path | str]) -> Any:

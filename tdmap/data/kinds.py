@@ -90,10 +90,6 @@ def instead_of_data(value: Any) -> str:
         return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):
         return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
-    own = getattr(type(value), "__tdmap_operations__", None)
-    if own:
-        tensors = " Its columns of tensors are table.rows." if hasattr(value, "rows") else ""
-        return f"a {type(value).__name__}, which has {', '.join(sorted(own))} and .pipeline().{tensors}"
     return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 

@@ -241,8 +241,8 @@ def entry_at(data: Data, path: KeyPath) -> Any:
     return data
 
 
-def with_objects(data: Data, columns: dict[KeyPath, Any]) -> Data:
-    """A copy of a dense collection, sharing its tensors, with these entries."""
+def with_objects(data: Data, columns: dict[KeyPath, Any], like: Data | None = None) -> Data:
+    """A copy of a dense collection, sharing its tensors, with these entries; in the order of those of `like`."""
     source = dict(data._source)
     below: dict[str, dict[KeyPath, Any]] = {}
     for path, column in columns.items():
@@ -251,7 +251,9 @@ def with_objects(data: Data, columns: dict[KeyPath, Any]) -> Data:
         else:
             below.setdefault(path[0], {})[path[1:]] = column
     for key, inner in below.items():
-        source[key] = with_objects(source[key], inner)
+        source[key] = with_objects(source[key], inner, None if like is None else like._source.get(key))
+    if like is not None:
+        source = {key: source[key] for key in {**like._source, **source} if key in source}
     return data._rebuild(source, data._batch_size, data._names)
 
 

@@ -32,7 +32,7 @@ class Field(NamedTuple):
 
     path: KeyPath
     kind: str
-    """`"tensor"`, `"object"`, or the name of a collection's class."""
+    """`"tensor"` or the type of Arrow's that its numbers stand for, `"object"`, or the name of a collection's class."""
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     """Of one row."""
@@ -41,7 +41,8 @@ class Field(NamedTuple):
         """Its kind, in words."""
         if self.dtype is None:
             return f"{self.kind} with rows of batch size {self.shape}" if self.kind != "object" else "no tensor"
-        return f"{str(self.dtype).removeprefix('torch.')} with rows of shape {self.shape}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype if self.kind == 'tensor' else self.kind} with rows of shape {self.shape}"
 
 
 class Schema:
@@ -126,16 +127,16 @@ class Schema:
         return "" if self.fields == other.fields else "the order of its keys is another"
 
 
-def _fields(node: Data, path: KeyPath) -> list[Field]:
+def _fields(node: Data, path: KeyPath, kind: str = "tensor") -> list[Field]:
     shape = tuple(node.shape[1:])
     if isinstance(node, Tensor):
-        return [Field(path, "tensor", node.dtype, shape)]
+        return [Field(path, kind, node.dtype, shape)]
     if not is_dense(node):
         return [Field(path, "object", None, ())]
     found = [Field(path, type(node).__qualname__, None, shape)]
     # Keys in one order: results that were built in another belong into the same dataset.
     for key in sorted(node._source):
-        found += _fields(node._source[key], (*path, key))
+        found += _fields(node._source[key], (*path, key), (node._types or {}).get(key, "tensor"))
     return found
 
 

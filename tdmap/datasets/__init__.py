@@ -1,4 +1,4 @@
-"""Datasets out of what people have, and back: jagged rows, pictures, text, tables and other formats.
+"""Datasets out of what people have, and back: pictures, text, data frames and files of other tools.
 
 Packages that a format needs are imported when it is asked for. Pictures are in `tdmap.datasets.images`.
 """
@@ -17,23 +17,20 @@ from tdmap.datasets.bridges import (
     to_polars,
 )
 from tdmap.datasets.formats import convert, read, write
-from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.pairwise import PairwiseDataset, PromptData, RewardData
-from tdmap.datasets.table import Table
-from tdmap.datasets.text import tokenise
+from tdmap.datasets.text import pack, tokenise
 
 __all__ = [
-    "Jagged",
     "PairwiseDataset",
     "PromptData",
     "RewardData",
-    "Table",
     "convert",
     "from_arrow",
     "from_dataset",
     "from_huggingface",
     "from_pandas",
     "from_polars",
+    "pack",
     "read",
     "to_arrow",
     "to_huggingface",

@@ -1,4 +1,4 @@
-"""NumPy's files, HDF5 files and Zarr stores as tables, and back: an array for each column, groups for nested ones.
+"""NumPy's files, HDF5 files and Zarr stores as datasets, and back: an array for each column, groups for nested ones.
 
 Nothing outside of the file is read: links to other files, and arrays whose bytes lie in other files, are refused.
 """
@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.arrow import Part, pyarrow, require_one_each, to_arrow
+from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, require_one_each, to_arrow
+from tdmap.datasets.columns import Path, columns_in, joined, objects_in, types_in
 from tdmap.datasets.extras import need, opened, require_columns
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.table import BATCH_ROWS, Table
-from tdmap.datasets.tables.about import joined
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.tuning import current
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
@@ -49,13 +48,13 @@ def read_numpy(path: str, columns: Sequence[str] | None) -> Generator[Part, None
         head = source.read(6)
         source.seek(0)
         if head == b"\x93NUMPY":
-            yield from _parts_of(path, [("values", functools.partial(_stored_array, source))], columns)
+            yield from _parts_of(path, [(("values",), functools.partial(_stored_array, source))], columns)
             return
         if not head.startswith(b"PK"):
             raise UnreadableFile(f"{path} is neither a .npy nor a .npz file of NumPy's.")
         archive = stack.enter_context(zipfile.ZipFile(source))
         found = [
-            (entry.filename.removesuffix(".npy"), functools.partial(_member, stack, archive, entry))
+            ((entry.filename.removesuffix(".npy"),), functools.partial(_member, stack, archive, entry))
             for entry in archive.infolist()
         ]
         yield from _parts_of(path, found, columns)
@@ -114,10 +113,10 @@ class _Rows:
 
 
 def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
-    """Parts of the datasets in an HDF5 file; their names, those of groups before them, joined by dots."""
+    """Parts of the datasets in an HDF5 file; groups are nested collections."""
     h5py = need("h5py", "hdf5", "reading HDF5")
     with h5py.File(_local(path), "r") as file:
-        found = [(".".join(key), functools.partial(_of_hdf5, h5py, entry, why)) for key, entry, why in walk(file)]
+        found = [(tuple(key), functools.partial(_of_hdf5, h5py, entry, why)) for key, entry, why in walk(file)]
         yield from _parts_of(path, found, columns)
 
 
@@ -151,19 +150,19 @@ def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None,
     try:
         group = zarrstore.open_store(_local(path))
         if not hasattr(group, "members"):
-            yield from _parts_of(path, [("values", functools.partial(zarrstore.require_plain, group))], columns)
+            yield from _parts_of(path, [(("values",), functools.partial(zarrstore.require_plain, group))], columns)
             return
         order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
         members = [(name, member) for name, member in group.members(max_depth=None) if hasattr(member, "dtype")]
     except TypeError as error:  # of zarr's, for a fill value that a type has not
         raise UnreadableFile(f"{path} cannot be read as zarr: {error}") from error
     members.sort(key=lambda member: (order.get(member[0], len(order)), member[0]))  # not as the folder lists them
-    found = [(name.replace("/", "."), functools.partial(zarrstore.require_plain, array)) for name, array in members]
+    found = [(tuple(name.split("/")), functools.partial(zarrstore.require_plain, array)) for name, array in members]
     yield from _parts_of(path, found, columns)
 
 
 def _parts_of(
-    path: str, found: Sequence[tuple[str, Callable[[], Any]]], columns: Sequence[str] | None
+    path: str, found: Sequence[tuple[Path, Callable[[], Any]]], columns: Sequence[str] | None
 ) -> Generator[Part, None, None]:
     """Rows of arrays, each behind what opens it: those that are not wanted are not looked at.
 
@@ -171,20 +170,21 @@ def _parts_of(
         UnreadableFile: an array cannot be read; names it.
         TypeError: it holds what no column has; names it.
     """
-    require_one_each([name for name, _ in found])
+    require_one_each([joined(name) for name, _ in found])
     openers = dict(found)
     if columns is not None:
-        require_columns(path, columns, list(openers))
-        openers = {name: openers[name] for name in columns}
+        named = {joined(name): name for name in openers}
+        require_columns(path, columns, list(named))
+        openers = {named[name]: openers[named[name]] for name in columns}
     if not openers:
         raise UnreadableFile(f"{path} holds no arrays.")
     arrays = {}
     for name, open_array in openers.items():
-        with _naming(path, name):
+        with _naming(path, joined(name)):
             arrays[name] = open_array()
             if not arrays[name].shape:
                 raise ValueError("it is one value, or none, and a column has rows: leave it out with columns=")
-    lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
+    lengths = {joined(name): int(array.shape[0]) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
     count, start = next(iter(lengths.values())), 0
@@ -195,7 +195,7 @@ def _parts_of(
     while start < count or not start:  # an empty one tells the columns
         stop, part = min(start + max(min(step, BATCH_ROWS), 1), count), {}
         for name, array in arrays.items():
-            with _naming(path, name, f" (rows {start}:{stop})"):
+            with _naming(path, joined(name), f" (rows {start}:{stop})"):
                 part[name] = _column(array[start:stop])
         yield Part(stop - start, part)
         size = sum(_bytes_of(column) for column in part.values())
@@ -222,23 +222,24 @@ def _row_bytes(array: Any) -> int:
 
 
 def _bytes_of(column: Any) -> int:
-    return int(column.total * column.values.element_size() if isinstance(column, Jagged) else column.nbytes)
+    return int(column.lengths.sum()) * column.dtype.itemsize if isinstance(column, Ragged) else int(column.nbytes)
 
 
 def _column(values: Any) -> Any:
-    """Rows of an array as a tensor, a jagged column, or times of Arrow's."""
+    """Rows of an array as a tensor, a ragged column, or times of Arrow's."""
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
         if array.ndim != 1:
             raise TypeError(f"it has the shape {list(array.shape)}, and a column has one text a row: reshape it")
         rows = array.tolist()
         if not rows and array.dtype.kind in "TUS":
-            return Jagged.of_no_text("bytes" if array.dtype.kind == "S" else "str")
+            none = torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+            return Ragged(*none, "bytes" if array.dtype.kind == "S" else "str")
         if not rows:
             raise ValueError("it has no rows, so nothing tells what they hold: leave it out with columns=")
         if not isinstance(rows[0], (str, bytes)):
             rows = [_tensor(np.asarray(row)) for row in rows]
-        return Jagged.from_list(rows)
+        return Ragged.from_list(rows)
     return _times(array) if array.dtype.kind in "mM" else _tensor(array)
 
 
@@ -272,19 +273,18 @@ def _times(array: Any) -> Any:
     return pyarrow().array(found)
 
 
-def write_numpy(path: str, parts: Iterator[Table]) -> None:
-    """Write parts of a table as an `.npz` file; one column alone as an `.npy` file, if that is its name.
+def write_numpy(path: str, parts: Iterator[Any]) -> None:
+    """Write parts of a dataset as an `.npz` file; one column alone as an `.npy` file, if that is its name.
 
     Raises:
         TypeError: a column has lists of different lengths.
         ValueError: its text ends in zeros, or there are several columns for one array.
     """
     found = list(parts)
-    table = Table.cat(found) if len(found) > 1 else found[0]
-    ragged = next((name for name, column in table.jagged.items() if column.kind == "tensor"), None)
-    if ragged is not None:
-        raise TypeError(f"the rows of {ragged!r} have different lengths, which no array has: pad them before.")
-    arrays = {name: _array_of(table, name) for name in table.keys()}
+    rows = torch.cat(found) if len(found) > 1 else found[0]
+    columns, types = columns_in(rows), types_in(rows)
+    require_one_each([joined(name) for name in columns])
+    arrays = {joined(name): _array_of(joined(name), column, types.get(name)) for name, column in columns.items()}
     for name in arrays:
         _require_name(name, "\0")
     with opened(path, "wb") as file:
@@ -299,15 +299,20 @@ def write_numpy(path: str, parts: Iterator[Table]) -> None:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def _array_of(table: Table, name: str) -> Any:
-    column = table[name]
-    if isinstance(column, Jagged):
+def _array_of(name: str, column: Any, time: str | None) -> Any:
+    if isinstance(column, Ragged):
+        if column.kind == "tensor":
+            raise TypeError(f"the rows of {name!r} have different lengths, which no array has: pad them before.")
         rows, zero = column.tolist(), "\0" if column.kind == "str" else b"\0"
+        if None in rows:
+            raise ValueError(f"row {rows.index(None)} of {name!r} is None, which NumPy's text has not: fill it before.")
         if any(row.endswith(zero) for row in rows):
             raise ValueError(f"rows of {name!r} end in zeros, which NumPy cuts off: use Parquet.")
         return np.array(rows, np.str_ if column.kind == "str" else np.bytes_)
-    if table.types[name]:
-        times = to_arrow(table.select(name)).column(0).to_numpy()
+    if time is not None:
+        alone = TensorDict({name: column}, [len(column)])
+        alone.arrow_types = {name: time}
+        times = to_arrow(alone).column(0).to_numpy()
         if times.dtype.kind in "mM":  # NumPy has no time of the day
             return times
     return numpy_of(name, column)
@@ -325,8 +330,8 @@ def numpy_of(name: str, tensor: Tensor) -> Any:
         raise TypeError(f"the column {name!r} is {tensor.dtype}, which NumPy has not: convert it before.") from None
 
 
-def write_hdf5(path: str, parts: Iterator[Table]) -> None:
-    """Write parts of a table as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
+def write_hdf5(path: str, parts: Iterator[Any]) -> None:
+    """Write parts of a dataset as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
     h5py = need("h5py", "hdf5", "writing HDF5")
     with staged_path(_local(path)) as partial, h5py.File(partial, "w", track_order=True, locking=False) as file:
         for part in parts:
@@ -372,8 +377,8 @@ def _naming_column(name: str) -> Iterator[None]:
         raise kind(f"the column {name!r} cannot be written: {error}.") from error
 
 
-def write_zarr(path: str, parts: Iterator[Table]) -> None:
-    """Write parts of a table as a Zarr 3 store; one that is there is replaced when the new one is whole.
+def write_zarr(path: str, parts: Iterator[Any]) -> None:
+    """Write parts of a dataset as a Zarr 3 store; one that is there is replaced when the new one is whole.
 
     Raises:
         FileExistsError: there are other files in its folder.
@@ -406,28 +411,29 @@ def _append_zarr(group: Any, made: dict[str, Any], name: str, values: Any) -> No
     made[name][first:] = values
 
 
-def _arrays(part: Table, not_in: str) -> Iterator[tuple[str, Any, str]]:
+def _arrays(part: Any, not_in: str) -> Iterator[tuple[str, Any, str]]:
     """Path, values and kind of each column, in their order; the kind of tensors is empty. Names lack some characters.
 
     Raises:
         TypeError: NumPy has no such numbers.
         ValueError: the name of a column would be the path of another one.
     """
-    keys = {joined(key): key for key in part.rows.keys(True, True)}
-    for name in part.keys():
-        _require_name(name, not_in)
-        if name not in part.jagged:
-            key, leaf = keys[name], part.rows.get(keys[name])
-            yield _path(name, [key] if isinstance(key, str) else [*key]), numpy_of(name, leaf), ""
+    for path, column in columns_in(part).items():
+        name = joined(path)
+        for each in path:
+            _require_name(each, not_in)
+        if isinstance(column, Tensor):
+            yield _path(name, path), numpy_of(name, column), ""
             continue
-        column = part.jagged[name]
         values = np.empty(len(column), dtype=object)
-        for number, row in enumerate(column):
+        for number, row in enumerate(objects_in(column)):
+            if row is None:
+                raise ValueError(f"a row of the column {name!r} is None, which no text there is: fill it before.")
             values[number] = numpy_of(name, row) if column.kind == "tensor" else row
-        yield _path(name, name.split(".")), values, column.kind
+        yield _path(name, path), values, column.kind
 
 
-def _path(name: str, parts: list[str]) -> str:
+def _path(name: str, parts: Sequence[str]) -> str:
     for part in parts:
         if part in ("", ".", "..") or "/" in part:
             raise ValueError(

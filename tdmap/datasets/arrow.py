@@ -1,22 +1,22 @@
-"""Arrow's columns as tensors and jagged rows, and back; without a copy where the layout allows it.
+"""Arrow's columns as tensors and ragged rows, and back; without a copy where the layout allows it.
 
 Arrow                                              here
 int, uint, float, half, bool                       tensor [n]
 fixed_size_list<...>, fixed_shape_tensor           tensor [n, ...]
-list<...>, large_list<...>                         jagged [n, *]
-string, large_string, string_view                  jagged str
-binary, large_binary                               jagged bytes
+list<...>, large_list<...>                         Ragged of tensors
+string, large_string, string_view                  Ragged of strings
+binary, large_binary                               Ragged of bytes
 dictionary<...>                                    as its values
 timestamp, date, time, duration                    tensor [n], int64 (int32 for 32-bit ones) in its own unit, which
-                                                   `Table.types` keeps; not within lists
-struct<a, b>                                       columns "x.a" and "x.b"
+                                                   `TensorDict.arrow_types` keeps; not within lists
+struct<a, b>                                       a nested TensorDict
 null                                               tensor [n] of zeros, float64; also of lists that are all empty
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,18 +24,18 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from tdmap.datasets.columns import Columns
+from tdmap.datasets.columns import VALID, Path, columns_in, is_mask, joined, mask_of, rows_in, types_in
 from tdmap.datasets.extras import need
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.table import Table
-from tdmap.datasets.tables.about import joined
 from tdmap.process_state import on_host
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrow import numbers_of
 
+BATCH_ROWS = 1 << 16
+"""Rows that go through memory at a time."""
+
 NULLS = ("raise", "mask")
-VALID = ".valid"
-"""Ends the name of a column of bools that is False where another column has nulls."""
+NO_TEXT = b"\xff"
+"""What `Ragged` holds for None among strings; no byte of UTF-8."""
 
 NAMES_ONLY = ("arrow.uuid", "arrow.json")
 """Types of extensions whose storage is the value."""
@@ -55,11 +55,6 @@ def compute() -> Any:
     return need("pyarrow.compute", "arrow", "reading and writing Arrow's formats")
 
 
-def jagged_names(schema: Any, masked: bool = False) -> list[str]:
-    """Names of the columns of a schema that become jagged ones, sorted."""
-    return sorted(columns_of(empty_table(schema), "mask" if masked else "raise").jagged)
-
-
 def empty_table(schema: Any) -> Any:
     """A table of a schema without rows."""
     pa = pyarrow()  # whose own `empty_table` has no unions
@@ -71,8 +66,8 @@ def chosen_fields(schema: Any, columns: Sequence[str] | None) -> Any:
     return schema if columns is None else pyarrow().schema([schema.field(name) for name in columns])
 
 
-def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
-    """Columns of tensors and jagged ones of a table or a record batch of Arrow's.
+def rows_of(batch: Any, nulls: str = "raise", start: int = 0) -> TensorDict:
+    """The rows of a table or a record batch of Arrow's.
 
     Args:
         batch: the table, or a `Part`.
@@ -88,57 +83,103 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     """
     if nulls not in NULLS:
         raise ValueError(f"nulls must be 'raise' or 'mask': got {nulls!r}.")
-    if isinstance(batch, Part):
-        return batch.columns_of(nulls, start)
     pa = pyarrow()
-    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    while any(pa.types.is_struct(field.type) for field in table.schema):
-        bare = next((field.name for field in table.schema if field.type == pa.struct([])), None)
-        if bare is not None:
-            raise TypeError(f"the column {bare!r} is a struct without fields: leave it out with columns=[...].")
-        table = table.flatten()
-    if not table.num_columns:
-        raise ValueError(f"there are {table.num_rows:,} rows without columns, which no dataset has.")
-    require_one_each(table.schema.names)
-    tensors: dict[Any, Tensor] = {}
-    jagged: dict[str, Jagged] = {}
-    types: dict[str, str] = {}
-    for field, chunks in zip(table.schema, table.columns):
-        array = _decoded(pa, _one(pa, chunks))
-        if array.null_count and nulls == "raise":
-            row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
-            raise ValueError(
-                f"the column {field.name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
-                "for zeros and a column of bools beside it, or fill them before."
-            )
-        if nulls == "mask":
-            if _is_mask(field.name, table.schema.names):
-                types[field.name] = ""
-                continue
-            tensors[f"{field.name}{VALID}"] = _valid(pa, table, field.name, array)
-        if _is_text(pa.types, array.type):
-            require_utf8(array, f"the column {field.name!r}", start)
-        try:
-            is_time = _is_time(pa, array.type)
-            value = _time_numbers(pa, array) if is_time else value_of(pa, array)
-        except TypeError as error:
-            raise TypeError(f"the column {field.name!r} {error}") from None
-        if isinstance(value, Jagged):
-            jagged[field.name] = value
+    if isinstance(batch, Part):
+        columns, rows = batch.columns, batch.num_rows
+    else:
+        table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+        columns, rows = _flattened(pa, table), table.num_rows
+    if not columns:
+        raise ValueError(f"there are {rows:,} rows without columns, which no dataset has.")
+    require_one_each([joined(path) for path in columns])
+    entries: dict[Path, Any] = {}
+    types: dict[Path, str] = {}
+    for path, column in columns.items():
+        if nulls == "mask" and is_mask(path, columns):
+            entries[path] = None  # in its place
+            continue
+        if isinstance(column, (Tensor, Ragged)):
+            entries[path] = column
+            valid = None
         else:
-            tensors[field.name] = value
-        types[field.name] = str(array.type) if is_time else ""
+            array = _decoded(pa, _one(pa, column))
+            entries[path] = _value_of(pa, array, joined(path), nulls, start)
+            if _is_time(pa, array.type):
+                types[path] = str(array.type)
+            valid = array
         if nulls == "mask":
-            types.setdefault(f"{field.name}{VALID}", "")
-    return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
+            entries[mask_of(path)] = _valid(pa, columns, path, valid, rows)
+    return _tree(entries, types, rows)
 
 
-def columns_of_file(path: str, table: Any, nulls: str, start: int = 0) -> Columns:
-    """`columns_of` a table, or a `Part`, of a file, whose errors name it."""
+def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> TensorDict:
+    """A TensorDict of columns by their paths."""
+    found = TensorDict({}, [rows])
+    for path, value in entries.items():
+        node = found
+        for key in path[:-1]:
+            below = node.get(key, None)
+            if below is None:
+                below = TensorDict({}, [rows])
+                node.set(key, below)
+                below = node.get(key)
+            if isinstance(below, (Tensor, Ragged)):
+                raise ValueError(f"{key!r} would be a column and hold the column {joined(path)!r}: rename one before.")
+            node = below
+        node.set(path[-1], value)
+    if types:
+        found.arrow_types = types
+    return found
+
+
+def _flattened(pa: Any, table: Any) -> dict[Path, Any]:
+    """The columns of a table by their paths, with those of structs in their place; nulls of a struct are nulls of all.
+
+    Raises:
+        TypeError: a struct has no fields.
+        ValueError: two columns have one name.
+    """
+    require_one_each(table.schema.names)
+    found: dict[Path, Any] = {}
+
+    def add(path: Path, kind: Any, column: Any) -> None:
+        if not pa.types.is_struct(kind):
+            found[path] = column
+            return
+        if not kind.num_fields:
+            raise TypeError(f"the column {joined(path)!r} is a struct without fields: leave it out with columns=[...].")
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        require_one_each(names)
+        for name, below in zip(names, _one(pa, column).flatten()):
+            add((*path, name), below.type, below)
+
+    for field, column in zip(table.schema, table.columns):
+        add((field.name,), field.type, column)
+    return found
+
+
+def rows_of_file(path: str, table: Any, nulls: str, start: int = 0) -> TensorDict:
+    """`rows_of` a table, or a `Part`, of a file, whose errors name it."""
     try:
-        return columns_of(table, nulls, start)
+        return rows_of(table, nulls, start)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def _value_of(pa: Any, array: Any, name: str, nulls: str, start: int) -> Any:
+    """The entry of a column."""
+    if array.null_count and nulls == "raise":
+        row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
+        raise ValueError(
+            f"the column {name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
+            "for zeros and a column of bools beside it, or fill them before."
+        )
+    if _is_text(pa.types, array.type):
+        require_utf8(array, f"the column {name!r}", start)
+    try:
+        return _time_numbers(pa, array) if _is_time(pa, array.type) else value_of(pa, array)
+    except TypeError as error:
+        raise TypeError(f"the column {name!r} {error}") from None
 
 
 def _is_time(pa: Any, kind: Any) -> bool:
@@ -167,19 +208,20 @@ def require_one_each(names: Sequence[str]) -> None:
         )
 
 
-def _is_mask(name: str, names: Sequence[str]) -> bool:
-    return name.endswith(VALID) and name.removesuffix(VALID) in names
-
-
-def _valid(pa: Any, table: Any, name: str, array: Any) -> Tensor:
+def _valid(pa: Any, columns: Mapping[Path, Any], path: Path, array: Any, rows: int) -> Tensor:
     """Where a column has values: no nulls, and True in a mask that is a column as well."""
-    valid = torch.from_numpy(np.asarray(array.is_valid()).copy())
-    if name + VALID in table.schema.names:
-        mask = _one(pa, table.column(name + VALID))
-        if mask.type != pa.bool_():
-            raise ValueError(f"nulls='mask' makes a column {name + VALID!r} of bools, and there is one of {mask.type}.")
-        valid &= torch.from_numpy(np.asarray(mask.fill_null(False)))
-    return valid
+    valid = torch.ones(rows, dtype=torch.bool)
+    if array is not None:
+        valid = torch.from_numpy(np.asarray(array.is_valid()).copy())
+    mask = columns.get(mask_of(path))
+    if mask is None:
+        return valid
+    kind = mask.dtype if isinstance(mask, Tensor) else getattr(mask, "type", "ragged rows")
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.dim() == 1:
+        return valid & mask
+    if kind != pa.bool_():
+        raise ValueError(f"nulls='mask' makes a column {joined(mask_of(path))!r} of bools, and there is one of {kind}.")
+    return valid & torch.from_numpy(np.asarray(_one(pa, mask).fill_null(False)))
 
 
 def _one(pa: Any, chunks: Any) -> Any:
@@ -221,7 +263,7 @@ def require_utf8(array: Any, what: str, start: int) -> None:
         raise ValueError(f"{what} is damaged: {damage}") from None
 
 
-def value_of(pa: Any, array: Any) -> Tensor | Jagged:
+def value_of(pa: Any, array: Any) -> Any:
     """One array of Arrow's.
 
     Raises:
@@ -306,7 +348,7 @@ def _fixed(pa: Any, array: Any) -> Tensor:
     return value
 
 
-def _lists(pa: Any, array: Any) -> Jagged:
+def _lists(pa: Any, array: Any) -> Any:
     if array.null_count:
         array = array.fill_null([])
     inner = array.values
@@ -316,10 +358,10 @@ def _lists(pa: Any, array: Any) -> Jagged:
     if not isinstance(value, Tensor):
         raise TypeError(f"is of the type {array.type}: lists of lists, or of text, have no place here.")
     offsets = numbers_of(array.offsets).to(torch.int64)
-    return Jagged(value, offsets, check=False)
+    return Ragged._over("tensor", value, offsets)
 
 
-def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
+def _bytes(pa: Any, array: Any, kind: str) -> Any:
     wanted = pa.large_string() if kind == "str" else pa.large_binary()
     if array.type != wanted and not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
         array = array.cast(wanted)
@@ -335,29 +377,15 @@ def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
     content = torch.empty(0, dtype=torch.uint8)
     if values is not None and values.size:
         content = torch.utils.dlpack.from_dlpack(pa.UInt8Array.from_buffers(pa.uint8(), values.size, [None, values]))
-    return Jagged(content, torch.from_numpy(found.astype(np.int64)), kind, check=False)
+    return Ragged._over(kind, content, torch.from_numpy(found.astype(np.int64)))
 
 
 class Part(NamedTuple):
     """Some rows of a format that is none of Arrow's, whose numbers need not be numbers of Arrow's."""
 
     num_rows: int
-    columns: dict[str, Any]
-    """Tensors, jagged columns, and times as arrays of Arrow's."""
-
-    def columns_of(self, nulls: str, start: int = 0) -> Columns:
-        """See `columns_of`."""
-        pa = pyarrow()
-        tensors = {name: column for name, column in self.columns.items() if isinstance(column, Tensor)}
-        jagged = {name: column for name, column in sorted(self.columns.items()) if isinstance(column, Jagged)}
-        arrays = dict(self.columns) | dict.fromkeys((*tensors, *jagged), pa.array(np.zeros(self.num_rows, np.int8)))
-        for name, tensor in tensors.items():  # others are not looked at
-            if tensor.dtype is torch.bool and tensor.dim() == 1:
-                arrays[name] = pa.array(tensor.numpy())
-        rows, _, types = columns_of(pa.table(arrays), nulls, start)
-        for name, tensor in tensors.items():
-            rows[name] = tensor
-        return Columns(rows.exclude(*jagged), jagged, types)
+    columns: dict[Path, Any]
+    """Tensors, ragged columns, and times as arrays of Arrow's."""
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -368,7 +396,7 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     """A table of Arrow's, sharing memory where it can.
 
     Args:
-        data: what `Table.of` takes, or a table of Arrow's, which stays.
+        data: a collection with rows, a dict of columns, a `Ragged`; or a table of Arrow's, which stays.
         nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `from_arrow` makes them of nulls.
             Default: these are columns like others.
 
@@ -389,23 +417,41 @@ def part_to_arrow(data: Any, nulls: str | None, start: int) -> Any:
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
-    table = Table.of(data)
-    arrays = {}
-    named = {key: joined(key) for key in table.rows.keys(True, True)}
-    require_one_each([*named.values(), *table.jagged])
-    for key, name in named.items():
+    rows = rows_in(data)
+    columns, types = columns_in(rows), types_in(rows)
+    require_one_each([joined(path) for path in columns])
+    arrays: dict[Path, Any] = {}
+    for path, column in columns.items():
+        if isinstance(column, Ragged):
+            arrays[path] = ragged_array(pa, column)
+            if column.kind == "str":
+                require_utf8(arrays[path], f"the column {joined(path)!r}", start)
+            continue
         try:
-            arrays[name] = _timed(pa, array_of(pa, table.rows[key]), table.types[name])
+            arrays[path] = _timed(pa, array_of(pa, column), types.get(path, ""))
         except TypeError as error:
-            raise TypeError(f"the column {name!r} {error}") from None
-    for name, column in table.jagged.items():
-        arrays[name] = jagged_array(pa, column)
-        if column.kind == "str":
-            require_utf8(arrays[name], f"the column {name!r}", start)
-    arrays = {name: arrays[name] for name in table.keys()}
-    for mask in [name for name in arrays if nulls and name.endswith(VALID) and name.removesuffix(VALID) in arrays]:
-        _put_nulls(pa, arrays, mask.removesuffix(VALID), arrays.pop(mask))
-    return pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
+            raise TypeError(f"the column {joined(path)!r} {error}") from None
+    for mask in [path for path in arrays if nulls and is_mask(path, arrays)]:
+        _put_nulls(pa, arrays, (*mask[:-1], mask[-1].removesuffix(VALID)), arrays.pop(mask))
+    names, found = _with_structs(pa, arrays)
+    return pa.Table.from_arrays(found, names=names)
+
+
+def _with_structs(pa: Any, arrays: Mapping[Path, Any]) -> tuple[list[str], list[Any]]:
+    """Names and arrays of one level; those of levels below are structs."""
+    levels: dict[str, Any] = {}
+    for path, array in arrays.items():
+        if len(path) == 1:
+            levels[path[0]] = array
+        else:
+            levels.setdefault(path[0], {})[path[1:]] = array
+    found = []
+    for level in levels.values():
+        if isinstance(level, dict):
+            names, below = _with_structs(pa, level)
+            level = pa.StructArray.from_arrays(below, names=names)
+        found.append(level)
+    return list(levels), found
 
 
 def _timed(pa: Any, array: Any, name: str) -> Any:
@@ -416,13 +462,14 @@ def _timed(pa: Any, array: Any, name: str) -> Any:
     return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 
-def _put_nulls(pa: Any, arrays: dict[str, Any], name: str, valid: Any) -> None:
+def _put_nulls(pa: Any, arrays: dict[Path, Any], path: Path, valid: Any) -> None:
     """Give a column nulls where a mask is False."""
     if valid.type != pa.bool_():
+        name = joined(path)
         raise ValueError(f"the column {name + VALID!r} must hold one bool a row, to say where {name!r} is null.")
     # By an index with nulls: fixed lists of a row that is null need no values of their own then.
     rows = np.arange(len(valid))
-    arrays[name] = arrays[name].take(pa.array(rows, mask=~np.asarray(valid)))
+    arrays[path] = arrays[path].take(pa.array(rows, mask=~np.asarray(valid)))
 
 
 def array_of(pa: Any, tensor: Tensor) -> Any:
@@ -442,12 +489,16 @@ def array_of(pa: Any, tensor: Tensor) -> Any:
     return array
 
 
-def jagged_array(pa: Any, column: Jagged) -> Any:
-    """Jagged rows as an array of large lists, strings or bytes."""
-    offsets = column.offsets.numpy()
-    flat = column.flat().contiguous()
+def ragged_array(pa: Any, column: Ragged) -> Any:
+    """Rows of different lengths as an array of large lists, strings or bytes; None among strings is null."""
+    flat, starts = column.flat()
+    flat, offsets = flat.as_subclass(Tensor).contiguous(), starts.as_subclass(Tensor).numpy()
     if column.kind == "tensor":
         return pa.LargeListArray.from_arrays(pa.array(offsets), array_of(pa, flat))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())]
     kind = pa.large_string() if column.kind == "str" else pa.large_binary()
-    return pa.Array.from_buffers(kind, len(column), buffers)
+    array = pa.Array.from_buffers(kind, len(column), buffers)
+    if column.has_none:
+        none = compute().equal(array.cast(pa.large_binary()), pa.scalar(NO_TEXT, pa.large_binary()))
+        array = compute().if_else(none, pa.scalar(None, kind), array)
+    return array

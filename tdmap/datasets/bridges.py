@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import is_data
-from tdmap.data.store import destination
-from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
-from tdmap.datasets.columns import Columns, map_columns, write_columns
+from tdmap.data.store import OutputFolder, destination
+from tdmap.datasets.arrow import pyarrow, rows_of, to_arrow
 from tdmap.datasets.extras import need
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.table import Table
+from tdmap.datasets.formats import one_of, save
+from tdmap.ops.flat_map import flat_map
 from tdmap.process_state import on_host
 from tdmap.run.operation import entry_point
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ CHUNK_ROWS = 1024
 @on_host
 def from_arrow(
     table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
-) -> Table:
-    """A table of a table or a record batch of Arrow's; numbers and text share its memory.
+) -> TensorDict:
+    """The rows of a table or a record batch of Arrow's; numbers and text share its memory.
 
     Args:
         table: the table.
@@ -44,24 +43,21 @@ def from_arrow(
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
     """
-    place, columns = destination(out, overwrite), columns_of(table, nulls)
-    if out is None:
-        return Table(*columns)
-    write_columns([columns], sorted(columns.jagged), place)
-    return Table.open(out)
+    place, rows = destination(out, overwrite), rows_of(table, nulls)
+    return rows if out is None else save(rows, OutputFolder.of(place))  # type: ignore[no-any-return]
 
 
 @on_host
 def from_pandas(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
-) -> Table:
-    """A table of a data frame of pandas'; its index is left out. Arguments as `from_arrow`.
+) -> TensorDict:
+    """The rows of a data frame of pandas'; its index is left out. Arguments as `from_arrow`.
 
     NaN in a column of NumPy floats is a number as any other. Nulls are None, `NaT`, and `NA` of pandas' own dtypes.
 
     Example:
         >>> import pandas
-        >>> from_pandas(pandas.DataFrame({"x": [1.0, float("nan")]})).rows["x"]
+        >>> from_pandas(pandas.DataFrame({"x": [1.0, float("nan")]}))["x"]
         tensor([1., nan], dtype=torch.float64)
     """
     if getattr(frame, "ndim", None) != 2:
@@ -78,8 +74,8 @@ def from_pandas(
 @on_host
 def from_polars(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
-) -> Table:
-    """A table of a data frame of polars', a lazy one too. Arguments as `from_arrow`."""
+) -> TensorDict:
+    """The rows of a data frame of polars', a lazy one too. Arguments as `from_arrow`."""
     frame = frame.collect() if hasattr(frame, "collect") else frame
     if not hasattr(frame, "to_arrow") or not hasattr(frame, "schema"):
         raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
@@ -91,7 +87,7 @@ def from_polars(
 
 @on_host
 def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
-    """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists.
+    """A data frame of pandas' of what `to_arrow` takes; dimensions behind the first become lists.
 
     `nulls` as `to_arrow`.
 
@@ -103,14 +99,13 @@ def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
         return to_arrow(data, nulls=nulls).to_pandas()
     except pyarrow().ArrowInvalid as error:
         raise ValueError(
-            f"pandas cannot have a column as it is ({error}): Table(table.rows, table.jagged) has its numbers without "
-            "their type."
+            f"pandas cannot have a column as it is ({error}): data.arrow_types = {{}} makes plain numbers of all times."
         ) from error
 
 
 @on_host
 def to_polars(data: Any, *, nulls: str | None = None) -> Any:
-    """A data frame of polars' of what `Table.of` takes; `nulls` as `to_arrow`."""
+    """A data frame of polars' of what `to_arrow` takes; `nulls` as `to_arrow`."""
     return need("polars", "polars", "making data frames").from_arrow(to_arrow(data, nulls=nulls))
 
 
@@ -119,7 +114,7 @@ def to_polars(data: Any, *, nulls: str | None = None) -> Any:
 
 @on_host
 def to_huggingface(data: Any, *, nulls: str | None = None) -> Any:
-    """A `datasets.Dataset` of what `Table.of` takes; it shares memory with the data, mapped files included.
+    """A `datasets.Dataset` of what `to_arrow` takes; it shares memory with the data, mapped files included.
 
     `nulls` as `to_arrow`.
     """
@@ -136,8 +131,8 @@ def from_huggingface(
     resume: bool = False,
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
-) -> Table:
-    """A table of a Hugging Face dataset, whose shuffles, filters and selections count.
+) -> TensorDict:
+    """The rows of a Hugging Face dataset, whose shuffles, filters and selections count.
 
     Args:
         dataset: a `datasets.Dataset`; of a `DatasetDict`, choose a split. Pictures become columns of their bytes and
@@ -168,13 +163,11 @@ def from_huggingface(
     if not len(arrow):
         return from_arrow(arrow.features.arrow_schema.empty_table(), out, nulls=nulls, overwrite=overwrite)
     if out is None:
-        return Table.cat([columns_of(arrow[start : start + CHUNK_ROWS], nulls, start)
-                          for start in range(0, len(arrow), CHUNK_ROWS)])  # fmt: skip
-    names = jagged_names(arrow[:1].schema)
+        starts = range(0, len(arrow), CHUNK_ROWS)
+        return one_of([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    map_columns(index, fn, names, place, chunksize=CHUNK_ROWS, resume=resume, counts=1, **options)
-    return Table.open(out)
+    return flat_map(index, fn, place, chunksize=CHUNK_ROWS, resume=resume, **options)  # type: ignore[no-any-return]
 
 
 class ReadArrow:
@@ -188,9 +181,9 @@ class ReadArrow:
         """What a resumed run must find unchanged."""
         return {"dataset": str(self.dataset._fingerprint), "nulls": self.nulls}
 
-    def __call__(self, rows: TensorDict) -> Columns:
+    def __call__(self, rows: TensorDict) -> TensorDict:
         first, count = int(rows["row"][0]), len(rows["row"])
-        return columns_of(self.dataset[first : first + count], self.nulls, first)
+        return rows_of(self.dataset[first : first + count], self.nulls, first)
 
 
 # -- torch.utils.data.Dataset ----------------------------------------------------------------------------------------
@@ -208,7 +201,7 @@ def from_dataset(
     on_error: OnError = "raise",
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
-) -> Table:
+) -> TensorDict:
     """Write what a map-style dataset of torch's gives, row by row, into a folder.
 
     Args:
@@ -236,14 +229,11 @@ def from_dataset(
     unknown = sorted(set(ragged) - set(first))
     if unknown:
         raise ValueError(f"ragged names {unknown[0]!r}, and rows have {', '.join(first)}.")
-    jagged = sorted(name for name, value in first.items() if isinstance(value, (str, bytes)) or name in ragged)
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
-    counts = 1 if on_error == "raise" else None
     place = destination(out, overwrite)
-    map_columns(
-        index, fn, jagged, place, chunksize=chunksize, resume=resume, on_error=on_error, counts=counts, **options
+    return flat_map(  # type: ignore[no-any-return]
+        index, fn, place, chunksize=chunksize, resume=resume, on_error=on_error, **options
     )
-    return Table.open(out)
 
 
 class ReadRows:
@@ -254,18 +244,17 @@ class ReadRows:
         self.names = names
         self.ragged = ragged
 
-    def __call__(self, rows: TensorDict) -> Columns:
+    def __call__(self, rows: TensorDict) -> TensorDict:
         numbers = rows["row"].tolist()
         found = [self.row(number) for number in numbers]
-        tensors: dict[str, Tensor] = {}
-        jagged: dict[str, Jagged] = {}
+        columns: dict[str, Any] = {}
         for name, first in found[0].items():
             values = self._values(name, found, numbers)
             if isinstance(first, (str, bytes)) or name in self.ragged:
-                jagged[name] = Jagged.from_list(values)
+                columns[name] = Ragged.from_list(values)
             else:
-                tensors[name] = self._stacked(name, values, numbers)
-        return Columns(TensorDict(tensors, [len(numbers)]), jagged, dict.fromkeys(found[0], ""))
+                columns[name] = self._stacked(name, values, numbers)
+        return TensorDict(columns, [len(numbers)])
 
     @staticmethod
     def _values(name: str, found: list[dict[str, Any]], numbers: list[int]) -> list[Any]:

@@ -17,20 +17,27 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import VALID, chosen_fields, columns_of_file, empty_table, part_to_arrow, pyarrow
-from tdmap.datasets.columns import Columns, write_columns
+from tdmap.datasets.arrow import chosen_fields, empty_table, part_to_arrow, pyarrow, require_one_each, rows_of_file
+from tdmap.datasets.columns import chosen, rows_in
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
-from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.datasets.textfiles.blocks import CODECS, codec_of
 from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
+from tdmap.execution import Execution
 from tdmap.memory.hidden import SHARDS
+from tdmap.output.append import append_stream
+from tdmap.output.output import Output
+from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
+from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ def read(
     resume: bool = False,
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
-) -> Table:
+) -> TensorDict:
     """Read files of another tool into a memory-mapped dataset.
 
     Args:
@@ -95,7 +102,8 @@ def read(
         **options: about workers, as `tdmap.map`; only Parquet is read by several.
 
     Returns:
-        The table. Without columns of text or lists, `TensorDict.load_memmap(out)` opens it as well.
+        The dataset. Text, bytes and lists are `tensordict_lite.Ragged` entries, structs and groups nested collections.
+        `arrow_types` says which whole numbers are dates and times.
 
     Raises:
         ImportError: a package is missing; says what to install.
@@ -109,8 +117,9 @@ def read(
         >>> import torch
         >>> with open("zip.csv", "w") as file:
         ...     _ = file.write("code,n\\n00501,1\\n02134,2\\n")
-        >>> read("zip.csv", types={"n": torch.float32})
-        Table(2 rows, code: str, n: float32 [])
+        >>> data = read("zip.csv", types={"n": torch.float32})
+        >>> data["code"], data["n"]
+        (['00501', '02134'], tensor([1., 2.]))
     """
     place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
@@ -120,26 +129,30 @@ def read(
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
 
-    def stream() -> contextlib.closing[Generator[Columns, None, None]]:
+    def stream() -> contextlib.closing[Generator[TensorDict, None, None]]:
         return contextlib.closing(batches_of(files, name, columns, nulls, text))
 
     if out is None:
 
-        def parts() -> list[Columns]:
+        def parts() -> list[TensorDict]:
             with stream() as batches:
                 return list(batches)
 
-        return Table.cat(text.attempt(parts))
+        return one_of(text.attempt(parts))
     store = OutputFolder.of(place)
 
-    def into_folder() -> None:
+    def into_folder() -> Any:
         with stream() as batches:
-            first = next(batches)
-            write_columns(_chain(first, batches), sorted(first.jagged), store)
+            return append_stream(Context(f"read({files[0]})", Execution(0), Output(store, None)), batches)
 
     with store.claimed(f"read({files[0]})"):  # before anything is read
-        text.attempt(into_folder)
-    return Table.open(out)
+        found = text.attempt(into_folder)
+    return found  # type: ignore[no-any-return]
+
+
+def one_of(parts: Sequence[TensorDict]) -> TensorDict:
+    """The rows of several parts, one after the other."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]  # type: ignore[call-overload,no-any-return]
 
 
 def _text_types(format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> TextTypes:
@@ -152,11 +165,6 @@ def _text_types(format: str, columns: Sequence[str] | None, types: Mapping[str, 
 def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
     """Endings of a format of text: as it is, and compressed."""
     return (*suffixes, *(suffix + codec for suffix in suffixes for codec in CODECS))
-
-
-def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
-    yield first
-    yield from rest
 
 
 @entry_point
@@ -172,8 +180,8 @@ def write(
     """Write a dataset as a file of another tool.
 
     Args:
-        data: a `Table`, a TensorDict with rows (its strings and bytes are columns too), a `Jagged`, or a dict of
-            columns. Dimensions behind the first are lists of a fixed size there.
+        data: a TensorDict with rows, any other collection with rows, a dict of columns, or a `Ragged`. Dimensions
+            behind the first are lists of a fixed size there, and nested collections structs or groups.
         path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
         format: as `read`. Default: by the ending of the name.
         columns: only these, and with `nulls` their masks. Default: all.
@@ -183,50 +191,45 @@ def write(
 
     Raises:
         ImportError: a package is missing; says what to install.
-        KeyError: there is no such column; lists those that there are.
+        KeyError: there is no such column; lists the columns.
         TypeError: a column has no type there; names it.
         ValueError: the format is unknown, or has no nulls; or there are no columns.
 
     Example:
-        >>> import torch
-        >>> table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
-        >>> write(table, "words.csv", columns=["word"])
-        >>> read("words.csv").keys()
-        ['word']
+        >>> data = TensorDict({"x": torch.arange(2), "word": ["ant", "bee"]}, [2])
+        >>> write(data, "words.csv", columns=["word"])
+        >>> read("words.csv")["word"]
+        ['ant', 'bee']
     """
     path = local_path(path)
-    table, name = Table.of(data), format_of(path, format)
+    rows, name = rows_in(data), format_of(path, format)
     if columns is not None:
-        table = _chosen(table, columns, nulls)
-    if not table.keys():
+        rows = chosen(rows, require_list(columns) or [], nulls is not None)
+    if not len(list(rows.keys())):
         raise ValueError(f"there are no columns, so there is nothing that {path} would hold.")
-    rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
+    size = batch_rows if batch_rows is not None else _rows_at_a_time(rows)
     if nulls is not None and not FORMATS[name].is_arrow:
         having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
-    FORMATS[name].write(path, _parts(table.batches(rows), FORMATS[name], nulls))
+    FORMATS[name].write(path, _parts(_batches(rows, size), FORMATS[name], nulls))
 
 
-def _chosen(table: Table, columns: Sequence[str], nulls: str | None) -> Table:
-    """Some columns, with the masks that say where they are null."""
-    names = require_list(columns) or []
-    masks = [name + VALID for name in names if nulls is not None and name + VALID in table.keys()]
-    return table.select(*dict.fromkeys([*names, *masks]))
+def _batches(rows: Any, size: int) -> Iterator[Any]:
+    for start in range(0, len(rows) or 1, size):
+        yield rows[start : start + size]
 
 
-def _parts(batches: Iterator[Table], format: Format, nulls: str | None) -> Iterator[Any]:
-    """Parts of a table as a format takes them."""
+def _parts(batches: Iterator[Any], format: Format, nulls: str | None) -> Iterator[Any]:
+    """Parts of a dataset as a format takes them."""
     start = 0
     for part in batches:
         yield part_to_arrow(part, nulls, start) if format.is_arrow else part
         start += len(part)
 
 
-def _rows_at_a_time(table: Table) -> int:
+def _rows_at_a_time(rows: Any) -> int:
     """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
-    size = int(sum(column.numel() * column.element_size() for column in table.rows.values(True, True)))
-    size += sum(column.total * column.values[:1].nbytes for column in table.jagged.values())
-    return max(min(PART_BYTES * len(table) // max(size, 1), 1 << 20), 1)
+    return max(min(PART_BYTES // max(row_bytes_of(rows, len(rows)), 1), 1 << 20), 1)
 
 
 @entry_point
@@ -275,24 +278,23 @@ def convert(
     if isinstance(source, (str, os.PathLike)) and os.path.exists(os.path.join(os.fspath(source), META)):
         if types:
             raise ValueError(f"types= says the types of columns of text, and {os.fspath(source)} is a dataset.")
-        table = Table.open(source)
-        if not to_folder:
-            write(table, place, columns=columns, nulls=kept)
-            return len(table)
+        data = TensorDict.load_memmap(source)
         if columns is not None:
-            table = _chosen(table, columns, nulls if nulls == "mask" else None)
-        table.save(place, overwrite=overwrite)
-        return len(table)
+            data = chosen(data, require_list(columns) or [], nulls == "mask")
+        if not to_folder:
+            write(data, place, nulls=kept)
+        else:
+            save(data, OutputFolder.of(destination(place, overwrite)))
+        return len(data)
     if to_folder:
         return len(read(source, place, columns=columns, nulls=nulls, types=types, overwrite=overwrite, **options))
     rows = 0
 
-    def counted(stream: Iterator[Columns]) -> Iterator[Table]:
+    def counted(stream: Iterator[TensorDict]) -> Iterator[TensorDict]:
         nonlocal rows
         for batch in stream:
-            table = Table(*batch)
-            rows += len(table)
-            yield table
+            rows += len(batch)
+            yield batch
 
     files, columns = find_files(source), require_list(columns)
     name, form = format_of(files[0], None), FORMATS[format_of(place, None)]
@@ -306,6 +308,13 @@ def convert(
 
     text.attempt(into_file)
     return rows
+
+
+def save(data: Any, store: OutputFolder) -> Any:
+    """Write a dataset into a folder."""
+    with store.claimed("save"):
+        store.put(data)
+        return store.publish()
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------
@@ -378,8 +387,8 @@ def _text_file(path: str) -> Iterator[Any]:
 
 def batches_of(
     files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str, text: TextTypes
-) -> Generator[Columns, None, None]:
-    """The columns of files, some thousand rows at a time.
+) -> Generator[TensorDict, None, None]:
+    """The rows of files, some thousand at a time.
 
     Raises:
         TypesGrew: call it again with the same `text`, which holds all rows by now.
@@ -391,7 +400,7 @@ def batches_of(
         with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
             for table in tables:
                 if table.num_rows:
-                    yield columns_of_file(path, table, nulls, start)
+                    yield rows_of_file(path, table, nulls, start)
                     has_rows, start = True, start + table.num_rows
                 else:
                     empty = table
@@ -399,7 +408,7 @@ def batches_of(
     if not has_rows:
         if empty is None:
             raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
-        yield columns_of_file(files[0], empty, nulls)  # the types are known: a dataset without rows
+        yield rows_of_file(files[0], empty, nulls)  # the types are known: a dataset without rows
 
 
 def _tables_of(
@@ -476,13 +485,20 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
         csv = need("pyarrow.csv", "arrow", "writing CSV")
         pa = pyarrow()
 
+        def without_structs(tables: Iterator[Any]) -> Iterator[Any]:
+            for table in tables:
+                while any(pa.types.is_struct(field.type) for field in table.schema):
+                    table = table.flatten()
+                require_one_each(table.schema.names)
+                yield table
+
         def make(file: Any, schema: Any) -> Any:
             for field in schema:
                 if pa.types.is_nested(field.type) or pa.types.is_large_binary(field.type):
                     raise TypeError(f"the column {field.name!r} is {field.type}, which CSV does not have: use Parquet.")
             return csv.CSVWriter(file, schema, write_options=csv.WriteOptions(delimiter=delimiter))
 
-        _write_with(path, parts, make)
+        _write_with(path, without_structs(parts), make)
 
     return write_parts
 
@@ -501,10 +517,17 @@ def _write_json(path: str, parts: Iterator[Any]) -> None:
 def _with_times_as_text(table: Any) -> Any:
     """A table whose times are as CSV has them: JSON has none."""
     pa = pyarrow()
-    for number, field in enumerate(table.schema):
-        if pa.types.is_temporal(field.type):
-            table = table.set_column(number, field.name, table.column(number).cast(pa.string()))
-    return table
+
+    def as_text(array: Any) -> Any:
+        if pa.types.is_temporal(array.type):
+            return array.cast(pa.string())
+        if not pa.types.is_struct(array.type):
+            return array
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        names = [array.type.field(number).name for number in range(array.type.num_fields)]
+        return pa.StructArray.from_arrays([as_text(below) for below in array.flatten()], names=names)
+
+    return pa.table({name: as_text(table.column(name)) for name in table.schema.names})
 
 
 FORMATS: dict[str, Format] = {

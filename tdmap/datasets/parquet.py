@@ -11,21 +11,19 @@ from typing import Any
 import torch
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.arrow import chosen_fields, columns_of, columns_of_file, empty_table, pyarrow
-from tdmap.datasets.columns import Columns, map_columns, write_columns
+from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, pyarrow, rows_of, rows_of_file
 from tdmap.datasets.extras import need, opened, require_columns
-from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.errors import add_note
+from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
 
 
 def read_parquet(
     files: Sequence[str], store: OutputFolder, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
-) -> Table:
+) -> TensorDict:
     """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
     numbers: list[tuple[int, int]] = []
-    counts: list[int] = []
     schema: Any = None
     for number, path in enumerate(files):
         with opened(path) as source:
@@ -39,18 +37,12 @@ def read_parquet(
             raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
         schema = found
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
-        counts += [size for size in sizes if size]
     assert schema is not None
-    empty = columns_of_file(files[0], empty_table(schema), nulls)  # tells the columns
-    if not numbers:
-        with store.claimed(f"read({files[0]})"):
-            write_columns([empty], sorted(empty.jagged), store)
-        return Table.open(store.path)
-    table = torch.tensor(numbers)
+    empty = rows_of_file(files[0], empty_table(schema), nulls)  # tells the columns, or refuses them
+    table = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
-    fn, names = ReadGroup(files, columns, nulls), sorted(empty.jagged)
-    map_columns(index, fn, names, store, chunksize=1, resume=resume, counts=torch.tensor(counts), **options)
-    return Table.open(store.path)
+    fn: Any = ReadGroup(files, columns, nulls) if numbers else _Nothing(empty)
+    return flat_map(index, fn, store, chunksize=1, resume=resume, **options)  # type: ignore[no-any-return]
 
 
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
@@ -69,6 +61,20 @@ def _opened(path: str, source: Any) -> Any:
         return need("pyarrow.parquet", "arrow", "reading Parquet").ParquetFile(source)
     except pyarrow().ArrowInvalid as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+class _Nothing:
+    """Reads files without rows.
+
+    Args:
+        rows: what rows would look like.
+    """
+
+    def __init__(self, rows: TensorDict) -> None:
+        self.rows = rows
+
+    def __call__(self, groups: TensorDict) -> TensorDict:
+        return self.rows
 
 
 class ReadGroup:
@@ -100,11 +106,11 @@ class ReadGroup:
             self._opened = number, _Groups(path, self.columns, maps=self._maps and not is_url(path))
         return self._opened[1]
 
-    def __call__(self, groups: TensorDict) -> Columns:
+    def __call__(self, groups: TensorDict) -> TensorDict:
         numbers = zip(groups["file"].tolist(), groups["group"].tolist())
         tables = [self._groups(file).read(group) for file, group in numbers]
         try:
-            return columns_of(pyarrow().concat_tables(tables), self.nulls)
+            return rows_of(pyarrow().concat_tables(tables), self.nulls)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
                               f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip

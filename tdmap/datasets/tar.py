@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from tdmap.datasets.arrays import numpy_of
-from tdmap.datasets.arrow import Part
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.datasets.arrow import BATCH_ROWS, Part
+from tdmap.datasets.columns import columns_in, joined, objects_in
 from tdmap.tuning import current
+from tensordict_lite import Ragged
 
 KEY = "__key__"
 NUMBERS, TEXTS = ("cls", "id"), ("txt", "text", "json", "caption")
@@ -143,17 +143,17 @@ def _part(path: str, keys: list[str], batch: dict[str, list[bytes]], columns: Se
     missing = [name for name in wanted if name not in batch and name != KEY]
     if missing:
         raise ValueError(f"{path} has no files that end in {missing[0]!r}: there are {', '.join(sorted(batch))}.")
-    found: dict[str, Any] = {
-        name: Jagged.from_list(keys) if name == KEY else _column(path, keys, name, batch[name]) for name in wanted
+    found: dict[Any, Any] = {
+        (name,): Ragged.from_list(keys) if name == KEY else _column(path, keys, name, batch[name]) for name in wanted
     }
     return Part(len(keys), found)
 
 
-def _column(path: str, keys: list[str], name: str, contents: list[bytes]) -> Tensor | Jagged:
+def _column(path: str, keys: list[str], name: str, contents: list[bytes]) -> Any:
     last = name.rpartition(".")[2]
     convert = _READERS.get(last)
     if convert is None:
-        return Jagged.from_list(contents)
+        return Ragged.from_list(contents)
     values: list[Any] = []
     for key, content in zip(keys, contents):
         try:
@@ -165,7 +165,7 @@ def _column(path: str, keys: list[str], name: str, contents: list[bytes]) -> Ten
             raise ValueError(f"{path}: {key}.{name} cannot be read: {error}") from None
     if last == "npy":
         return torch.stack(values)
-    return torch.tensor(values, dtype=torch.int64) if last in NUMBERS else Jagged.from_list(values)
+    return torch.tensor(values, dtype=torch.int64) if last in NUMBERS else Ragged.from_list(values)
 
 
 def _array(content: bytes) -> Tensor:
@@ -190,8 +190,8 @@ _READERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-def write_tar(path: str, parts: Iterator[Table], opened: Open) -> None:
-    """Write parts of a table as samples.
+def write_tar(path: str, parts: Iterator[Any], opened: Open) -> None:
+    """Write parts of a dataset as samples.
 
     Strings and bytes become files that end in the name of their column, strings with `.txt` unless their name says that
     they are text; so do whole numbers, if that is `cls` or `id`. Other tensors become `.npy` files. Samples are called
@@ -203,25 +203,27 @@ def write_tar(path: str, parts: Iterator[Table], opened: Open) -> None:
     """
     row, last = 0, None
     with opened(path, "wb") as target, tarfile.open(fileobj=target, mode="w|") as archive:
-        for part in parts:
+        for rows in parts:
+            part = {joined(column): values for column, values in columns_in(rows).items()}
             endings = _endings(part)
-            keys = _keys(part, row, last)
+            keys = _keys(part, len(rows), row, last)
+            values = {name: c.unbind(0) if isinstance(c, Tensor) else objects_in(c) for name, c in part.items()}
             for number, key in enumerate(keys):
                 for name, ending in endings.items():
-                    content = _content(name, ending, part[name][number], row + number)
+                    content = _content(name, ending, values[name][number], row + number)
                     member = tarfile.TarInfo(f"{key}.{ending}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
                     archive.members.clear()  # type: ignore[attr-defined]  # it keeps all
-            row, last = row + len(part), keys[-1] if keys else last
+            row, last = row + len(rows), keys[-1] if keys else last
 
 
-def _keys(part: Table, row: int, last: str | None) -> list[str]:
+def _keys(part: dict[str, Any], rows: int, row: int, last: str | None) -> list[str]:
     """The names of the samples of a part that begins with a row, behind a sample of another name."""
-    if KEY not in part.keys():
-        return [f"{row + n:09d}" for n in range(len(part))]
+    if KEY not in part:
+        return [f"{row + n:09d}" for n in range(rows)]
     column = part[KEY]
-    if isinstance(column, Jagged) and column.kind != "str":
+    if isinstance(column, Ragged) and column.kind != "str":
         raise TypeError(f"the column {KEY!r} holds {column.kind}, and samples are called by text: convert it before.")
     keys = [str(key) for key in column.tolist()]
     for number, key in enumerate(keys):
@@ -239,18 +241,18 @@ def _require_name(what: str, text: str) -> None:
         raise ValueError(f"{what} has a character that no name of a file has: rename it before.")
 
 
-def _endings(part: Table) -> dict[str, str]:
+def _endings(part: dict[str, Any]) -> dict[str, str]:
     """What the files of each column end in.
 
     Raises:
         ValueError: a column would have another name or kind when it is read, or the name of another one.
     """
     endings: dict[str, str] = {}
-    for name in part.keys():
+    for name in part:
         if name == KEY:
             continue
         column, last = part[name], name.rpartition(".")[2]
-        kind = column.kind if isinstance(column, Jagged) else "numbers"
+        kind = column.kind if isinstance(column, Ragged) else "numbers"
         if "/" in name:
             raise ValueError(f"the column {name!r} has a slash, which would be a folder: rename it before.")
         if name != name.lower():

@@ -1,4 +1,4 @@
-"""Text to tokens on every core: jagged, padded or packed."""
+"""Text to tokens on every core: ragged, padded or packed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder, destination
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
-from tdmap.datasets.table import Table
+from tdmap.datasets.columns import joined, rows_in
+from tdmap.datasets.extras import no_column
 from tdmap.execution import Execution
 from tdmap.functions import user_function
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
 from tdmap.output.output import travels
-from tdmap.run.fingerprint import function_parts
+from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.operation import entry_point
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.gathering import offsets_of
 from tensordict_lite.paths import absolute_path
 
@@ -35,8 +35,15 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+TOKENS = "input_ids"
+"""The entry of tokens, as `transformers` calls it."""
+
+CHUNK_VALUES = 1 << 20
+"""Elements of a chunk of blocks."""
+
+
 class Tokenizer:
-    """One face for the tokenizers that there are.
+    """The tokenizers of `transformers` and `tokenizers`, and functions, called in one way.
 
     Args:
         tokenizer: of `transformers` or `tokenizers`, or a function of a list of strings that returns a sequence of
@@ -112,16 +119,18 @@ class Tokenizer:
             raise ValueError(f"the tokenizer was called with {len(texts)} texts, and returned {len(found)} rows.")
         return found if max_length is None else [row[:max_length] for row in found]
 
-    def jagged(self, texts: list[str], max_length: int | None, dtype: torch.dtype) -> Jagged:
-        """The tokens of each text, as jagged rows."""
-        rows = self(texts, max_length)
+    def ragged(self, texts: list[str], max_length: int | None, dtype: torch.dtype, eos: int | None = None) -> Any:
+        """The tokens of each text, as ragged rows; with `eos` behind each, which counts for `max_length`."""
+        rows = self(texts, max_length if eos is None or max_length is None else max_length - 1)
+        if eos is not None:
+            rows = [[*row, eos] for row in rows]
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         total = int(lengths.sum())
         try:
             flat = np.fromiter(itertools.chain.from_iterable(rows), np.int64, total)
         except (TypeError, ValueError) as error:
             raise _no_ids(f"something else ({error})") from error
-        return Jagged(torch.from_numpy(flat).to(dtype), offsets_of(lengths), check=False)
+        return Ragged._over("tensor", torch.from_numpy(flat).to(dtype), offsets_of(lengths))
 
 
 def _no_ids(found: str) -> TypeError:
@@ -144,69 +153,86 @@ def one_thread_each() -> Iterator[None]:
 
 
 class ToTokens:
-    """Tokenises chunks of text."""
+    """Tokenises a column of text."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int | None, dtype: torch.dtype, pad: bool, left: bool) -> None:
+    def __init__(
+        self, key: Any, tokenizer: Tokenizer, max_length: int | None, dtype: torch.dtype, eos: int | None, pad: bool,
+        left: bool,
+    ) -> None:  # fmt: skip
+        self.key = key
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.dtype = dtype
+        self.eos = eos
         self.pad = pad
         self.left = left
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        options = f"{self.max_length} {self.dtype} {self.pad} {self.left}"
+        options = f"{self.key} {self.max_length} {self.dtype} {self.eos} {self.pad} {self.left}"
         return {**self.tokenizer.identity_parts(), "options": options}
 
-    def __call__(self, rows: Jagged) -> Jagged | TensorDict:
-        tokens = self.tokenizer.jagged(rows.tolist(), self.max_length, self.dtype)
-        return padded(tokens, self.max_length, self.tokenizer.pad_id, self.left) if self.pad else tokens
+    def __call__(self, rows: TensorDict) -> TensorDict:
+        texts = rows.get(self.key).tolist()
+        texts = texts if isinstance(texts, list) else [texts] * len(rows)
+        if None in texts:
+            raise TypeError(
+                f"row {texts.index(None)} of the chunk has no text in {self.key!r}: fill or filter it before."
+            )
+        tokens = self.tokenizer.ragged(texts, self.max_length, self.dtype, self.eos)
+        if self.pad:
+            return padded(tokens, self.max_length, self.tokenizer.pad_id, self.left)
+        return TensorDict({TOKENS: tokens}, [len(rows)])
 
 
-def padded(tokens: Jagged, max_length: int | None, pad_id: int, left: bool = False) -> TensorDict:
+def padded(tokens: Ragged, max_length: int | None, pad_id: int, left: bool = False) -> TensorDict:
     """Rows of tokens filled up to one length: `input_ids` and `attention_mask` int64 `[n, max_length]`."""
     ids, mask = tokens.pad(max_length, pad_id, left)
-    return TensorDict({"input_ids": ids, "attention_mask": mask.to(torch.int64)}, [len(tokens)])
+    return TensorDict({TOKENS: ids, "attention_mask": mask.to(torch.int64)}, [len(tokens)])
 
 
 @entry_point
 def tokenise(
     dataset: Any,
     tokenizer: Any,
-    key: str | None = None,
-    *,
+    key: Any = None,
     out: str | os.PathLike[str] | None = None,
+    *,
     max_length: int | None = None,
+    eos: int | None = None,
     pad: bool = False,
-    pack: int | None = None,
     left: bool = False,
+    pack: int | None = None,
+    columns: Sequence[str] = (),
     dtype: torch.dtype = torch.int64,
     overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     **options: Unpack[WorkerOptions],
-) -> Any:
+) -> TensorDict:
     """Tokenise a column of text on several processes.
 
     Args:
-        dataset: a `Jagged` of strings, a list of them, or what `Table.of` takes.
+        dataset: a TensorDict with a column of text, a list of strings, or a `Ragged` of them.
         tokenizer: of `transformers` or `tokenizers`, or a function of a list of strings that returns a sequence of
             whole numbers for each.
         key: the column. Needed where the dataset has several columns of text.
         out: folder for the result. None: in memory.
         max_length: longer rows lose their end.
+        eos: a token that is put behind each text, such as that for the end of a document.
         pad: fill shorter rows up to `max_length` with the tokenizer's pad token.
-        pack: cut all tokens, one row after the other, into blocks of so many. What does not fill a block is left out.
         left: fill up before the tokens.
-        dtype: of the tokens.
+        pack: cut all tokens, one row after the other, into blocks of so many, as `pack` does.
+        columns: with `pack`, as `pack`.
+        dtype: of the tokens; with `pad` they are int64.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-        resume: with `out`, but not with `pack`: an interrupted call goes on when it is made again.
+        resume: with `out`, but not with `pack`: an interrupted call is resumed when it is made again.
         chunksize: texts that a worker takes at a time.
         **options: about workers, as `tdmap.map`.
 
     Returns:
-        A `Jagged` of tokens; with `pad`, a TensorDict of `input_ids` and `attention_mask` `[n, max_length]`; with
-        `pack`, a TensorDict of `values`, `document` and `position` `[blocks, pack]` (see `Jagged.pack`).
+        A TensorDict of `input_ids`: a `Ragged`; with `pad`, int64 `[n, max_length]`, and `attention_mask` of the same
+        shape; with `pack`, `[blocks, pack]`.
 
     Raises:
         ValueError: options do not go together, or the tokenizer has no pad token.
@@ -216,7 +242,7 @@ def tokenise(
 
     Example:
         >>> codes = lambda texts: [[ord(letter) for letter in text] for text in texts]
-        >>> tokenise(["ab", "c"], codes, num_workers=0).tolist()
+        >>> tokenise(["ab", "c"], codes, num_workers=0)["input_ids"].tolist()
         [[97, 98], [99]]
         >>> tokenise(["ab", "c"], codes, max_length=3, pad=True, num_workers=0)["input_ids"]
         tensor([[97, 98,  0],
@@ -227,28 +253,184 @@ def tokenise(
             raise ValueError(f"{name} must be a number of tokens, at least 1: got {size!r}.")
     if pad and (max_length is None or pack is not None):
         raise ValueError("pad=True fills rows up to max_length, which is needed, and pack=None.")
+    if pack is None and columns:
+        raise ValueError("columns= says what pack= writes beside the tokens: pass pack=, or leave it out.")
     if resume and (out is None or pack is not None):
-        raise ValueError("resume=True keeps its journal in out, which is needed, and pack=None.")
+        raise ValueError("resume=True keeps its log in out, which is needed, and pack=None.")
+    require_columns_of_blocks(columns)
     place = destination(out, overwrite)
     if out is not None and pack is not None and not overwrite:
         OutputFolder.of(place).require_free(None, False)  # the text is tokenised into another folder first
-    texts = column_of_text(dataset, key)
+    rows, key = text_in(dataset, key)
     one = Tokenizer(tokenizer)
     if pad:
         _ = one.pad_id  # missing: told before anything is done
-    fn = ToTokens(one, max_length, dtype, pad, left)
+    fn = ToTokens(key, one, max_length, dtype, eos, pad, left)
     with one_thread_each():
-        if pad:
-            wrapped = OnJagged(fn, texts, travels(Execution.of(**options)))
-            size = chunksize or plan_of(texts, None).size
-            return map_chunks(
-                spans_of(texts), wrapped, out=out, overwrite=overwrite, resume=resume, chunksize=size, **options
-            )
         if pack is None:
-            return texts.map(fn, out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options)
+            return map_chunks(  # type: ignore[no-any-return]
+                rows, fn, out=out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options
+            )
         with temporary_folder("tdmap-tokens", None if out is None else _beside(out)) as scratch:
-            tokens = texts.map(fn, os.path.join(scratch, "tokens"), chunksize=chunksize, **options)
-            return tokens.pack(pack, out, overwrite=overwrite, **options)
+            tokens = map_chunks(rows, fn, out=os.path.join(scratch, "tokens"), chunksize=chunksize, **options)
+            return pack_rows(tokens, TOKENS, pack, out, columns=columns, overwrite=overwrite, **options)
+
+
+def text_in(dataset: Any, key: Any) -> tuple[Any, Any]:
+    """The rows of a dataset with its column of text alone, and the key of that.
+
+    Raises:
+        KeyError: there is no such column; lists those of text.
+        TypeError: it is not text.
+    """
+    if isinstance(dataset, (list, tuple)):
+        dataset = Ragged.from_list(dataset)
+    rows = rows_in(dataset)
+    named = {joined(name): name for name in rows.keys(True, True, lambda kind: True)}
+    texts = [name for name, each in named.items() if _is_text(rows.get(each))]
+    if key is None and len(texts) == 1:
+        key = named[texts[0]]
+    if key is None or joined(key) not in named:
+        what = no_column(joined(key), texts) if key is not None else f"key= is needed: columns of text are {texts}"
+        raise KeyError(f"there is {what}" if key is not None else what)
+    key = named[joined(key)]
+    if not _is_text(rows.get(key)):
+        found = rows.get(key)
+        raise TypeError(f"rows of text are needed, and the column {joined(key)!r} is {_kind_of(found)}.")
+    return rows.select(key), key
+
+
+def _is_text(entry: Any) -> bool:
+    if isinstance(entry, Ragged) and entry.column is not None:
+        return entry.kind == "str"
+    if not getattr(entry, "_is_non_tensor", False):
+        return False
+    values = entry.tolist()
+    return all(isinstance(value, str) for value in (values if isinstance(values, list) else [values]))
+
+
+def _kind_of(entry: Any) -> str:
+    if isinstance(entry, Tensor):
+        return f"{entry.dtype} {list(entry.shape)}"
+    return repr(entry) if isinstance(entry, Ragged) else f"a {type(entry).__name__}"
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+BLOCK_COLUMNS = ("document", "position")
+
+
+@entry_point
+def pack(
+    dataset: Any,
+    key: Any,
+    size: int,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    columns: Sequence[str] = (),
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> TensorDict:
+    """Cut the elements of a ragged column, one row after the other, into blocks of one size.
+
+    Args:
+        dataset: a TensorDict with a ragged column of numbers, or a `Ragged`, whose key is `"rows"`.
+        key: the column. Rows that do not lie one after the other are gathered in memory first.
+        size: elements of a block. Elements at the end that do not fill one are left out.
+        out: folder for the result. None: in memory.
+        columns: what else is written, int32 `[blocks, size]` each: `"document"`, the number of the row that an
+            element is of, and `"position"`, its place there.
+        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
+        resume: with `out`: an interrupted call is resumed when it is made again.
+        **options: about workers, as `tdmap.map`.
+
+    Returns:
+        A TensorDict of the column `[blocks, size, ...]`, under its key, and `columns`.
+
+    Raises:
+        KeyError: there is no such column.
+        TypeError: it is no ragged column of numbers.
+        ValueError: the elements do not fill one block.
+
+    Example:
+        >>> rows = TensorDict({"input_ids": Ragged.from_list([[1, 2, 3], [4], [5, 6]])}, [3])
+        >>> blocks = pack(rows, "input_ids", 2, columns=["document"], num_workers=0)
+        >>> blocks["input_ids"].tolist(), blocks["document"].tolist()
+        ([[1, 2], [3, 4], [5, 6]], [[0, 0], [0, 1], [2, 2]])
+    """
+    return pack_rows(dataset, key, size, out, columns=columns, overwrite=overwrite, resume=resume, **options)
+
+
+def pack_rows(
+    dataset: Any, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any
+) -> TensorDict:
+    """`pack`, within another call."""
+    require_columns_of_blocks(columns)
+    rows = rows_in(dataset)
+    column = rows.get(key, None)
+    if column is None:
+        raise KeyError(f"there is {no_column(joined(key), [joined(each) for each in rows.keys(True)])}")
+    if not isinstance(column, Ragged) or column.column is None or column.kind != "tensor":
+        raise TypeError(f"a ragged column of numbers is needed, and {joined(key)!r} is {_kind_of(column)}.")
+    flat, offsets = (tensor.as_subclass(Tensor) for tensor in column.flat())
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(flat) < size:
+        raise ValueError(f"{len(flat)} elements do not fill one block of {size!r}.")
+    count = len(flat) // size
+    numbers = TensorDict({"block": torch.arange(count)}, [count])
+    shared = SharedTensors(
+        [flat, offsets], travels(Execution.of(**{k: v for k, v in options.items() if k not in _OWN}))
+    )
+    fn = PackBlocks(shared, key, size, tuple(columns), [flat, offsets])
+    chunk = max(min(CHUNK_VALUES // size, -(-count // 8)), 1)
+    return map_chunks(numbers, fn, out=out, chunksize=chunk, **options)  # type: ignore[no-any-return]
+
+
+_OWN = ("overwrite", "resume")
+
+
+def require_columns_of_blocks(columns: Sequence[str]) -> None:
+    """Raise ValueError for a column that `pack` does not have."""
+    if isinstance(columns, str) or not set(columns) <= set(BLOCK_COLUMNS):
+        raise ValueError(f"columns is a list of {' and '.join(map(repr, BLOCK_COLUMNS))}, or empty: got {columns!r}.")
+
+
+class PackBlocks:
+    """Cuts blocks out of flat values."""
+
+    def __init__(
+        self, shared: SharedTensors, key: Any, size: int, columns: tuple[str, ...], sources: list[Tensor]
+    ) -> None:
+        self.shared = shared
+        self.key = key
+        self.size = size
+        self.columns = columns
+        self._sources = sources
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": []}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        parts = {"block": f"{self.key} {self.size} {self.columns}"}
+        for name, source in zip(("values", "offsets"), self._sources):
+            parts |= {f"{name} {key}": text for key, text in source_parts(source).items()}
+        return parts
+
+    def __call__(self, numbers: TensorDict) -> TensorDict:
+        flat, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
+        first, count = int(numbers["block"][0]), len(numbers["block"])
+        begin, end = first * self.size, (first + count) * self.size
+        shape = (count, self.size)
+        result = TensorDict({}, [count])
+        result[self.key] = flat[begin:end].reshape(*shape, *flat.shape[1:])
+        if self.columns:
+            at = torch.arange(begin, end)
+            document = torch.searchsorted(offsets, at, right=True) - 1
+            found = {"document": document, "position": at - offsets[document]}
+            for name in self.columns:
+                result[name] = found[name].to(torch.int32).reshape(shape)
+        return result
 
 
 def _beside(out: str | os.PathLike[str]) -> str:
@@ -257,32 +439,7 @@ def _beside(out: str | os.PathLike[str]) -> str:
     return parent
 
 
-def column_of_text(dataset: Any, key: str | None) -> Jagged:
-    """The text of a dataset.
-
-    Raises:
-        KeyError: there is no such column; lists those of text.
-        TypeError: it is not text.
-    """
-    if isinstance(dataset, list):
-        dataset = Jagged.from_list(dataset)
-    if isinstance(dataset, Jagged) and key is None:
-        found = dataset
-    else:
-        table = Table.of(dataset)
-        names = [name for name, column in table.jagged.items() if column.kind == "str"]
-        if key is None and len(names) == 1:
-            key = names[0]
-        if key not in table.jagged:
-            what = f"no column of text {key!r}" if key is not None else "no key= was given"
-            raise KeyError(f"{what}: there are {', '.join(map(repr, names)) or 'none'}.")
-        found = table.jagged[key]
-    if found.kind != "str":
-        raise TypeError(f"rows of text are needed, got {found!r}.")
-    return found
-
-
 def fixed_rows(tokenizer: Tokenizer, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
     """Tokens and mask, int64 `[n, max_length]` each."""
-    rows = padded(tokenizer.jagged(texts, max_length, torch.int64), max_length, tokenizer.pad_id)
-    return rows["input_ids"], rows["attention_mask"]
+    rows = padded(tokenizer.ragged(texts, max_length, torch.int64), max_length, tokenizer.pad_id)
+    return rows[TOKENS], rows["attention_mask"]

@@ -12,7 +12,7 @@ from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import RunOptions
 from tdmap.times import time_type
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, is_non_tensor, is_tensor_collection
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
@@ -51,28 +51,35 @@ class Summary(dict[str, Any]):
 def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
     """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
 
-    All elements of a column count alike; figures are of the finite ones. Those of times of a `Table` are printed as
-    times.
+    All elements of a column count alike; figures are of the finite ones. Dates and times (`arrow_types`) are printed
+    as such.
 
     Args:
-        data: a collection with rows in dimension 0. Jagged columns of a `Table`, and a `Jagged`, count by the lengths
-            of their rows.
+        data: a collection with rows in dimension 0. Strings, bytes (in bytes) and lists count by the lengths of
+            their rows.
         **options: see `tdmap.RunOptions`.
 
     Example:
         >>> import torch
-        >>> from tensordict_lite import TensorDict
+        >>> from tensordict_lite import Ragged, is_non_tensor, is_tensor_collection
         >>> found = describe(TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]), num_workers=0)
         >>> found.rows, found["x"].mean, found["x"].max
         (2, 2.0, 3.0)
     """
     others: dict[str, str] = {}
-    rows, times = data, getattr(data, "types", {})
-    if hasattr(data, "lengths"):
-        rows = TensorDict({"rows (length)": data.lengths}, [len(data)])
-    elif hasattr(data, "jagged"):
-        lengths = {f"{name} (length)": column.lengths for name, column in data.jagged.items()}
-        rows = TensorDict({**{key: data.rows.get(key) for key in data.rows.keys()}, **lengths}, [len(data)])
+    types = getattr(data, "arrow_types", {})
+    times = {key if isinstance(key, str) else ".".join(key): name for key, name in types.items()}
+    rows = data
+    ragged = {}
+    for key in data.keys(True, True, is_leaf_nontensor) if is_tensor_collection(data) else ():
+        column = _ragged(data.get(key))
+        if column is not None:
+            ragged[key] = column
+    if ragged:
+        rows = data.exclude(*ragged)
+        for key, entry in ragged.items():
+            path = key if isinstance(key, tuple) else (key,)
+            rows.set((*path[:-1], f"{path[-1]} (length)"), entry.lengths)
     wanted: dict[str, Any] = {}
     for key in rows.keys(True, True, is_leaf_nontensor):
         leaf, name = rows.get(key), key if isinstance(key, str) else ".".join(key)
@@ -86,3 +93,17 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
         reducers = Columns({name: Column.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()})
         found = dict(fold(ctx, rows, reducers))
     return Summary(found, len(rows), others)
+
+
+def _ragged(entry: Any) -> Ragged | None:
+    """Strings, bytes and lists of numbers as rows that have lengths; None for other entries."""
+    if not is_non_tensor(entry) or (isinstance(entry, Ragged) and entry.column is not None):
+        return entry if isinstance(entry, Ragged) else None
+    rows = entry.tolist()
+    if not isinstance(rows, list) or not rows or entry.batch_dims != 1:
+        return None
+    try:
+        found: Ragged = Ragged.from_list(rows)
+    except (TypeError, ValueError):
+        return None
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -32,7 +31,7 @@ def train_test_split(
     """Two parts of the rows: one to train with, and one to test with.
 
     Args:
-        data: a collection with rows in dimension 0, a `Table` or a `Jagged`.
+        data: a collection with rows in dimension 0.
         test_size: rows of the second part: their share, between 0 and 1, or their number.
         seed: of the choice. The same seed, the same parts, whatever the number of workers. Default: torch's own stream.
         stratify: an entry of numbers or strings, or one of them a row: each of its values has about the same share of
@@ -67,7 +66,7 @@ def train_test_split(
         order = _spread(order, _labels(data, stratify), rows - count)
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())
     places = (None, None) if out is None else [f"{local_path(out)}/{name}" for name in ("train", "test")]
-    first, second = (_take(data, part, place, options) for part, place in zip(parts, places))
+    first, second = (permute(data, part, place, **options) for part, place in zip(parts, places))
     return first, second
 
 
@@ -98,13 +97,3 @@ def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:
     # Within each part, rows are in their random order again.
     parts = [np.sort(ranked[:train].numpy()), np.sort(ranked[train:].numpy())]
     return order[torch.from_numpy(np.concatenate(parts))]
-
-
-def _take(data: Any, rows: Tensor, out: str | None, options: Any) -> Any:
-    take: Callable[..., Any] | None = getattr(type(data), "__tdmap_operations__", None) and data.take
-    if take is None:
-        return permute(data, rows, out, **options)
-    if hasattr(data, "jagged"):
-        return take(rows, out, **options)
-    chosen = take(rows)
-    return chosen if out is None else chosen.save(out, **options)

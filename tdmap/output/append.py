@@ -379,3 +379,34 @@ def _place_all(ctx: Context, job: Job, pieces: Pieces, empty: Schema | None, spi
             "TensorDict with its keys instead of None, or handle this case before the call."
         )
     place_pieces(ctx, pieces.all, schema, spill)
+
+
+def append_stream(ctx: Context, parts: Iterable[Data], empty: Schema | None = None) -> Data:
+    """Put datasets that come one after the other, in this process, into a new folder; memory holds one of them.
+
+    Args:
+        ctx: the call, with the output.
+        parts: what look alike, with rows in dimension 0.
+        empty: the schema of zero rows, where no part tells it.
+
+    Raises:
+        OutputMismatch: parts differ in keys, dtypes or shapes.
+        ValueError: there are no parts, and nothing tells what they look like.
+    """
+    with ctx.output.claimed(ctx.name), spill_of(ctx) as spill:
+        pieces, spilling, found = Pieces(ctx.output), SpillRows(_same, spill), []
+        pieces.open(ChunkPlan(0, 1), None)
+        for number, rows in enumerate(parts):
+            found.append(spilling(rows))
+            pieces.learn(number, found[-1])
+        kept = [piece for each in found for piece in each if piece.rows]
+        first = kept or [piece for each in found for piece in each]
+        schema = pieces.schemas[first[0].digest] if first else empty
+        if schema is None:
+            raise ValueError("there are no rows, so nothing tells what the dataset looks like.")
+        place_pieces(ctx, kept, schema, spill)
+    return ctx.output.result()
+
+
+def _same(rows: Data) -> Data:
+    return rows

@@ -95,6 +95,7 @@ class Output:
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
+        self._like: Data | None = None
         if isinstance(out, (str, os.PathLike, OutputFolder)):
             self.store = OutputFolder.of(out)
             folder = folder_of(source)
@@ -142,7 +143,7 @@ class Output:
             raise OutputMismatch(
                 f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
             )
-        entries = [field for field in schema.fields if field.kind in ("tensor", "object")]
+        entries = [field for field in schema.fields if field.dtype is not None or field.kind == "object"]
         found = False
         for field in entries:
             target = _entry(out, field.path)
@@ -199,6 +200,7 @@ class Output:
             self._made = schema.build(rows, Arena().empty, objects)
         else:
             columns = {path: entry for path, entry in self._objects.items() if ragged.is_column(entry)}
+            self._like = schema.skeleton
             example = without_paths(self._example(schema, rows, objects), columns)  # added when their files are filled
             self._made = create_in(self.store, example, [schema.digest, rows])
             for path, entry in columns.items():
@@ -233,7 +235,7 @@ class Output:
             for entry, made in self._ragged.values():
                 ragged.fill(entry, made, self._execution or Execution(num_workers=0))
             if self._ragged:
-                self.store.complete(self._made, {path: made for path, (_, made) in self._ragged.items()})
+                self.store.complete(self._made, {path: made for path, (_, made) in self._ragged.items()}, self._like)
             return self.store.publish()
         if self.given is None:
             return self._made

@@ -56,8 +56,7 @@ def entry_point(fn: Function) -> Function:
     """Make a function one that users call.
 
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
-    shows the user's frames, and hides those of the engine between them. Data whose class has names in
-    `__tdmap_operations__` has methods of these names, which are called instead.
+    shows the user's frames, and hides those of the engine between them.
     """
     return _entry(fn, fn.__name__, inspect.signature(fn), fn)  # type: ignore[return-value]
 
@@ -171,8 +170,6 @@ def _entry(
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if args and name in getattr(type(args[0]), "__tdmap_operations__", ()):
-            return _by_method(signature, name, args, kwargs)
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(name, sorted(unknown)[0], allowed())
@@ -205,19 +202,6 @@ def _entry(
 
 def _names_of(signature: inspect.Signature) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-
-
-def _by_method(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the method of the data that has the name of a function; later arguments go by name."""
-    method = getattr(args[0], name)
-    names, theirs = list(signature.parameters), list(inspect.signature(method).parameters)
-    first = args[1:2] if theirs[:1] != [] and theirs[0] not in names else ()
-    named = dict(zip(names[1 + len(first) :], args[1 + len(first) :]))
-    parameters = inspect.signature(method).parameters.values()
-    unknown = set() if any(p.kind is p.VAR_KEYWORD for p in parameters) else kwargs.keys() - set(theirs)
-    if unknown:
-        raise unknown_option(f"{name} of a {type(args[0]).__name__}", sorted(unknown)[0], theirs)
-    return method(*first, **named, **kwargs)
 
 
 def hide_engine(error: BaseException) -> None:

@@ -27,9 +27,6 @@ from tensordict_lite.paths import is_url, local_path
 AnyPath = str | os.PathLike[str]
 MAX_MANIFEST = 1 << 28
 
-JAGGED_PARTS = {"values", "offsets", "kind"}
-"""Entries of a folder of jagged rows."""
-
 
 @on_host
 def open(
@@ -50,8 +47,7 @@ def open(
         A memory-mapped collection for one folder, as `TensorDict.load_memmap` gives it; else a `ShardedDataset`.
 
     Raises:
-        DatasetError: a folder is no dataset, or is not what its manifest says; names it. A folder of jagged rows, or of
-            a table with such columns, is neither: says what opens it.
+        DatasetError: a folder is no dataset, or is not what its manifest says; names it.
         DatasetNotFoundError: a folder, or a bucket, is not there.
         OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
         ValueError: the list is empty, or names a folder twice.
@@ -119,8 +115,7 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
             continue
         if not isinstance(data, TensorCollection) or not len(data.shape):
             what = "collection of batch size []" if isinstance(data, TensorCollection) else type(data).__name__
-            hint = f" In memory: {what}.cat([...])." if hasattr(data, "__tdmap_operations__") else ""
-            raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.{hint}")
+            raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.")
         root = mapped_root(data)
         member: Member = MemoryMember(f"dataset {place}", data)
         if root is not None:
@@ -264,22 +259,7 @@ def _load_folder(path: str) -> Data:
         data = TensorDict.load_memmap(path)
     except DatasetNotFoundError:
         raise _no_dataset(path) from None
-    if not data.batch_size:
-        refuse_jagged(path, data)
     return data
-
-
-def refuse_jagged(path: str, data: Any) -> None:
-    """Raise DatasetError where a folder holds rows of different lengths, which are no TensorDict with rows."""
-    if JAGGED_PARTS <= set(data.keys()):
-        raise DatasetError(path, "holds jagged rows: tdmap.datasets.Jagged.open(folder) opens it")
-    columns = data.get("jagged", None)
-    if isinstance(columns, TensorDict) and any(
-        isinstance(column, TensorDict) and JAGGED_PARTS <= set(column.keys()) for column in columns.values()
-    ):
-        names = ", ".join(map(repr, sorted(columns.keys())))
-        raise DatasetError(path, f"is a table, with rows of different lengths in {names}: tdmap.datasets.Table.open("
-                           "folder) opens it")  # fmt: skip
 
 
 def _no_dataset(path: str) -> DatasetNotFoundError:

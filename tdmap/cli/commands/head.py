@@ -31,7 +31,7 @@ def head(
 
     end_with_reader()
     data = open_rows(path)
-    times = time_types(data, path)
+    times = time_types(data)
     length = len(data)
     first = max(start + length, 0) if start < 0 else start
     if first >= length > 0:

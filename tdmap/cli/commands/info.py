@@ -16,7 +16,6 @@ from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import (
     human_bytes,
     is_branch,
-    is_table,
     leaves_of,
     outline,
     shape_of,
@@ -24,7 +23,7 @@ from tdmap.cli.describe import (
     time_types,
     type_name,
 )
-from tdmap.cli.requests import open_any, open_dataset, refuse
+from tdmap.cli.requests import open_dataset, refuse
 
 # -------- tdmap info
 
@@ -39,7 +38,7 @@ def info(
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
     end_with_reader()
-    data = open_any(path)
+    data = open_dataset(path)
     total = sum(size for _, _, size in leaves_of(data))
     if asked().json:
         keys = [
@@ -56,9 +55,7 @@ def info(
     shape = _batch_size(data)
     rows = f"{shape[0]:,} rows" if shape else "no rows"
     tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {shape}, {rows}")
-    _grow(tree, data.rows if is_table(data) else outline(data), time_types(data, path))
-    for name in sorted(data.jagged) if is_table(data) else ():
-        _add(tree, name, data.jagged[name])
+    _grow(tree, outline(data), time_types(data))
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)
@@ -86,7 +83,7 @@ def _add(tree: Any, name: str, value: Any, time: Any = None) -> None:
 
 
 def _batch_size(data: Any) -> list[int]:
-    return [len(data)] if is_table(data) else list(data.batch_size)
+    return list(data.batch_size)
 
 
 # -------- tdmap verify

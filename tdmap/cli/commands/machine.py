@@ -11,7 +11,7 @@ import typer
 
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app
-from tdmap.cli.commands.profile import TABLES, safe_sample, sample_of
+from tdmap.cli.commands.profile import safe_sample, sample_of
 from tdmap.cli.describe import human_bytes
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
@@ -41,7 +41,7 @@ def bench_command(
     if folder is not None:
         refuse("--folder is about the disk of this machine: leave out MODULE:FUNCTION and DATA to measure it")
     fn = find_function(function)
-    data = open_rows(source, least=1, instead=TABLES)
+    data = open_rows(source, least=1)
     _tune(fn, sample_of(data, rows), count)
 
 

@@ -39,7 +39,7 @@ from tdmap.cli.arguments import (
     flag_of,
     kind_of,
 )
-from tdmap.cli.describe import is_table, time_types
+from tdmap.cli.describe import time_types
 from tdmap.cli.places import list_beside, require_free, text_of, url_of
 from tdmap.cli.reducers import columns_of, short, table_text, writer_of
 from tdmap.cli.requests import guard, open_rows, refuse, require_writable
@@ -217,9 +217,6 @@ def run(name: str, words: dict[str, Any]) -> None:
     for one, kind in given.items():
         if kind is DATASET:
             call.data[one] = open_rows(words[one])
-    _as_tables(call)
-    if command.place == MAP_REDUCE and is_table(call.rows):
-        call.data["data"] = _tensors_of(call.rows, words)
     check_place(command, words, call)
     arguments |= {one: kind.read(words[one], call) for one, kind in given.items() if kind not in (FUNCTION, DATASET)}
     for one, parameter in command.signature.parameters.items():
@@ -257,14 +254,10 @@ def check_words(command: Command, words: Mapping[str, Any]) -> None:
 def check_place(command: Command, words: Mapping[str, Any], call: Call) -> None:
     """Refuse an OUT that is in the way of what is asked for."""
     if words.get("in_place"):
-        if is_table(call.rows):
-            refuse(f"{call.source} is a table, which is mapped into a new folder: give OUT")
         require_writable(call.source)
     out = words.get("out")
     if out is None:
         return
-    if is_table(call.rows) and ("rows_per_shard" in words or "shard" in words or url_of(out) is not None):
-        refuse(f"{call.source} is a table, which is written as one folder: no shards, and no URL as OUT")
     if not words.get("resume") and "shard" not in words:
         for place in places_of(command, out):
             for one in call.data:
@@ -274,30 +267,6 @@ def check_place(command: Command, words: Mapping[str, Any], call: Call) -> None:
 def places_of(command: Command, out: Path) -> list[Path]:
     """The folders of the datasets that an operation writes."""
     return [out / "train", out / "test"] if command.place.endswith("train_test_split") else [out]
-
-
-def _as_tables(call: Call) -> None:
-    """Let datasets that meet be tables, where one of them is or has columns of times."""
-    if len(call.data) > 1:
-        from tdmap.datasets import Table
-        from tdmap.datasets.tables.about import read_types
-
-        typed = {one: any(read_types(call.path(one)).values()) for one in call.data}
-        if any(typed.values()) or any(map(is_table, call.data.values())):
-            for one, data in call.data.items():
-                if not is_table(data):
-                    call.data[one] = Table.open(call.path(one)) if typed[one] else Table.of(data)
-
-
-def _tensors_of(table: Any, words: Mapping[str, Any]) -> Any:
-    """The columns of tensors of a table, or leave where others are asked for."""
-    if "mapper" in words:
-        refuse(f"{words['data']} is a table: --map works on datasets of tensors and strings")
-    for text in words["reducer"]:
-        for part in text.split(":")[1:]:
-            if part in table.jagged:
-                refuse(f"{text!r}: the rows of {part} have different lengths; tdmap group --by {part} counts them")
-    return table.rows
 
 
 def _drawn_seed(command: Command, words: Mapping[str, Any]) -> int | None:
@@ -371,7 +340,6 @@ def _answer(call: Call, arguments: dict[str, Any], result: Any) -> None:
     command, words = call.command, call.words
     out, skipped = words.get("out"), arguments.get("on_error")
     skipped = () if isinstance(skipped, str) or skipped is None else skipped
-    _keep_types(call, arguments)
     _report_skipped(call, arguments, skipped)
     rows = len(call.rows)
     facts: dict[str, Any] = {"of": rows, "skipped": len(skipped)}
@@ -389,7 +357,7 @@ def _answer(call: Call, arguments: dict[str, Any], result: Any) -> None:
         done = 0 if result is None else len(result)
         if command.place == MAP:
             facts["in_place"] = out is None
-            filled = done == rows and not is_table(call.rows) and getattr(skipped, "mode", "") != "drop"
+            filled = done == rows and getattr(skipped, "mode", "") != "drop"
             done -= len(skipped) if filled else 0
         facts = {"rows": done, **facts}
         some = command.keeps == "rows" and done < rows and len(call.data) == 1
@@ -414,21 +382,6 @@ def _of_checksums(source: Path) -> str:
     return f"; its checksums are those of before (renew them: tdmap verify --store {shlex.quote(str(source))})"
 
 
-def _keep_types(call: Call, arguments: dict[str, Any]) -> None:
-    """Let columns of times be those of times in OUT, too; tables see to it themselves."""
-    from tdmap.datasets.tables.about import carry_types
-
-    out = call.words.get("out")
-    if out is None or not call.command.keeps or is_table(call.rows) or url_of(out) is not None:
-        return
-    names = None
-    if call.command.keeps == "keys":
-        key = arguments["key"]
-        names = [one for one in (key if isinstance(key, list) else [key]) if isinstance(one, str)]
-    for place in places_of(call.command, out):
-        carry_types(call.source, place, names)
-
-
 def _report_skipped(call: Call, arguments: dict[str, Any], skipped: Any) -> None:
     from tdmap.memory.hidden import HIDDEN
 
@@ -437,7 +390,7 @@ def _report_skipped(call: Call, arguments: dict[str, Any], skipped: Any) -> None
     beside = call.source.resolve() if words.get("in_place") else Path(call.source.name)
     place = list_beside(beside if out is None else out)
     written = False
-    if call.command.place == MAP and not is_table(call.rows):
+    if call.command.place == MAP:
         fate = fate or ("keep what they had" if out is None else "are zeros")
         if "shard" in words:
             place = place.with_name(f"{words['out'].name}.skipped.{arguments['shard'][0]}.jsonl")
@@ -451,7 +404,7 @@ def _show(call: Call, result: Any, facts: dict[str, Any]) -> None:
     command, words = call.command, call.words
     if not command.shows:
         texts = words["reducer"]
-        times = {} if "mapper" in words else time_types(call.rows, call.source)
+        times = {} if "mapper" in words else time_types(call.rows)
         width = max(map(len, texts))
         lines = (f"{text:<{width}}  {short(result[text], writer_of(text, times))}" for text in texts)
         answer({"rows": facts.pop("of"), **facts, "results": {text: result[text] for text in texts}}, *lines)
@@ -459,7 +412,7 @@ def _show(call: Call, result: Any, facts: dict[str, Any]) -> None:
     count, most = len(result), words.get("show", SHOWN)
     upto = count if not most else min(most, count)
     keys = [words["key"]] if isinstance(words["key"], str) else words["key"]
-    columns = columns_of(result, keys, time_types(call.rows, call.source), has_rows=command.keeps == "rows")
+    columns = columns_of(result, keys, time_types(call.rows), has_rows=command.keeps == "rows")
     table = [{column.name: column.read(row) for column in columns} for row in range(upto)]
     written = [{one.name: short(row[one.name], one.written) for one in columns} for row in table]
     more = [] if upto == count else [f"... and {count - upto:,} more rows: --show 0 shows all, OUT keeps them"]

@@ -16,9 +16,6 @@ ROWS = 100_000
 
 BYTES = 1 << 30
 
-TABLES = "in Python, tdmap.datasets.Table.open(folder).map(fn, profile=True) measures it"
-"""What to do with a table instead."""
-
 
 @app.command("profile")
 def profile_command(
@@ -40,7 +37,7 @@ def profile_command(
     if mp_start_method not in (None, "fork", "forkserver", "spawn"):
         refuse(f"--mp-start-method {mp_start_method!r}: there are fork, forkserver and spawn")
     fn = find_function(function)
-    data = open_rows(source, least=1, instead=TABLES)
+    data = open_rows(source, least=1)
     sample = sample_of(data, rows)
     options: dict[str, Any] = {"num_workers": num_workers, "chunksize": chunksize, "mp_start_method": mp_start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")

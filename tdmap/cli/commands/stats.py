@@ -10,7 +10,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import is_table, leaves_of, time_types, type_name
+from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 
 
@@ -33,8 +33,7 @@ def stats(
     end_with_reader()
     data = open_rows(path)
     wanted, others = _numbers_of(data, path, keys)
-    times = {name: kind.name for name, kind in time_types(data, path).items()}
-    data = data.rows if is_table(data) else data
+    times = {name: kind.name for name, kind in time_types(data).items()}
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
         leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}

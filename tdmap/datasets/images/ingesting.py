@@ -1,9 +1,9 @@
 """A folder of pictures becomes a memory-mapped dataset, decoded by workers.
 
-    out/                   decoded: image uint8 [n, channels, height, width], label int64 [n], file int64 [n]
-    out/                   encoded, or of different sizes: values and offsets (see `Jagged`), rows/label, rows/file...
+    out/                   label int64 [n], file int64 [n], and image: decoded, uint8 [n, channels, height, width];
+                           encoded, bytes; of different sizes, flat pixels beside shape int64 [n, 3]
     out/pictures.json      how it was made, and the names of the classes
-    out/files/             names of all files, jagged; `file` is the number of a row's
+    out/files/             the entry name: names of all files; `file` is the number of a row's
     out/skipped.jsonl      files that are no rows, and why
 
 The files beside the dataset are written when it is whole; a call that was killed in between writes them next time.
@@ -24,21 +24,20 @@ import numpy as np
 import torch
 
 from tdmap.data.store import META, require_no_tilde, require_replaceable
-from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.columns import objects_in
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
-from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import printable, remove, remove_tree
+from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
 from tdmap.ops.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.run.operation import entry_point
-from tensordict_lite import TensorDict
-from tensordict_lite.gathering import offsets_of
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
@@ -201,12 +200,10 @@ def _copy(
     files: Files, path: Path, look: Look, keep: str, on_error: str, options: dict[str, Any]
 ) -> list[tuple[str, str]]:
     """Rows of different lengths: those of files that cannot be read are left out at once."""
-    errors = RowErrors("drop")
-    fn = ReadFiles(files, look) if keep == "encoded" else DecodeRagged(files, look)
+    errors = RowErrors()
+    fn: Any = ReadFiles(files, look) if keep == "encoded" else DecodeRagged(files, look)
     how = errors if on_error == "skip" else "raise"
-    map_columns(
-        _index(files), fn, [""], path, chunksize=64 if keep == "encoded" else 8, on_error=how, alone=True, **options
-    )
+    flat_map(_index(files), fn, path, chunksize=64 if keep == "encoded" else 8, on_error=how, **options)
     skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
     _write_beside(path, files, look, keep, on_error, skipped)
     return skipped
@@ -258,7 +255,7 @@ class _OnFiles:
     def __init__(self, files: Files, look: Look) -> None:
         self.folder = files.folder
         self.root = os.path.realpath(files.folder)
-        self.names = Jagged.from_list(files.names)
+        self.names: Ragged = Ragged.from_list(files.names)
         self.look = look
         self._done: dict[int, Any] = {}  # when a file of a chunk fails, its other files come again in parts
 
@@ -267,12 +264,16 @@ class _OnFiles:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged: the files and how they are read."""
-        digest = hashlib.blake2b(self.names.values.numpy().tobytes(), digest_size=16)
-        for name in self.names:
+        digest = hashlib.blake2b(self.names.flat()[0].numpy().tobytes(), digest_size=16)
+        for name in objects_in(self.names):
             with contextlib.suppress(OSError):
                 info = os.stat(os.path.join(self.folder, name))
                 digest.update(f"{info.st_size} {info.st_mtime_ns};".encode())
         return {"reader": type(self).__name__, "options": repr(self.look), "files": digest.hexdigest()}
+
+    def name(self, number: int) -> str:
+        """The name of a file."""
+        return str(objects_in(self.names[number : number + 1])[0])
 
     def each(self, numbers: list[int]) -> list[Any]:
         """The results of some files; those that a failing call has made already are not made again."""
@@ -292,7 +293,7 @@ class _OnFiles:
         Raises:
             PictureError: it cannot be read; names it.
         """
-        name = self.names[number]
+        name = self.name(number)
         path = os.path.join(self.folder, name)
         try:
             if not os.path.realpath(path).startswith(f"{self.root}{os.sep}"):
@@ -344,7 +345,7 @@ class DecodeFiles(_OnFiles):
         try:
             self.read(number)
         except Exception as error:
-            return _reason(error, self.names[number])
+            return _reason(error, self.name(number))
         return "could not be read, and can be by now"
 
     def one(self, path: str) -> torch.Tensor:
@@ -354,14 +355,12 @@ class DecodeFiles(_OnFiles):
 class DecodeRagged(_OnFiles):
     """Files become rows of pixels of different sizes: flat, and the shape of each beside."""
 
-    def __call__(self, chunk: TensorDict) -> Columns:
+    def __call__(self, chunk: TensorDict) -> TensorDict:
         pixels = [picture.permute(2, 0, 1) for picture in self.each(chunk["file"].tolist())]
         rows = chunk.copy()
-        rows["shape"] = torch.tensor([picture.shape for picture in pixels]).reshape(-1, 3)
-        flat = [picture.reshape(-1) for picture in pixels]
-        values = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-        offsets = offsets_of(torch.tensor([len(part) for part in flat], dtype=torch.int64))
-        return Columns(rows, {"": Jagged(values, offsets)})
+        rows["shape"] = torch.tensor([picture.shape for picture in pixels])
+        rows["image"] = Ragged.from_list([picture.reshape(-1) for picture in pixels])
+        return rows
 
     def one(self, path: str) -> torch.Tensor:
         return _tensor(decode(path, self.look))
@@ -370,10 +369,10 @@ class DecodeRagged(_OnFiles):
 class ReadFiles(_OnFiles):
     """Files become rows of bytes, once their heads have been looked at."""
 
-    def __call__(self, chunk: TensorDict) -> Columns:
-        contents = self.each(chunk["file"].tolist())
-        lengths = torch.tensor([len(content) for content in contents], dtype=torch.int64)
-        return Columns(chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")})
+    def __call__(self, chunk: TensorDict) -> TensorDict:
+        rows = chunk.copy()
+        rows["image"] = Ragged.from_list(self.each(chunk["file"].tolist()))
+        return rows
 
     def one(self, path: str) -> bytes:
         with open_file(path) as file:
@@ -413,7 +412,7 @@ def _write_beside(
 ) -> None:
     names = TensorDict.load_memmap(path / FILES) if (path / FILES / "meta.json").exists() else None
     if names is None:
-        Jagged.from_list(files.names).save(path / FILES, num_workers=0)
+        TensorDict({"name": Ragged.from_list(files.names)}, [len(files.names)]).memmap(path / FILES)
     listed = (*files.left_out, *skipped)
     lines = "".join(json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in listed)
     _write(path / SKIPPED, lines.encode())

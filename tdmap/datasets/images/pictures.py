@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.datasets.columns import objects_in
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, in_mode, pillow, resized
 from tdmap.datasets.images.writing import draw_sheet, write_files
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.jaggedfile import jagged_of
-from tdmap.memory.rowfiles import SharedTensors
 from tdmap.process_state import on_host
-from tdmap.run.fingerprint import source_parts
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import decode_json, read_json, read_small
 from tensordict_lite.paths import absolute_path
@@ -41,23 +38,21 @@ class Pictures:
     """A dataset that `ingest` has made.
 
     Attributes:
-        data: its rows, memory-mapped: `image` uint8 `[n, channels, height, width]` where pictures are decoded to one
-            size; `label` int64 `[n]` where there are classes; `file` int64 `[n]`, the number of the row's file. Of
-            others, `picture` int64 `[n]` is the number of the row in `contents`, whatever the order of rows.
-        contents: bytes of the files (`keep="encoded"`), or pixels of different sizes; None where they are in `data`.
+        data: its rows, memory-mapped: `image`, uint8 `[n, channels, height, width]` where pictures are decoded to one
+            size, the bytes of the files with `keep="encoded"`, and flat pixels where sizes differ, beside `shape` int64
+            `[n, 3]`; `label` int64 `[n]` where there are classes; `file` int64 `[n]`, the number of the row's file.
         classes: the names of the labels; none where labels are numbers already.
         files: the names of all files that were found, `data["file"]` being their number.
         skipped: pairs of a file and the reason why it is no row.
         about: how it was made.
     """
 
-    def __init__(self, path: Path, about: dict[str, Any], data: TensorDict, contents: Jagged | None) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], data: TensorDict) -> None:
         self.path = path
         self.about = about
         self.data = data
-        self.contents = contents
         self.classes: list[str] = about["classes"]
-        self.files = Jagged.open(path / FILES)
+        self.files = TensorDict.load_memmap(path / FILES).get("name")
         lines = read_small(str(path / SKIPPED), str(path), MAX_SKIPPED).splitlines()
         try:
             entries = [decode_json(str(path / SKIPPED), line) for line in lines]
@@ -81,20 +76,26 @@ class Pictures:
             raise DatasetError(str(path), f"is no dataset of pictures: it has no {ABOUT}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DatasetError(str(path / ABOUT), f"cannot be understood ({error})") from None
-        data = TensorDict.load_memmap(path)
-        if "offsets" not in data.keys():
-            return cls(path, about, data, None)
-        contents = jagged_of(data, path)
-        rows = data["rows"].copy()
-        rows["picture"] = torch.arange(len(contents))
-        return cls(path, about, rows, contents)
+        return cls(path, about, TensorDict.load_memmap(path))
+
+    @property
+    def kind(self) -> str:
+        """`"decoded"`: pictures of one size; `"encoded"`: bytes of files; `"pixels"`: pictures of different sizes."""
+        image = self.data.get("image")
+        if isinstance(image, Tensor):
+            return "decoded"
+        return "encoded" if self.about["keep"] == "encoded" else "pixels"
+
+    def content(self, row: int) -> Any:
+        """What the row of an encoded picture holds, bytes; of others, flat pixels."""
+        row = range(len(self))[row]
+        return _objects(self.data.get("image")[row : row + 1])[0]
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __repr__(self) -> str:
-        kind = "decoded" if self.contents is None else self.about["keep"]
-        return f"Pictures({len(self):,} rows, {kind}, {len(self.classes)} classes, {self.path})"
+        return f"Pictures({len(self):,} rows, {self.kind}, {len(self.classes)} classes, {self.path})"
 
     def names(self, rows: Any = None) -> list[str]:
         """Names of the files of some rows.
@@ -106,13 +107,13 @@ class Pictures:
             numbers = rows["file"].reshape(-1)
         else:
             numbers = self.data["file"] if rows is None else self.data["file"][rows].reshape(-1)
-        return [str(name) for name in self.files[torch.as_tensor(numbers)]]
+        return [str(name) for name in _objects(self.files[torch.as_tensor(numbers)])]
 
     def image(self, row: int) -> Tensor:
         """The pixels of a row, uint8 `[channels, height, width]`; of encoded pictures in their own size."""
-        if self.contents is None:
+        if self.kind == "decoded":
             return cast(Tensor, self.data["image"][row])
-        content = self.contents[row]
+        content = self.content(row)
         if not isinstance(content, bytes):
             return cast(Tensor, content).reshape(tuple(self.data["shape"][row].tolist()))
         look = Look(None, mode=self.about["mode"], max_pixels=self.about["max_pixels"])
@@ -128,18 +129,19 @@ class Pictures:
             **look: `resample`, `background`, `max_pixels`, as `ingest`.
 
         Returns:
-            A function of a chunk of rows (or of one row) that adds `image`, and removes `picture` and `shape`.
+            A function of a chunk of rows (or of one row) whose `image` is uint8 `[rows, channels, height, width]`, and
+            which has no `shape`.
 
         Raises:
             ValueError: the pictures are decoded already, or an option is out of range.
         """
-        if self.contents is None:
+        if self.kind == "decoded":
             raise ValueError("these pictures are decoded already: data['image'].")
         mode = mode or self.about["mode"]
         wanted = Look(as_size(size), resize, mode, **{"max_pixels": self.about["max_pixels"], **look})
         if not wanted.is_fixed:
             raise ValueError("rows of one batch have one size: resize must be 'crop', 'pad' or 'exact'.")
-        return Decoder(self.contents, self.data.get("shape", None), wanted)
+        return Decoder(wanted)
 
     def to_images(
         self, folder: str | os.PathLike[str], *, format: str = "png", **options: Unpack[WorkerOptions]
@@ -188,39 +190,29 @@ def _spread(length: int, count: int) -> list[int]:
 class Decoder:
     """Decodes encoded pictures, or brings pixels of different sizes to one. Made by `Pictures.decoder`."""
 
-    def __init__(self, contents: Jagged, shapes: Tensor | None, look: Look) -> None:
-        self.shared = SharedTensors([contents.values, contents.starts, contents.ends], True)
-        self.kind = contents.kind
+    def __init__(self, look: Look) -> None:
         self.look = look
-        self._source = contents.values
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        return {
-            "options": repr(self.look),
-            **{f"pictures {key}": text for key, text in source_parts(self._source).items()},
-        }
+        return {"options": repr(self.look)}
 
     def __call__(self, rows: TensorDict) -> TensorDict:
-        numbers = rows["picture"].reshape(-1)
-        values, starts, ends = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
-        images = torch.empty((len(numbers), *self.look.shape), dtype=torch.uint8)
-        contents = Jagged.of_spans(values, starts[numbers], ends[numbers], self.kind)
+        image = rows.get("image")
+        contents = _objects(image) if rows.batch_dims else [image if isinstance(image, Tensor) else image.data]
+        images = torch.empty((len(contents), *self.look.shape), dtype=torch.uint8)
         shapes = rows["shape"].reshape(-1, 3).tolist() if "shape" in rows.keys() else []
         for number, content in enumerate(contents):
             try:
-                if self.kind == "bytes":
+                if isinstance(content, bytes):
                     pixels = torch.from_numpy(decode(content, self.look).copy())
                 else:
                     pixels = self._scaled(content.reshape(tuple(shapes[number])))
             except PictureError as error:
-                raise PictureError(f"picture {int(numbers[number])}: {error}") from error.__cause__
+                file = f" (file {int(rows['file'].reshape(-1)[number])})" if "file" in rows.keys() else ""
+                raise PictureError(f"the picture in row {number} of the chunk{file}: {error}") from error.__cause__
             images[number].copy_(pixels.permute(2, 0, 1))
-        self.shared.trim()
-        result = rows.exclude("picture", "shape")
+        result = rows.exclude("image", "shape")
         result["image"] = images.reshape(*rows.batch_size, *images.shape[1:])
         return result
 
@@ -229,3 +221,11 @@ class Decoder:
         picture = pillow().fromarray(array[:, :, 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
         found = np.asarray(resized(in_mode(picture, self.look), self.look))
         return torch.from_numpy(found.copy()).reshape(*found.shape[:2], -1)
+
+
+def _objects(column: Any) -> list[Any]:
+    """The rows of a column: strings, bytes or tensors."""
+    if isinstance(column, Ragged) and column.column is not None:
+        return objects_in(column)
+    found = column.tolist()
+    return list(found) if isinstance(found, list) else [found] * len(column)

@@ -32,7 +32,7 @@ def write_files(pictures: Pictures, folder: Path, format: str, options: Any) -> 
         raise ValueError(f"format={format!r} is not one that Pillow writes: 'png', 'jpg', 'webp'...")
     if not len(pictures):
         return 0
-    encoded = pictures.contents is not None and pictures.contents.kind == "bytes"
+    encoded = pictures.kind == "encoded"
     targets = _targets(pictures.names(), None if encoded else suffix)
     for parent in sorted({str((folder / target).parent) for target in targets}):
         os.makedirs(parent, exist_ok=True)
@@ -84,8 +84,8 @@ class WriteFiles:
         pictures = self._pictures
         suffix = os.path.splitext(path)[1]
         with opened(path, "wb") as file:
-            if pictures.contents is not None and pictures.contents.kind == "bytes":
-                file.write(pictures.contents[row])
+            if pictures.kind == "encoded":
+                file.write(pictures.content(row))
             else:
                 picture = as_picture(pictures.image(row))
                 mode = "RGB" if suffix in (".jpg", ".jpeg") and picture.mode == "RGBA" else picture.mode

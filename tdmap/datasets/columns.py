@@ -1,0 +1,126 @@
+"""The columns of a dataset as formats write them: a tensor or a `Ragged` each, by its path.
+
+TensorDict {"x": tensor, "text": Ragged, "pos": {"lat": tensor}}
+    ──►  {("x",): tensor, ("text",): Ragged, ("pos", "lat"): tensor}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import is_data, is_opened_by_row
+from tdmap.datasets.extras import no_column
+from tensordict_lite import Ragged, TensorDict
+
+Path: TypeAlias = "tuple[str, ...]"
+"""Where a column is: its name behind those of the collections around it."""
+
+VALID = ".valid"
+"""Ends the name of a column of bools that is False where another column has nulls."""
+
+
+def joined(path: str | Path) -> str:
+    """The name of a column for messages, and for formats without nesting."""
+    return path if isinstance(path, str) else ".".join(path)
+
+
+def mask_of(path: Path) -> Path:
+    """Where the column is that is False where another one has nulls."""
+    return (*path[:-1], path[-1] + VALID)
+
+
+def is_mask(path: Path, columns: Mapping[Path, Any]) -> bool:
+    """Whether a column is the mask of another one."""
+    return path[-1].endswith(VALID) and (*path[:-1], path[-1].removesuffix(VALID)) in columns
+
+
+def rows_in(data: Any) -> Any:
+    """A dataset with rows: a collection, a dict of columns, or a `Ragged`, which is the column `"rows"`.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: the dict has no columns.
+    """
+    if isinstance(data, Ragged):
+        return TensorDict({"rows": data}, [len(data)])
+    if isinstance(data, Mapping) and not is_data(data):
+        if not data:
+            raise ValueError("the dict is empty: a dataset has at least one column.")
+        return TensorDict(dict(data), [len(next(iter(data.values())))])
+    if isinstance(data, Tensor) or not is_data(data) or not len(data.batch_size):
+        what = f"one of batch size {list(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
+        raise TypeError(f"a TensorDict with rows, or a dict of columns, is needed: got {what}.")
+    return data
+
+
+def columns_in(rows: Any) -> dict[Path, Any]:
+    """The columns of a dataset in memory or mapped from files, in their order.
+
+    Raises:
+        TypeError: an entry is neither a tensor nor a column of strings, bytes or lists of numbers; names it.
+    """
+    found: dict[Path, Any] = {}
+    _add(rows[:] if is_opened_by_row(rows) else rows, (), found)
+    return found
+
+
+def _add(node: Any, above: Path, found: dict[Path, Any]) -> None:
+    for key in node.keys():
+        path, value = (*above, key), node.get(key)
+        if isinstance(value, Tensor):
+            found[path] = _ragged(value, path) if value.is_nested else value
+        elif getattr(value, "_is_non_tensor", False):
+            found[path] = value if isinstance(value, Ragged) and value.column is not None else _ragged(value, path)
+        else:
+            _add(value, path, found)
+
+
+def _ragged(value: Any, path: Path) -> Any:
+    try:
+        if isinstance(value, Tensor):
+            return Ragged.from_nested(value)
+        if not len(value):  # nothing tells what they would be: text is by far the most frequent
+            return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
+        found = value.tolist()
+        return Ragged.from_list(found if isinstance(found, list) else [found] * len(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the column {joined(path)!r} holds neither tensors nor strings, bytes or lists of numbers ({error}): "
+            f"convert it, or leave it out with data.exclude({path[0] if len(path) == 1 else path!r})."
+        ) from None
+
+
+def objects_in(column: Ragged) -> list[Any]:
+    """The rows of a column: strings, bytes or tensors."""
+    return column._ragged().objects(column._rows)
+
+
+def types_in(rows: Any) -> dict[Path, str]:
+    """The types of Arrow's that are known of columns, by their paths."""
+    types: Mapping[Any, str] = getattr(rows, "arrow_types", {})
+    return {(key,) if isinstance(key, str) else key: name for key, name in types.items()}
+
+
+def chosen(data: Any, names: Sequence[str], masked: bool = False) -> Any:
+    """A dataset with some of its columns; a name before a dot stands for all behind it.
+
+    Args:
+        data: the dataset.
+        names: of columns, those of nested ones joined by dots.
+        masked: with the masks that say where they are null.
+
+    Raises:
+        KeyError: there is no such column; lists the columns.
+    """
+    known: dict[str, Any] = {}
+    for key in data.keys(True):
+        known[joined(key)] = key
+    for name in names:
+        if name not in known:
+            raise KeyError(f"there is {no_column(name, list(known))}")
+    masks = [name + VALID for name in names if masked and name + VALID in known]
+    return data.select(*(known[name] for name in dict.fromkeys([*names, *masks])))
