@@ -44,7 +44,7 @@ def from_arrow(
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
     """
     place, rows = destination(out, overwrite), rows_of(table, nulls)
-    return rows if out is None else save(rows, OutputFolder.of(place))  # type: ignore[no-any-return]
+    return rows if out is None else save(rows, OutputFolder.of(place))
 
 
 @on_host

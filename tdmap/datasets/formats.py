@@ -152,7 +152,8 @@ def read(
 
 def one_of(parts: Sequence[TensorDict]) -> TensorDict:
     """The rows of several parts, one after the other."""
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]  # type: ignore[call-overload,no-any-return]
+    joined: Any = torch.cat(list(parts)) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
+    return joined  # type: ignore[no-any-return]
 
 
 def _text_types(format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> TextTypes:
