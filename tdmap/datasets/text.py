@@ -23,6 +23,7 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
 from tdmap.output.output import travels
+from tdmap.pipeline.ragged import require_block_columns
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
@@ -257,7 +258,7 @@ def tokenise(
         raise ValueError("columns= says what pack= writes beside the tokens: pass pack=, or leave it out.")
     if resume and (out is None or pack is not None):
         raise ValueError("resume=True keeps its log in out, which is needed, and pack=None.")
-    require_columns_of_blocks(columns)
+    require_block_columns(columns)
     place = destination(out, overwrite)
     if out is not None and pack is not None and not overwrite:
         OutputFolder.of(place).require_free(None, False)  # the text is tokenised into another folder first
@@ -317,8 +318,6 @@ def _kind_of(entry: Any) -> str:
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
-BLOCK_COLUMNS = ("document", "position")
-
 
 @entry_point
 def pack(
@@ -366,7 +365,7 @@ def pack_rows(
     dataset: Any, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any
 ) -> TensorDict:
     """`pack`, within another call."""
-    require_columns_of_blocks(columns)
+    require_block_columns(columns)
     rows = rows_in(dataset)
     column = rows.get(key, None)
     if column is None:
@@ -387,12 +386,6 @@ def pack_rows(
 
 
 _OWN = ("overwrite", "resume")
-
-
-def require_columns_of_blocks(columns: Sequence[str]) -> None:
-    """Raise ValueError for a column that `pack` does not have."""
-    if isinstance(columns, str) or not set(columns) <= set(BLOCK_COLUMNS):
-        raise ValueError(f"columns is a list of {' and '.join(map(repr, BLOCK_COLUMNS))}, or empty: got {columns!r}.")
 
 
 class PackBlocks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tdmap.data.alike import describe_difference, fits
@@ -24,6 +24,7 @@ from tdmap.pipeline.chain import Chain
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import heads_of
+from tdmap.pipeline.ragged import PackRows, PadRows, SortByLength, require_block_columns
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import (
     Batch,
@@ -195,6 +196,80 @@ class Pipeline(Chain):
     def unbatch(self) -> Pipeline:
         """Rows again: dimension 0 of each batch."""
         return self._then(Unbatch())
+
+    # -- ragged columns --------------------------------------------------------------------------------
+
+    def pad(self, key: str, to: int | None = None, *, value: float = 0, left: bool = False) -> Pipeline:
+        """Make a tensor of a ragged column, and a mask.
+
+        Args:
+            key: the column. It becomes `[n, to, ...]`, and the bool entry `f"{key}_mask"` `[n, to]` is True where
+                elements are. Strings are their bytes.
+            to: that length: longer rows lose their end. None, after `.batch`: that of the longest row of a batch.
+            value, left: as `Ragged.pad`.
+
+        Raises:
+            KeyError: there is no such column.
+            ValueError: `to` is missing where there are no batches.
+        """
+        if to is None and not self._has_batches:
+            raise ValueError(f"rows of {key!r} need one length before .batch(n): pass to=, or call .pad after it.")
+        if to is not None and to < 1:
+            raise ValueError(f"to must be at least 1: got {to}.")
+        self._require_entry(key, "the column of .pad()")
+        return self.map(PadRows(key, to, value, left))
+
+    def pack(self, key: str, n: int, *, window: int = 1024, value: float = 0, columns: Sequence[str] = ()) -> Pipeline:
+        """Make blocks of `n` elements of a ragged column, whose rows lie in them one after the other.
+
+        So many rows at a time, `window`, are packed together, and what is left of them fills up a last block with
+        `value`. `tdmap.datasets.pack` packs all rows of a dataset together, in the order that they have.
+
+        Args:
+            key: the column. It becomes `[blocks, n, ...]`; other columns are left out.
+            n: elements of a block.
+            window: rows that are packed together.
+            value: behind the last element.
+            columns: what else a block has, int32 `[n]` each: `"document"`, the number within the window of the row that
+                an element is of, -1 behind the last one; and `"position"`, its place in that row.
+
+        Raises:
+            KeyError: there is no such column.
+            ValueError: a size is out of range, or there are batches already.
+        """
+        if n < 1 or window < 1:
+            raise ValueError(f"n and window must be at least 1: got {n} and {window}.")
+        stage = PackRows(key, n, value, require_block_columns(columns))
+        self._require_entry(key, "the column of .pack()")
+        self._require_no_batches("pack")
+        return self.batch(window).map(stage).unbatch()
+
+    def bucket(self, key: str, n: int, *, window: int = 100, shuffle: bool = True) -> Pipeline:
+        """Batches of `n` rows that are of about one length in a ragged column, so that `.pad(key)` adds little.
+
+        Args:
+            key: the column whose lengths count.
+            n: rows in a batch; the last one may have fewer.
+            window: so many batches are sorted together.
+            shuffle: put the batches of a window into a random order, another one in each epoch.
+
+        Raises:
+            KeyError: there is no such column.
+            ValueError: a size is out of range, or there are batches already.
+        """
+        if n < 1 or window < 1:
+            raise ValueError(f"n and window must be at least 1: got {n} and {window}.")
+        self._require_entry(key, "the column of .bucket()")
+        self._require_no_batches("bucket")
+        return self.batch(n * window).map(SortByLength(key, n, shuffle)).unbatch().batch(n)
+
+    @property
+    def _has_batches(self) -> bool:
+        return any(isinstance(stage, Batch) for stage in self._stages)
+
+    def _require_no_batches(self, stage: str) -> None:
+        if self._has_batches:
+            raise ValueError(f".{stage} makes batches of rows, and there is .batch before it: leave that out.")
 
     # -- several datasets ------------------------------------------------------------------------------
 
