@@ -1,6 +1,7 @@
-"""Rows of different lengths as one entry of a TensorDict: strings, bytes, and tensors that differ in one dimension.
+"""Rows of different lengths as one entry of a TensorDict: strings, bytes, JSON values, and tensors that differ in one
+dimension.
 
-    values     [total, ...]   the rows one after the other; uint8 for strings and bytes, None as the byte 0xFF
+    values     [total, ...]   the rows one after the other; uint8 for strings (None as the byte 0xFF), bytes and JSON
     offsets    int64 [n + 1]  row i is values[offsets[i] : offsets[i + 1]]
 
 A :class:`Ragged` is a :class:`~tensordict_lite.NonTensorStack` whose objects are made from these two tensors when they
@@ -9,6 +10,7 @@ are asked for. Slices, masks and choices of rows share the tensors, which may be
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -29,7 +31,7 @@ from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
 __all__ = ["KINDS", "Ragged", "RaggedColumn", "text_of"]
 
-KINDS = ("tensor", "str", "bytes")
+KINDS = ("tensor", "str", "bytes", "json")
 
 _NO_SIZE = torch.Size(())
 _ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
@@ -65,8 +67,8 @@ class RaggedColumn(Column):
     """Values and offsets, and the members that were made of some of the rows.
 
     Args:
-        kind: ``"tensor"``, ``"str"`` or ``"bytes"``.
-        values: ``[total, ...]``; uint8 ``[total]`` for strings and bytes.
+        kind: ``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``.
+        values: ``[total, ...]``; uint8 ``[total]`` but for tensors.
         offsets: int64 ``[n + 1]``. Those of a row are checked when the row is read.
         size: batch size of each member.
         device: of each member.
@@ -159,13 +161,21 @@ class RaggedColumn(Column):
         Raises:
             DatasetError: one is not UTF-8; names the file and the row.
         """
-        if self.kind != "str":
+        if self.kind == "bytes":
             return parts
+        if self.kind == "json":
+            return [self._parsed(part, row) for part, row in zip(parts, rows)]
         try:
             return [None if part == _NONE else part.decode("utf-8", _ERRORS) for part in parts]
         except UnicodeDecodeError as error:
             row = rows[parts.index(error.object)]
             raise DatasetError(_name_of(self.values, "values"), f"string {row} is not UTF-8 ({error})") from None
+
+    def _parsed(self, part: bytes, row: int) -> Any:
+        try:
+            return json.loads(part)
+        except ValueError as error:
+            raise DatasetError(_name_of(self.values, "values"), f"row {row} is not JSON ({error})") from None
 
     def _spans(self, rows: Sequence[int]) -> tuple[Any, Any]:
         """Where rows start and end in the values, as arrays.
@@ -312,10 +322,12 @@ def _stamp(tensor: Tensor) -> tuple[int, int] | None:
 
 
 class Ragged(NonTensorStack):
-    """Rows of different lengths: strings, bytes, or tensors that differ in their first dimension.
+    """Rows of different lengths: strings, bytes, JSON values, or tensors that differ in their first dimension.
 
-    ``td.get(key)`` gives the column. ``td[key]`` gives it for tensors and bytes, and for strings a list, as of any
-    :class:`NonTensorStack`. ``td[i]`` holds a tensor, a string or bytes. Slices, masks and choices of rows share the
+    ``td.get(key)`` gives the column. ``td[key]`` gives a list of strings or JSON values, as of any
+    :class:`NonTensorStack`, and the column itself of tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
+    object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a chat)
+    are parsed anew each time: a change to one does not reach the column. Slices, masks and choices of rows share the
     values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
 
     It has one batch dimension: reshaped, unsqueezed, permuted, expanded or stacked, it becomes a
@@ -323,9 +335,10 @@ class Ragged(NonTensorStack):
     strings only.
 
     Args:
-        values: ``[total, ...]``, the rows one after the other; uint8 ``[total]`` for strings (UTF-8) and bytes.
+        values: ``[total, ...]``, the rows one after the other; uint8 ``[total]`` for strings and JSON (UTF-8) and
+            bytes.
         offsets: int64 ``[n + 1]``, ascending: row i is ``values[offsets[i] : offsets[i + 1]]``.
-        kind: what a row is given as: ``"tensor"``, ``"str"`` or ``"bytes"``.
+        kind: what a row is given as: ``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``.
 
     Raises:
         TypeError: a dtype or a number of dimensions is not as it should be.
@@ -390,6 +403,21 @@ class Ragged(NonTensorStack):
         return cls._of_tensors(tensors)
 
     @classmethod
+    def from_objects(cls, rows: Sequence[Any]) -> Any:
+        """From JSON values: lists, dicts with string keys, strings, numbers, bools and None.
+
+        Raises:
+            TypeError: a row is no such value; names it.
+
+        Example:
+            >>> Ragged.from_objects([[{"role": "user", "content": "Hi"}], []]).tolist()
+            [[{'role': 'user', 'content': 'Hi'}], []]
+        """
+        parts = [_as_json(number, row) for number, row in enumerate(rows)]
+        lengths = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)))
+        return cls(bytes_tensor(b"".join(parts)), offsets_of(lengths), "json")
+
+    @classmethod
     def _of_tensors(cls, tensors: list[Tensor]) -> Any:
         model = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
         for number, tensor in enumerate(tensors):
@@ -428,7 +456,7 @@ class Ragged(NonTensorStack):
 
     @property
     def kind(self) -> str:
-        """``"tensor"``, ``"str"`` or ``"bytes"``."""
+        """``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``."""
         return self._ragged().kind
 
     @property
@@ -558,7 +586,7 @@ class Ragged(NonTensorStack):
         return [row.tolist() for row in rows] if self.column is not None and self.kind == "tensor" else rows
 
     def _as_value(self) -> Any:
-        return super()._as_value() if self.column is None or self.kind == "str" else self
+        return super()._as_value() if self.column is None or self.kind in ("str", "json") else self
 
     def _row(self, index: int) -> Any:
         """A row: a tensor, or :class:`NonTensorData` of a string or bytes."""
@@ -574,7 +602,9 @@ class Ragged(NonTensorStack):
 
     def __iter__(self) -> Iterator[Any]:
         column = self.column
-        return super().__iter__() if column is None or column.kind == "str" else iter(column.objects(self._rows))
+        return (
+            super().__iter__() if column is None or column.kind in ("str", "json") else iter(column.objects(self._rows))
+        )
 
     def __repr__(self) -> str:
         column = self.column
@@ -683,6 +713,13 @@ def _is_like(part: tuple[str, Tensor, Tensor], other: tuple[str, Tensor, Tensor]
 
 def _kind_name(row: Any) -> str:
     return "bytes" if isinstance(row, bytes) else "strings" if isinstance(row, str) else "numbers"
+
+
+def _as_json(number: int, row: Any) -> bytes:
+    try:
+        return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", _ERRORS)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"row {number} is no JSON value ({error})") from None
 
 
 def _as_tensor(number: int, row: Any) -> Tensor:

@@ -16,7 +16,7 @@ from tdmap.datasets.bridges import (
     to_pandas,
     to_polars,
 )
-from tdmap.datasets.formats import convert, read, write
+from tdmap.datasets.formats import SkippedLine, SkippedLines, convert, read, write
 from tdmap.datasets.pairwise import PairwiseDataset, PromptData, RewardData
 from tdmap.datasets.text import pack, tokenise
 
@@ -24,6 +24,8 @@ __all__ = [
     "PairwiseDataset",
     "PromptData",
     "RewardData",
+    "SkippedLine",
+    "SkippedLines",
     "convert",
     "from_arrow",
     "from_dataset",

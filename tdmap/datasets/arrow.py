@@ -3,7 +3,8 @@
 Arrow                                              here
 int, uint, float, half, bool                       tensor [n]
 fixed_size_list<...>, fixed_shape_tensor           tensor [n, ...]
-list<...>, large_list<...>                         Ragged of tensors
+list<numbers>, large_list<numbers>                 Ragged of tensors
+list<text, list or struct>, map<text, ...>         Ragged of JSON values
 string, large_string, string_view                  Ragged of strings
 binary, large_binary                               Ragged of bytes
 dictionary<...>                                    as its values
@@ -24,7 +25,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from tdmap.datasets.columns import VALID, Path, columns_in, is_mask, joined, mask_of, rows_in, types_in
+from tdmap.datasets.columns import VALID, Path, columns_in, is_mask, joined, mask_of, objects_in, rows_in, types_in
 from tdmap.datasets.extras import need
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
@@ -287,7 +288,9 @@ def value_of(pa: Any, array: Any) -> Any:
     if types.is_fixed_size_list(kind):
         return _fixed(pa, array)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _lists(pa, array)
+        return _lists(pa, array) if _is_plain(types, kind.value_type) else _objects(pa, array)
+    if types.is_map(kind) and _is_text(types, kind.key_type):
+        return _objects(pa, array)
     for is_kind, name in ((_is_text, "str"), (_is_binary, "bytes")):
         if is_kind(types, kind):
             return _bytes(pa, array, name)
@@ -361,6 +364,46 @@ def _lists(pa: Any, array: Any) -> Any:
     return Ragged._over("tensor", value, offsets)
 
 
+def _is_plain(types: Any, kind: Any) -> bool:
+    """Whether values of a type are numbers, or lists of a fixed size of them: what a tensor holds."""
+    if types.is_fixed_size_list(kind):
+        return _is_plain(types, kind.value_type)
+    if types.is_dictionary(kind):
+        return _is_plain(types, kind.value_type)
+    nested = types.is_nested(kind) or _is_text(types, kind) or types.is_map(kind)
+    return not nested and not hasattr(kind, "storage_type")
+
+
+def _objects(pa: Any, array: Any) -> Any:
+    """Lists of text, of lists or of structs, and maps, as JSON values; a null is None.
+
+    Raises:
+        TypeError: they hold what JSON has not.
+    """
+    odd = _not_json(pa, array.type)
+    if odd is not None:
+        raise TypeError(
+            f"is of the type {array.type}, and JSON has no {odd}: cast it, or leave it out with columns=[...]."
+        )
+    return Ragged.from_objects(array.to_pylist(maps_as_pydicts="strict"))
+
+
+def _not_json(pa: Any, kind: Any) -> Any:
+    """A type within a nested one whose values JSON has not; None where it has all."""
+    types = pa.types
+    if types.is_map(kind):
+        return kind.key_type if not _is_text(types, kind.key_type) else _not_json(pa, kind.item_type)
+    if types.is_dictionary(kind):
+        return _not_json(pa, kind.value_type)
+    if types.is_struct(kind):
+        below = (_not_json(pa, kind.field(number).type) for number in range(kind.num_fields))
+        return next((odd for odd in below if odd is not None), None)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _not_json(pa, kind.value_type)
+    has = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)
+    return None if has or _is_text(types, kind) else kind
+
+
 def _bytes(pa: Any, array: Any, kind: str) -> Any:
     wanted = pa.large_string() if kind == "str" else pa.large_binary()
     if array.type != wanted and not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
@@ -408,8 +451,8 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     return part_to_arrow(data, nulls, 0)
 
 
-def part_to_arrow(data: Any, nulls: str | None, start: int) -> Any:
-    """`to_arrow` of a part that begins at this row, for messages."""
+def part_to_arrow(data: Any, nulls: str | None, start: int, nested: Mapping[Path, Any] | None = None) -> Any:
+    """`to_arrow` of a part that begins at this row, for messages; `nested` as of `nested_types`."""
     if nulls not in (None, "mask"):
         raise ValueError(
             f"nulls must be 'mask', for nulls where the column 'x.valid' is False, or None: got {nulls!r}."
@@ -423,7 +466,10 @@ def part_to_arrow(data: Any, nulls: str | None, start: int) -> Any:
     arrays: dict[Path, Any] = {}
     for path, column in columns.items():
         if isinstance(column, Ragged):
-            arrays[path] = ragged_array(pa, column)
+            try:
+                arrays[path] = ragged_array(pa, column, (nested or {}).get(path))
+            except TypeError as error:
+                raise TypeError(f"the column {joined(path)!r} {error}") from None
             if column.kind == "str":
                 require_utf8(arrays[path], f"the column {joined(path)!r}", start)
             continue
@@ -489,10 +535,64 @@ def array_of(pa: Any, tensor: Tensor) -> Any:
     return array
 
 
-def ragged_array(pa: Any, column: Ragged) -> Any:
-    """Rows of different lengths as an array of large lists, strings or bytes; None among strings is null."""
+def _nested_array(pa: Any, column: Ragged, kind: Any) -> Any:
+    rows = objects_in(column)
+    try:
+        return pa.array(rows, kind) if kind is not None else pa.array(rows)
+    except (pa.ArrowException, TypeError) as error:
+        raise TypeError(
+            f"holds JSON values that have no type of Arrow's in common ({error}): write JSON Lines, or convert them"
+        ) from None
+
+
+def nested_types(data: Any, size: int) -> dict[Path, Any]:
+    """The types of Arrow's that hold all values of the columns of JSON values of a dataset.
+
+    Args:
+        data: the dataset.
+        size: rows that are looked at together.
+
+    Raises:
+        TypeError: values have no type in common; names the column.
+    """
+    pa = pyarrow()
+    found: dict[Path, list[Any]] = {}
+    for start in range(0, len(data), size):
+        for path, column in columns_in(data[start : start + size]).items():
+            if isinstance(column, Ragged) and column.kind == "json":
+                known = found.setdefault(path, [])
+                try:
+                    kind = _nested_array(pa, column, None).type
+                except TypeError as error:
+                    raise TypeError(f"the column {joined(path)!r} {error}") from None
+                if kind not in known:
+                    known.append(kind)
+    return {path: _common(pa, path, kinds) for path, kinds in found.items()}
+
+
+def _common(pa: Any, path: Path, kinds: list[Any]) -> Any:
+    schemas = [pa.schema([("x", kind)]) for kind in kinds]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+    except pa.ArrowException as error:
+        raise TypeError(
+            f"the column {joined(path)!r} holds JSON values that have no type of Arrow's in common ({error}): write "
+            "JSON Lines, or convert them."
+        ) from None
+
+
+def ragged_array(pa: Any, column: Ragged, kind: Any = None) -> Any:
+    """Rows of different lengths as an array of large lists, strings or bytes; None among strings is null.
+
+    Args:
+        pa: pyarrow.
+        column: the rows.
+        kind: of an array of JSON values.
+    """
     flat, starts = column.flat()
     flat, offsets = flat.as_subclass(Tensor).contiguous(), starts.as_subclass(Tensor).numpy()
+    if column.kind == "json":
+        return _nested_array(pa, column, kind)
     if column.kind == "tensor":
         return pa.LargeListArray.from_arrays(pa.array(offsets), array_of(pa, flat))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())]

@@ -86,12 +86,20 @@ def _ragged(value: Any, path: Path) -> Any:
         if not len(value):  # nothing tells what they would be: text is by far the most frequent
             return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
         found = value.tolist()
-        return Ragged.from_list(found if isinstance(found, list) else [found] * len(value))
+        rows = found if isinstance(found, list) else [found] * len(value)
+        if all(isinstance(row, (list, dict)) for row in rows) and not _are_numbers(rows):
+            return Ragged.from_objects(rows)
+        return Ragged.from_list(rows)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"the column {joined(path)!r} holds neither tensors nor strings, bytes or lists of numbers ({error}): "
             f"convert it, or leave it out with data.exclude({path[0] if len(path) == 1 else path!r})."
         ) from None
+
+
+def _are_numbers(rows: list[Any]) -> bool:
+    """Whether rows are lists of numbers, rather than of text, of lists or of dicts."""
+    return all(isinstance(row, list) and all(isinstance(one, (int, float)) for one in row) for row in rows)
 
 
 def objects_in(column: Ragged) -> list[Any]:

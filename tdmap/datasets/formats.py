@@ -22,8 +22,16 @@ import torch
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import chosen_fields, empty_table, part_to_arrow, pyarrow, require_one_each, rows_of_file
-from tdmap.datasets.columns import chosen, rows_in
+from tdmap.datasets.arrow import (
+    chosen_fields,
+    empty_table,
+    nested_types,
+    part_to_arrow,
+    pyarrow,
+    require_one_each,
+    rows_of_file,
+)
+from tdmap.datasets.columns import chosen, columns_in, objects_in, rows_in
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
@@ -32,12 +40,14 @@ from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.execution import Execution
-from tdmap.memory.hidden import SHARDS
+from tdmap.frames import warn_user
+from tdmap.memory.hidden import SHARDS, printable
+from tdmap.memory.scratch import temporary_folder
 from tdmap.output.append import append_stream
 from tdmap.output.output import Output
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
@@ -69,6 +79,8 @@ class Format(NamedTuple):
     """Whether columns may have nulls, and parts are tables of Arrow's."""
     dialect: Callable[[str, Sequence[str] | None, str], Dialect] | None = None
     """The parser of text, which does not say its types, of a file, the columns that are wanted, and `nulls`."""
+    has_objects: bool = False
+    """Whether a part is a pair of a table and the columns of JSON values, lists of objects by their paths."""
 
 
 @entry_point
@@ -80,6 +92,7 @@ def read(
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
     types: Mapping[str, Any] | None = None,
+    on_error: str | Callable[[SkippedLine], Any] = "raise",
     resume: bool = False,
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
@@ -97,6 +110,9 @@ def read(
             it, `x.valid`.
         types: of columns of CSV and JSON Lines by their names: a dtype of torch, a type of Arrow or its name, `str` or
             `bytes`. Default: the type that holds all values of the column in full.
+        on_error: of lines of CSV and JSON Lines that cannot be parsed, as of a file that was cut: `"raise"`; `"skip"`
+            leaves them out and warns (`SkippedLines`); a function leaves them out and is called with each
+            `SkippedLine`. A value that no type of its column holds is an error in any case.
         resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
         **options: about workers, as `tdmap.map`; only Parquet is read by several.
@@ -123,7 +139,11 @@ def read(
     """
     place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
-    text = _text_types(name, columns, types)
+    if on_error != "raise" and (FORMATS[name].dialect is None or not (on_error == "skip" or callable(on_error))):
+        raise ValueError(
+            f"on_error={on_error!r}: 'skip' and a function are for lines of CSV and JSON Lines, and this is {name}."
+        )
+    text = _text_types(name, columns, types, skip=on_error != "raise")
     if name == "parquet" and out is not None:
         return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
     if resume:
@@ -138,7 +158,9 @@ def read(
             with stream() as batches:
                 return list(batches)
 
-        return one_of(text.attempt(parts))
+        found = one_of(text.attempt(parts))
+        _tell_skipped(text, on_error)
+        return found
     store = OutputFolder.of(place)
 
     def into_folder() -> Any:
@@ -147,7 +169,40 @@ def read(
 
     with store.claimed(f"read({files[0]})"):  # before anything is read
         found = text.attempt(into_folder)
+    _tell_skipped(text, on_error)
     return found  # type: ignore[no-any-return]
+
+
+class SkippedLine(NamedTuple):
+    """A line that is no row."""
+
+    file: str
+    line: int
+    """Its number, from 1."""
+    text: str
+
+
+class SkippedLines(UserWarning):
+    """Lines of text files that are no rows were left out.
+
+    Attributes:
+        lines: each a `SkippedLine`.
+    """
+
+    def __init__(self, lines: list[SkippedLine]) -> None:
+        self.lines = lines
+        shown = "".join(f"\n  {one.file}, line {one.line}: {printable(one.text, 100)}" for one in lines[:5])
+        more = f"\n  and {len(lines) - 5:,} more" if len(lines) > 5 else ""
+        super().__init__(f"{len(lines):,} lines cannot be parsed and were left out:{shown}{more}")
+
+
+def _tell_skipped(text: TextTypes, on_error: Any) -> None:
+    lines = [SkippedLine(path, line, torn) for (path, line), torn in sorted(text.torn.items())]
+    if callable(on_error):
+        for one in lines:
+            on_error(one)
+    elif lines:
+        warn_user(SkippedLines(lines))
 
 
 def one_of(parts: Sequence[TensorDict]) -> TensorDict:
@@ -156,11 +211,13 @@ def one_of(parts: Sequence[TensorDict]) -> TensorDict:
     return joined  # type: ignore[no-any-return]
 
 
-def _text_types(format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> TextTypes:
+def _text_types(
+    format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None, skip: bool = False
+) -> TextTypes:
     if types and FORMATS[format].dialect is None:
         having = ", ".join(name for name, form in FORMATS.items() if form.dialect is not None)
         raise ValueError(f"types= says the types of columns of {having}: files of {format} say theirs themselves.")
-    return TextTypes(columns, types)
+    return TextTypes(columns, types, skip)
 
 
 def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
@@ -212,7 +269,9 @@ def write(
     if nulls is not None and not FORMATS[name].is_arrow:
         having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
-    FORMATS[name].write(path, _parts(_batches(rows, size), FORMATS[name], nulls))
+    form = FORMATS[name]
+    nested = nested_types(rows, size) if form.is_arrow and not form.has_objects and _objects_in(rows[:1]) else {}
+    form.write(path, _parts(_batches(rows, size), form, nulls, nested))
 
 
 def _batches(rows: Any, size: int) -> Iterator[Any]:
@@ -220,17 +279,33 @@ def _batches(rows: Any, size: int) -> Iterator[Any]:
         yield rows[start : start + size]
 
 
-def _parts(batches: Iterator[Any], format: Format, nulls: str | None) -> Iterator[Any]:
+def _objects_in(rows: Any) -> dict[Any, Any]:
+    """The columns of JSON values, by their paths."""
+    return {path: c for path, c in columns_in(rows).items() if isinstance(c, Ragged) and c.kind == "json"}
+
+
+def _parts(
+    batches: Iterator[Any], format: Format, nulls: str | None, nested: Mapping[Any, Any] | None = None
+) -> Iterator[Any]:
     """Parts of a dataset as a format takes them."""
     start = 0
     for part in batches:
-        yield part_to_arrow(part, nulls, start) if format.is_arrow else part
+        if format.has_objects:
+            objects = _objects_in(part)
+            rest = part.exclude(*objects) if objects else part
+            yield part_to_arrow(rest, nulls, start), {path: objects_in(column) for path, column in objects.items()}
+        else:
+            yield part_to_arrow(part, nulls, start, nested) if format.is_arrow else part
         start += len(part)
 
 
 def _rows_at_a_time(rows: Any) -> int:
     """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
     return max(min(PART_BYTES // max(row_bytes_of(rows, len(rows)), 1), 1 << 20), 1)
+
+
+class _NeedAllRows(Exception):
+    """The types of JSON values in a file are those that hold the values of all rows."""
 
 
 @entry_point
@@ -295,6 +370,8 @@ def convert(
         nonlocal rows
         for batch in stream:
             rows += len(batch)
+            if form.is_arrow and not form.has_objects and _objects_in(batch):
+                raise _NeedAllRows
             yield batch
 
     files, columns = find_files(source), require_list(columns)
@@ -307,7 +384,13 @@ def convert(
         with contextlib.closing(batches_of(files, name, columns, nulls, text)) as stream:
             form.write(place, _parts(counted(stream), form, kept))
 
-    text.attempt(into_file)
+    try:
+        text.attempt(into_file)
+    except _NeedAllRows:
+        with temporary_folder("tdmap-convert") as scratch:
+            data = read(source, os.path.join(scratch, "rows"), columns=columns, nulls=nulls, types=types, **options)
+            write(data, place, nulls=kept)
+            rows = len(data)
     return rows
 
 
@@ -507,11 +590,17 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
 def _write_json(path: str, parts: Iterator[Any]) -> None:
     pa = pyarrow()
     with _text_file(path) as file:
-        for part in parts:
+        for part, objects in parts:
             for field in part.schema:
                 if pa.types.is_large_binary(field.type):
                     raise TypeError(f"the column {field.name!r} is bytes, which JSON does not have: use Parquet.")
-            for row in _with_times_as_text(part).to_pylist():
+            rows = _with_times_as_text(part).to_pylist()
+            for number, row in enumerate(rows or ({} for _ in range(max(map(len, objects.values()), default=0)))):
+                for path, values in objects.items():
+                    node = row
+                    for key in path[:-1]:
+                        node = node.setdefault(key, {})
+                    node[path[-1]] = values[number]
                 file.write(json.dumps(row).encode() + b"\n")
 
 
@@ -550,6 +639,7 @@ FORMATS: dict[str, Format] = {
         _write_json,
         True,
         lambda path, columns, nulls: JsonLines(path, columns),
+        has_objects=True,
     ),
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),

@@ -28,7 +28,7 @@ def is_column(entry: Any) -> bool:
     """Whether rows of an entry lie as values and offsets in a folder: few strings are JSON, as the reference has it."""
     if not isinstance(entry, Ragged) or entry.column is None or not len(entry):
         return False
-    return entry.kind != "str" or len(entry) >= text.TEXT_ROWS
+    return not text.is_short(entry.kind, len(entry))
 
 
 def files_for(store: OutputFolder, data: Data, path: KeyPath, rows: Ragged) -> Ragged:

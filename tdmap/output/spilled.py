@@ -47,7 +47,7 @@ class PlaceSpilled:
     def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
         rows = sum(count for count, _ in pieces)
         parts = self._parts(path, pieces)
-        if parts is None or (parts[0].kind == "str" and rows < text.TEXT_ROWS):
+        if parts is None or text.is_short(parts[0].kind, rows):
             loaded: list[tuple[int, Piece]] = [
                 (count, unspilled(piece, self.spill) if isinstance(piece, Spilled) else piece)
                 for count, piece in pieces

@@ -81,7 +81,7 @@ def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str,
             leaves.update(_leaf(key, next(spots), path))
         elif value._is_non_tensor and not hasattr(value, "_stack_dim"):
             non_tensors[key] = _object(value, (*path, key))
-        elif isinstance(value, Ragged) and value.column is not None and value.kind != "str":
+        elif isinstance(value, Ragged) and value.column is not None and value.kind in ("tensor", "bytes"):
             rows = "numbers" if value.kind == "tensor" else value.kind
             raise RuntimeError(
                 f"the entry {(*path, key)} holds rows of {rows} of different lengths, which a consolidated file "

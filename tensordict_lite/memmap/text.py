@@ -1,6 +1,6 @@
-"""Stacks of strings (and None among them), or of bytes, as two files instead of JSON.
+"""Stacks of strings (and None among them), of bytes, or of JSON values, as two files instead of one of JSON.
 
-    key/meta.json         kind ("str" or "bytes"), number of rows, bytes of all of them, names of the files
+    key/meta.json         kind ("str", "bytes" or "json"), number of rows, bytes of all of them, names of the files
     key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8, None as the byte 0xFF
     key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
 
@@ -28,7 +28,7 @@ __all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files", "t
 TEXT_ROWS = 4096
 """So many strings are written to files of their own."""
 
-KINDS = ("str", "bytes")
+KINDS = ("str", "bytes", "json")
 CLASS = "tensordict_lite:TextStack"
 FILES = ("values.memmap", "offsets.memmap")
 _NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")
@@ -45,7 +45,7 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     else:
         objects = node._payloads() or []
         first = next((type(value).__name__ for value in objects if value is not None), "")
-        if first not in KINDS or (len(objects) < TEXT_ROWS and (first == "str" or plan.allow_pickle)):
+        if first not in ("str", "bytes") or (len(objects) < TEXT_ROWS and (first == "str" or plan.allow_pickle)):
             return None
         text = text_of(objects)
         if text is None:
@@ -63,6 +63,11 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     folder = plan.folder(node, path, where, meta)
     folder.blobs = dict(zip(FILES, (values, offsets)))
     return "TextStack"
+
+
+def is_short(kind: str, rows: int) -> bool:
+    """Whether rows of a kind are so few that they are written as other objects are."""
+    return kind in ("str", "json") and rows < TEXT_ROWS
 
 
 def rename_files(folder: Folder) -> None:

@@ -18,6 +18,9 @@ from tdmap.datasets.textfiles.kinds import exact_kind, is_large
 Types = Mapping[str, Any]
 """Arrow's types of columns by their names."""
 
+Torn = dict[int, str]
+"""Text of lines that are no rows, by their numbers in the file."""
+
 NAN_OF_CSV = ("nan", "-nan")
 """What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
 
@@ -63,6 +66,9 @@ class Dialect(Protocol):
     def explain(self, block: bytes, types: Types) -> NoReturn:
         """Raise ValueError with the column and the row at which a block does not have these types."""
 
+    def without_torn(self, block: bytes) -> tuple[bytes, Torn]:
+        """A block without the lines that are no rows, whatever the types of columns, and these lines."""
+
 
 class Csv:
     """Fields between delimiters, below a header."""
@@ -76,6 +82,7 @@ class Csv:
         self._masked = nulls == "mask"
         self._names: list[str] = []
         self._row = self._rows = 0
+        self._line = 1
 
     def cut(self, data: bytes) -> int:
         return self._records.last(data)
@@ -88,10 +95,12 @@ class Csv:
         except pyarrow().ArrowInvalid as error:
             raise ValueError(f"{self._path}: {error}") from None
         require_columns(self._path, self._columns, self._names)
+        self._line += block[:end].count(b"\n")
         return block[end:]
 
     def passed(self, block: bytes) -> None:
         self._row += self._rows
+        self._line += block.count(b"\n")
 
     def infer(self, block: bytes, given: Types) -> dict[str, Any]:
         require_columns(self._path, list(given), self._names)
@@ -122,6 +131,27 @@ class Csv:
         except pyarrow().ArrowInvalid as error:
             self._raise(error)
         raise AssertionError("a block that was refused is parsed")
+
+    def without_torn(self, block: bytes) -> tuple[bytes, Torn]:
+        found: list[bytes] = []
+
+        def skip(row: Any) -> str:
+            found.append(row.text.encode())
+            return "skip"
+
+        text = dict.fromkeys(self._names, pyarrow().string())
+        self._read(block, text, invalid_row=skip)
+        torn: Torn = {}
+        at = 0
+        for row in found:
+            start = block.find(row, at)
+            if start < 0:
+                continue
+            at = start + len(row)
+            torn[self._line + block[:start].count(b"\n")] = row.decode(errors="replace")
+            block = block[:start] + b"\n" * row.count(b"\n") + block[at:]
+            at = start
+        return block, torn
 
     def _raise(self, error: Exception) -> NoReturn:
         text = str(error)
@@ -182,6 +212,7 @@ class Csv:
         columns: Sequence[str] | None = None,
         nulls: Sequence[str] | None = None,
         unquoted_nulls: bool = False,
+        invalid_row: Any = None,
     ) -> Any:
         csv, pa = self._csv, pyarrow()
         columns = self._columns if columns is None else columns
@@ -194,6 +225,7 @@ class Csv:
                 delimiter=self._delimiter,
                 newlines_in_values=True,
                 ignore_empty_lines=len(self._names) != 1,  # of one column, an empty line is a row
+                invalid_row_handler=invalid_row,
             ),
             csv.ConvertOptions(
                 include_columns=list(columns) if columns is not None and self._names else None,
@@ -259,6 +291,24 @@ class JsonLines:
         text = _OF_A_LINE.sub(r"\1", str(self._refusal(lines[first:last], types)))
         told = "" if name is None else f"the column {name!r}, which is {types[name]} before or by types=: "
         raise ValueError(f"{self._path}: {told}{text} in {self._place(block, first)}")
+
+    def without_torn(self, block: bytes) -> tuple[bytes, Torn]:
+        lines = block.split(b"\n")
+
+        def among(first: int, last: int) -> list[int]:
+            part = [line for line in lines[first:last] if line.strip()]
+            if not part or self._refusal(part, {}) is None:
+                return []
+            if last - first == 1:
+                return [first]
+            half = (first + last) // 2
+            return among(first, half) + among(half, last)
+
+        numbers = among(0, len(lines))
+        torn = {self._line + number + 1: lines[number].decode(errors="replace") for number in numbers}
+        for number in numbers:
+            lines[number] = b""
+        return b"\n".join(lines), torn
 
     def _refusal(self, lines: list[bytes], types: Types) -> Exception | None:
         try:

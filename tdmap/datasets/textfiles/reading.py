@@ -29,13 +29,19 @@ class TextTypes:
     Args:
         columns: those that are wanted; None: all.
         types: of columns, as `tdmap.datasets.read`.
+        skip: leave lines out that are no rows, and keep them in `torn`.
+
+    Attributes:
+        torn: text of the lines that were left out, by file and number.
 
     Raises:
         TypeError: there is no such type; names the column.
     """
 
-    def __init__(self, columns: Sequence[str] | None, types: Mapping[str, Any] | None) -> None:
+    def __init__(self, columns: Sequence[str] | None, types: Mapping[str, Any] | None, skip: bool = False) -> None:
         self._columns = columns
+        self._skip = skip
+        self.torn: dict[tuple[str, int], str] = {}
         self._given = asked_types(types)
         self._block_bytes = current().text_bytes
         self._known: dict[str, Any] = {}
@@ -55,7 +61,7 @@ class TextTypes:
         for block in blocks_of(path, dialect.cut, self._block_bytes):
             if is_first:
                 is_first, block = False, dialect.begin(block)
-            table = self._parsed(block, dialect) if block else None
+            table = self._parsed(path, block, dialect) if block else None
             dialect.passed(block)
             if table is not None and not self._grew:
                 yield table if self._columns is None else table.select(list(self._columns))
@@ -78,7 +84,17 @@ class TextTypes:
         fields = [name for name in self._given if name.partition(".")[0] not in self._known]
         return [name for name in [*(self._columns or ()), *fields] if name not in self._known]
 
-    def _parsed(self, block: bytes, dialect: Dialect) -> Any:
+    def _parsed(self, path: str, block: bytes, dialect: Dialect) -> Any:
+        try:
+            return self._fitted(block, dialect)
+        except ValueError:
+            rest, torn = dialect.without_torn(block) if self._skip else (block, {})
+            if not torn:
+                raise
+            self.torn |= {(path, line): text for line, text in torn.items()}
+            return self._fitted(rest, dialect) if rest.strip() else None
+
+    def _fitted(self, block: bytes, dialect: Dialect) -> Any:
         try:
             if self._known:
                 return dialect.parse(block, self._known, self._given)
