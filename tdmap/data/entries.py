@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,23 @@ def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:
     found = TensorDict({}, data.shape[:1])
     for name in names:
         found.set(name, data.get(name))
-    return found
+    return with_types(found, data)
+
+
+def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None) -> Data:
+    """A collection whose entries of times have the types that they have in another one (`arrow_types`).
+
+    Args:
+        made: the collection, which is changed.
+        source: the other one.
+        names: keys of entries here by those there. None: they are the same.
+    """
+    types = source.arrow_types if hasattr(source, "arrow_types") else {}
+    known = {key if names is None else names[key]: name for key, name in types.items() if names is None or key in names}
+    kept = {key: name for key, name in known.items() if made.get(key, None) is not None}
+    if kept:
+        made.arrow_types = {**made.arrow_types, **kept}
+    return made
 
 
 def path_of(key: str | Sequence[str]) -> tuple[str, ...]:

@@ -190,10 +190,13 @@ class SkippedLines(UserWarning):
     """
 
     def __init__(self, lines: list[SkippedLine]) -> None:
+        super().__init__(lines)
         self.lines = lines
-        shown = "".join(f"\n  {one.file}, line {one.line}: {printable(one.text, 100)}" for one in lines[:5])
-        more = f"\n  and {len(lines) - 5:,} more" if len(lines) > 5 else ""
-        super().__init__(f"{len(lines):,} lines cannot be parsed and were left out:{shown}{more}")
+
+    def __str__(self) -> str:
+        shown = "".join(f"\n  {one.file}, line {one.line}: {printable(one.text, 100)}" for one in self.lines[:5])
+        more = f"\n  and {len(self.lines) - 5:,} more" if len(self.lines) > 5 else ""
+        return f"{len(self.lines):,} lines cannot be parsed and were left out:{shown}{more}"
 
 
 def _tell_skipped(text: TextTypes, on_error: Any) -> None:

@@ -33,6 +33,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
 from tensordict_lite.memmap.load import DTYPES
+from tensordict_lite.ops.arrow_types import pruned
 
 GAP_BYTES = 64 << 10
 """Rows that are no further apart than so many bytes are fetched in one request."""
@@ -296,7 +297,9 @@ class RemoteRows:
                 source[key] = self._build(entry, below, runs, columns, chosen)
         count = sum(last - first for first, last in runs or ())
         device = None if node.meta.device is None else torch.device("cpu")
-        return TensorDict._trusted(source, torch.Size((count, *node.meta.shape[1:])), device, node.meta.names)
+        found = TensorDict._trusted(source, torch.Size((count, *node.meta.shape[1:])), device, node.meta.names)
+        found._types = pruned(node.meta.types or None, source)
+        return found
 
     def _whole(self, node: _Whole) -> Data:
         """A collection that is fetched at once, mapped from files that have no name any more."""

@@ -182,6 +182,11 @@ class ShardedDataset(TensorCollection):
     def __contains__(self, key: Any) -> bool:
         return key in self._no_rows.keys(isinstance(key, tuple))
 
+    @property
+    def arrow_types(self) -> dict[Any, str]:
+        """The types of dates and times, as `TensorDict.arrow_types`; those that the first member has."""
+        return self._no_rows.arrow_types  # type: ignore[no-any-return]
+
     def items(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """Keys and columns. Each column is loaded when it is its turn."""
         for key in list(self.keys(*args, **kwargs)):
