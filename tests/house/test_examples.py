@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
             "checked: every picture has its own name and class",
         ),
         ("train_images.py", ["--files", "300", "--epochs", "2"], "checked: the run that was killed in mid-epoch"),
+        ("language_data.py", ["--megabytes", "4"], "checked: plain Python gives the same rows, tokens and statistics"),
         ("reward_pairs.py", ["--pairs", "400"], "checked: the preferred answer gets the higher score"),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
     if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py", "train_images.py"):
         pytest.importorskip("skimage")
+    if script == "language_data.py":
+        pytest.importorskip("pyarrow")
     if script == "reward_pairs.py":
         pytest.importorskip("datasets")
         pytest.importorskip("transformers")
