@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.columns import columns_of, split_rows
+from tdmap.data.columns import columns_of, reordered, split_rows
 from tdmap.data.kinds import Data, is_data, signed_view
 from tdmap.keys.slots import Slotted
 from tdmap.reducers import Checksum, Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
@@ -101,10 +101,7 @@ def _rows_of(states: States) -> int:
 
 def pick(states: States, rows: NDArray[Any]) -> States:
     """Some groups of states, as a copy."""
-    return tuple(
-        signed_view(column)[rows].view(column.dtype) if isinstance(column, Tensor) else column[rows]
-        for column in states
-    )
+    return tuple(reordered(column, rows) if isinstance(column, Tensor) else column[rows] for column in states)
 
 
 def join_states(parts: Sequence[States]) -> States:

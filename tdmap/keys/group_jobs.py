@@ -65,25 +65,36 @@ def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...
 
 
 class Reduction:
-    """One call of `reduce`."""
+    """One call of `reduce`.
+
+    Args:
+        ctx: the call.
+        keyed: the dataset.
+        forms: the reducers.
+        payload: entries that they read; None for all.
+        by_number: they read the numbers of rows, and no entries.
+    """
 
     def __init__(
         self,
         ctx: Context,
         keyed: KeyedData,
         forms: dict[str, Grouped],
-        payload: tuple[Key, ...] | None,
+        payload: tuple[Key, ...] | None = (),
+        by_number: bool = False,
     ) -> None:
         self.keyed = keyed
         self.forms = forms
         self.payload = payload
+        self.by_number = by_number
         self.ctx = ctx
 
     def run(self, spill: Spill) -> tuple[Pieces | Data, Callable[[], Schema]]:
         """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
         keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.ctx.tuning
         source = _source(keyed, self.payload)
-        rows = narrow(select(source, self.payload), 0, 0, min(int(source.shape[0]), 1))
+        some = min(int(source.shape[0]), 1)
+        rows = torch.arange(some) if self.by_number else narrow(select(source, self.payload), 0, 0, some)
         row = one_row(rows)
         trial = try_forms(forms, row)
         plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), self.ctx.chunksize)
@@ -104,7 +115,7 @@ class Reduction:
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
         splits = keyed.splits(count_partitions(self.ctx, rows_left * row_bytes))
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, None, self.by_number)
         widths = [len(state) for state in trial] if combine else None
         if combine:
             cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()

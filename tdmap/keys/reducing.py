@@ -39,7 +39,7 @@ class CutChunk:
         splits: the ranges of keys.
         payload: entries that are kept of a row; None for all.
         forms: reduce the chunk to states, one row a key; None keeps the rows themselves.
-        by_number: keep the numbers of rows instead of the rows.
+        by_number: rows are their numbers in the dataset, an int64 tensor.
         table: finds the states of few keys without sorting.
         most: states of so few keys go to the driver, without a file.
     """
@@ -75,15 +75,12 @@ class CutChunk:
             integers = self.reader.codec.integers(values)
             slots = None if integers is None else self.table.dense(*integers, self.room)
             if slots is not None:  # without words of all rows
-                states = self._states_of(select(chunk, self.payload), slots)
+                states = self._states_of(self._rows(chunk, start), slots)
                 return self._left(slots.words, states)
         words, kept = self.reader.encode(values, start)
         if not len(words[0]):
             return None
-        if self.by_number:
-            numbers = torch.arange(start, start + len(chunk))
-            return write_run(self.spill, self.splits, words, [numbers if kept is None else numbers[kept]])
-        rows = select(chunk, self.payload)
+        rows = self._rows(chunk, start)
         if kept is not None:
             rows = gather(rows, kept)
         if self.forms is None:
@@ -94,6 +91,12 @@ class CutChunk:
         order, words = stable_order(words)
         starts = group_starts(words)
         return self._left(take(words, starts), update_all(self.forms, gather(rows, order), starts))
+
+    def _rows(self, chunk: Data, start: int) -> Data:
+        """What is kept of rows."""
+        if self.by_number:
+            return torch.from_numpy(np.arange(start, start + len(chunk)))  # in one thread
+        return select(chunk, self.payload)
 
     def _slots(self, words: Words, table: KeyTable) -> Slots | None:
         packed = len(words) == 1 and len(self.reader.codec.columns) > 1  # another one was tried as it is
@@ -281,4 +284,4 @@ class _Seen:
 
 def key_entries(names: tuple[Key, ...], codec: KeyCodec, words: Words) -> dict[Any, Tensor]:
     """The key columns of a result."""
-    return dict(zip(names, codec.decode(words)))
+    return dict(zip(names, codec.decode(words))) if names else {}

@@ -1,32 +1,35 @@
 """`drop_duplicates`: the rows of a dataset whose key is not that of another row, in their order.
 
-job 1, 2   keys ──► (key, number of row), sorted        see `tdmap.keys.index`
-between    the first or last row of each key ──► mask, a byte a row
-job 3      rows that are kept ──► their place           as `tdmap.filter`
+job 1      keys ──► (key, number of row), cut into ranges of keys; one row a key and chunk where keys repeat
+job 2      range of keys ──► the number of the row that is kept of each      see `tdmap.keys.group_jobs`
+between    numbers ──► mask, a byte a row
+job 3      rows that are kept ──► their place                                as `tdmap.filter`
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from tdmap.data.kinds import Data
-from tdmap.keys.index import Index, sorted_rows
+from tdmap.keys.aggregates import GroupedEnd, Starts, States
+from tdmap.keys.group_jobs import Reduction
 from tdmap.keys.keys import KeyLike, KeySpec
-from tdmap.keys.order import equal, take
 from tdmap.keys.prepare import prepare
+from tdmap.keys.slots import Slotted
+from tdmap.memory.spill import Extent, Spill
 from tdmap.ops.filter import MASK, copy_selected
+from tdmap.output.append import Pieces
 from tdmap.output.output import SourceRows
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import Options
-
-BLOCK_ROWS = 1 << 20
-"""Rows that are marked at a time: the index of more rows than memory holds is in files."""
 
 
 @operation
@@ -47,7 +50,8 @@ def drop_duplicates(
         keep: which row of each key is kept: the `"first"`, or the `"last"`; None: only rows whose key occurs once.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time. Intermediate
-            files take 17 bytes a row, and 16 more for every 8 bytes of its key. Distinct strings are kept in memory.
+            files take at most 17 bytes a row, and 8 more for every 8 bytes of its key. Distinct strings are kept in
+            memory.
 
     Returns:
         `out`, cut to the rows that were kept; the dataset loaded from the folder; or a new one. The same bits for any
@@ -71,23 +75,49 @@ def drop_duplicates(
     keyed = prepare(ctx, data, KeySpec.of(key, "drop_duplicates"), "drop_duplicates", dropna=False)
     source = SourceRows(data)
     source.check(ctx.output)
+    kept = GroupedEnd(None, keep == "last") if keep is not None else _OnlyRow()
     with ctx.spill() as spill:
-        index = sorted_rows(ctx, keyed, spill, with_words=True, chunksize=ctx.chunksize)
-        mask = spill.mapped(MASK, len(index.rows)).view(torch.bool)
-        _mark(mask, index, keep)
+        mask = spill.mapped(MASK, int(data.shape[0])).view(torch.bool)
+        marks = mask.numpy()
+        reduction = Reduction(ctx, replace(keyed, names=()), {_ROW: kept}, by_number=True)
+        for rows in _answers(reduction, spill):
+            marks[rows if keep is not None else rows[rows >= 0]] = True
         copy_selected(ctx, data, source, mask)
     return ctx.output.result()
 
 
-def _mark(mask: Tensor, index: Index, keep: str | None) -> None:
-    """Set the mask of the rows that are kept; rows with equal keys are neighbours in the index, in their order."""
-    length = len(index.rows)
-    words = [word.numpy().view(np.uint64) for word in index.words]
-    for start in range(0, length, BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, length)
-        changes = np.ones(stop - start + 1, dtype=np.bool_)  # before each row, and behind the last one
-        first, last = max(start, 1), min(stop + 1, length)
-        same = equal(take(words, slice(first, last)), take(words, slice(first - 1, last - 1)))
-        changes[first - start : last - start] = ~same
-        kept = {"first": changes[:-1], "last": changes[1:], None: changes[:-1] & changes[1:]}[keep]
-        mask[index.rows[start:stop]] = torch.from_numpy(kept)
+_ROW = "row"
+
+
+def _answers(reduction: Reduction, spill: Spill) -> Iterator[NDArray[np.int64]]:
+    """The number of the row of each key, a range of keys at a time."""
+    found, _ = reduction.run(spill)
+    if not isinstance(found, Pieces):
+        yield found[_ROW].numpy()
+        return
+    for piece in found.all:
+        yield spill.read(Extent(piece.file, piece.offset, 8 * piece.rows), torch.int64, [piece.rows]).numpy()
+
+
+class _OnlyRow(GroupedEnd):
+    """The number of the row of a group that has one; -1 for others."""
+
+    def __init__(self) -> None:
+        super().__init__(None, last=False)
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        return self._only(super().update(rows, starts), np.diff(starts, append=rows.shape[0]))
+
+    def update_slots(self, chunk: Slotted) -> States:
+        return self._only(super().update_slots(chunk), chunk.slots.sizes[chunk.slots.used])
+
+    def merge(self, a: States, b: States) -> States:
+        return (torch.full_like(a[0], -1),)
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return self._only(super().fold(states, starts), np.diff(starts, append=len(states[0])))
+
+    @staticmethod
+    def _only(states: States, counts: Starts) -> States:
+        states[0].numpy()[counts > 1] = -1
+        return states

@@ -9,6 +9,8 @@ import torch
 
 import tdmap
 from tdmap import tuning
+from tdmap.keys.keys import sample_rows
+from tdmap.keys.prepare import SAMPLE_RUN, SAMPLE_RUNS
 from tensordict_lite import TensorDict, lazy_stack
 from tests.rows.conftest import WORKERS, Killer, bits
 
@@ -49,7 +51,6 @@ def test_the_rows_are_those_of_pandas_for_any_number_of_workers(key, keep, data)
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("kind", ["lazy stack", "sharded", "mapped", "in files"])
 def test_keys_of_any_kind_of_data(kind, keep, data, tmp_path):
-    numbers = wanted(data, "word", keep)
     if kind == "lazy stack":
         source = lazy_stack(list(data.unbind(0)))
     elif kind == "sharded":
@@ -57,10 +58,23 @@ def test_keys_of_any_kind_of_data(kind, keep, data, tmp_path):
     else:
         source = data.clone().memmap(tmp_path / "all")
     size = 1024 if kind == "in files" else 64 << 20
-    with tuning.use(partition_bytes=size, heap_bytes=size):
-        for key in ("word", lambda chunk: [word.upper() for word in chunk["word"]]):
+    keys = {"word": "word", "few": ("nested", "small"), "text": lambda chunk: [word.upper() for word in chunk["word"]]}
+    with tuning.use(partition_bytes=size, heap_bytes=size, kept_bytes=size):
+        for name, key in keys.items():
             found = tdmap.drop_duplicates(source, key, keep, tmp_path / "out", overwrite=True, num_workers=0)
-            assert found["row"].tolist() == numbers
+            assert found["row"].tolist() == wanted(data, "word" if name == "text" else key, keep)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("few", [True, False])
+def test_a_sample_that_misleads(few, keep):
+    """Rows beside the sample have keys of their own, or one key only."""
+    number = torch.arange(300_000) if few else torch.zeros(300_000, dtype=torch.int64)
+    seen = sample_rows(len(number), SAMPLE_RUNS, SAMPLE_RUN)
+    number[seen] = -seen % 3 if few else -seen
+    data = TensorDict({"row": torch.arange(len(number)), "number": number}, [len(number)])
+    found = tdmap.drop_duplicates(data, "number", keep, num_workers=0)
+    assert found["row"].tolist() == wanted(data, "number", keep)
 
 
 def test_a_plain_tensor_has_a_key_by_a_function():
