@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tdmap.ranks import merge_shards
     from tdmap.reducers import Reducer
     from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+    from tdmap.run.fingerprint import versioned
     from tdmap.run.options import FunctionOptions, MapGroupsOptions, MapOptions, Options, RunOptions, options
     from tdmap.runtime.crews.cluster import RayCluster
     from tdmap.runtime.workers.pool import WorkerPool, close_pools
@@ -130,6 +131,7 @@ __all__ = [
     "train_test_split",
     "unique",
     "value_counts",
+    "versioned",
 ]
 
 _PLACES = {
@@ -164,6 +166,7 @@ _PLACES = {
     "tdmap.ranks": "merge_shards",
     "tdmap.reducers": "Reducer",
     "tdmap.rowerrors": "RowError RowErrors SkippedRows",
+    "tdmap.run.fingerprint": "versioned",
     "tdmap.run.options": "FunctionOptions MapGroupsOptions MapOptions Options RunOptions options",
     "tdmap.runtime.crews.cluster": "RayCluster",
     "tdmap.runtime.workers.pool": "WorkerPool close_pools",

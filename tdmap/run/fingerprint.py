@@ -1,41 +1,83 @@
 """Digests of functions and datasets that are the same in every process, to tell whether a run may be resumed.
 
-    function ──► {"code": ..., "default 0": ..., "global SIZE": ..., "helper images.crop": ..., "package torch": ...}
+    function ──► {"its code": ..., "its global SIZE": ..., "its module images": ..., "its package torch": ...}
     dataset  ──► {"('obs', 'image')": "uint8 [1000, 3, 64, 64], image.memmap, 12288000 bytes, changed at ..."}
 
 Both are mappings of a part to its digest or description, so that a mismatch can name the part.
 
-What a function does is its bytecode, its constants, defaults and closure, and what its code names: globals, attributes
-of modules, what it imports while it runs. Functions and classes of the user's own modules are followed, each to a part
-of its own (see `tdmap.identity.walk`); those of installed packages count by the version of the package.
+What a function does is its bytecode, its constants, defaults and closure, and what its code names. Functions and
+classes of its own module are followed, each to a part of its own; other modules of the user's count by their source,
+with the modules that they import; installed packages by their version (see `tdmap.run.digests`).
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_opened_by_row
-from tdmap.identity.walk import Reached, function_pieces
 from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
-from tdmap.user_code import is_users_own
+from tdmap.run.digests import Contents, code_parts, digest_alone
+from tdmap.user_code import OWN_PACKAGES
 from tensordict_lite import Ragged
 from tensordict_lite.views import is_leaf_nontensor
 
-PACKAGE = "package "
-"""Parts with such names hold versions of installed packages."""
+OWN = "its "
+"""How the names of parts of a function begin: what a version stands for."""
+
+VERSION, PACKAGE = f"{OWN}version", f"{OWN}package "
+"""The part that is the version of a function; how names of those begin that hold versions of installed packages."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def versioned(version: str) -> Callable[[F], F]:
+    """Have a call that is resumed know a function by a version, and neither by its code nor by what it holds.
+
+    Without it, a call with `resume=` is refused after any change of the function, of functions and classes of its
+    module that it uses, and of other modules of yours that these use, related or not. With it, the version alone
+    counts: change it with the results. Arguments in a `functools.partial` count beside it.
+
+    Args:
+        version: any text. The message of a refused call names the version that resumes it.
+
+    Returns:
+        A decorator of functions and classes, which returns what it is given.
+
+    Example:
+        >>> import tdmap
+        >>> @tdmap.versioned("2")
+        ... def crop(chunk):
+        ...     return chunk[:, :10]
+        >>> function_parts(crop)
+        {'its version': '2'}
+    """
+    if not isinstance(version, str):
+        raise TypeError(f"versioned() takes the version as text: got {version!r}. Decorate with @versioned('1').")
+
+    def decorate(fn: F) -> F:
+        try:
+            fn.tdmap_version = version  # type: ignore[attr-defined]
+        except AttributeError:
+            raise TypeError(
+                f"versioned() sets an attribute, which a {type(fn).__name__} does not have: decorate the function or "
+                "class where it is defined."
+            ) from None
+        return fn
+
+    return decorate
 
 
 def function_parts(fn: Any) -> dict[str, str]:
-    """The parts that a function consists of, each with its digest.
+    """The parts that a function consists of, each with its digest, and a version that stands for those.
 
     Args:
         fn: a function, a bound method, a partial, or any callable object; one with a method `identity_parts` says
@@ -45,51 +87,42 @@ def function_parts(fn: Any) -> dict[str, str]:
     Example:
         >>> import functools, torch
         >>> list(function_parts(functools.partial(torch.clamp, min=0)))
-        ['function callable', 'function package torch', 'argument min']
+        ['function its version', 'function its callable', 'function its package torch', 'argument min']
     """
+    version = getattr(fn, "tdmap_version", None)
+    if isinstance(version, str):
+        return {VERSION: version}
     if hasattr(type(fn), "identity_parts"):
         return dict(fn.identity_parts())
     if isinstance(fn, functools.partial):
+        given = {str(number): value for number, value in enumerate(fn.args)} | fn.keywords
         parts = {f"function {name}": value for name, value in function_parts(fn.func).items()}
-        given = {f"argument {number}": value for number, value in enumerate(fn.args)}
-        return parts | _digests(given | {f"argument {name}": value for name, value in fn.keywords.items()})
-    if isinstance(fn, types.MethodType):
-        return _digests({"object": fn.__self__}) | function_parts(fn.__func__)
-    if isinstance(fn, types.FunctionType) and is_users_own(fn.__globals__.get("__name__")):
-        return _parts_of(fn)
-    plain = isinstance(fn, (types.FunctionType, types.BuiltinFunctionType, type, torch.jit.ScriptFunction))
-    if plain or not hasattr(fn, "__dict__") or hasattr(fn, "__wrapped__"):
-        return _digests({"callable": fn})
-    if isinstance(fn, torch.nn.Module):
-        return _digests({"class": type(fn), "module": fn})
-    values: dict[str, Any] = {"class": type(fn)}
-    inner: dict[str, str] = {}
-    for name, value in sorted(vars(fn).items()):
-        if isinstance(value, (types.FunctionType, functools.partial)) or hasattr(type(value), "identity_parts"):
-            inner |= {f"{name}: {part}": digest for part, digest in function_parts(value).items()}
-        else:
-            values[f"attribute {name}"] = value
-    return _digests(values) | inner
+        return parts | {f"argument {name}": digest_alone(value) for name, value in given.items()}
+    if _is_engines(fn):  # it holds a function of the user's
+        parts = {"class": type(fn).__qualname__}
+        for name, value in sorted(vars(fn).items()):
+            found = function_parts(value) if callable(value) and not isinstance(value, type) else {}
+            parts |= {f"{name}, {part}": digest for part, digest in found.items()}
+            parts |= {} if found else {f"attribute {name}": _digest(value)}
+        return parts
+    parts = {f"{OWN}{name}": digest for name, digest in code_parts(fn).items()}
+    text = repr(sorted(part for part in parts.items() if not part[0].startswith(PACKAGE)))
+    return {VERSION: f"#{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}", **parts}
 
 
-def _parts_of(fn: types.FunctionType) -> dict[str, str]:
-    reached = Reached()
-    reached.skip(fn)
-    parts = {name: reached.digest_of(add) for name, add in function_pieces(fn)}
-    reached.add_imports(fn)
-    return parts | reached.settle()
+def _is_engines(fn: Any) -> bool:
+    return type(fn).__module__.partition(".")[0] in OWN_PACKAGES and hasattr(fn, "__dict__")
 
 
-def _digests(values: dict[str, Any]) -> dict[str, str]:
-    """Digests of values, and the parts that they lead to."""
-    reached = Reached()
-    parts = {name: reached.digest(value) for name, value in values.items()}
-    return parts | reached.settle()
+def without_versioned(parts: Mapping[str, str]) -> dict[str, str]:
+    """Parts without those that a version stands for."""
+    known = tuple(part.removesuffix(VERSION) + OWN for part in parts if part.endswith(VERSION))
+    return {part: value for part, value in parts.items() if part.endswith(VERSION) or not part.startswith(known)}
 
 
 def _digest(value: Any) -> str:
     """The digest of data, all of it."""
-    return Reached(bounded=False).digest(value)
+    return digest_alone(value, Contents(whole_bytes=None))
 
 
 def _digest_objects(values: Any) -> str:

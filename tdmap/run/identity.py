@@ -15,7 +15,7 @@ from tdmap.job import Job
 from tdmap.memory.hidden import printable
 from tdmap.plan import ChunkPlan
 from tdmap.run import journal as journals
-from tdmap.run.fingerprint import function_parts, source_parts
+from tdmap.run.fingerprint import OWN, PACKAGE, VERSION, function_parts, source_parts, without_versioned
 
 COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
 """How `tdmap resume` can call a run again; set by the command line while it begins one."""
@@ -73,15 +73,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = []
     if old["kind"] != new["kind"]:
         found.append(f"it was a run of kind {old['kind']!r} and is one of kind {new['kind']!r}")
-    parts = _changed(old["function"], new["function"])
+    parts, version = _changed_parts(old["function"], new["function"])
     if old["kind"] == new["kind"] == STEPWISE:
         found += _other_call(old, new, parts)
     elif parts:
         names = f"{old['name']} has become {new['name']}" if old["name"] != new["name"] else new["name"]
-        hint = ""
-        if old["python"] != new["python"] and any("code" in part for part in parts):
-            hint = f"; bytecode differs between Python {old['python']}, then, and {new['python']}, now"
-        found.append(f"the function {names} differs in: {', '.join(parts)}{hint}")
+        found.append(f"the function {names} differs in: {', '.join(parts)}")
+    if version:
+        if old["python"] != new["python"]:
+            found.append(f"bytecode differs between Python {old['python']}, then, and {new['python']}, now")
+        found.append(
+            "functions and classes of the function's module count that it uses, and other modules of yours as a whole. "
+            f"If its results are the same, @tdmap.versioned({version!r}) on the function resumes the run"
+        )
     for key in _changed(old["source"], new["source"]):
         before, after = old["source"].get(key, "absent"), new["source"].get(key, "absent")
         found.append(f"the source's {key} was {before}, and is {after}")
@@ -109,6 +113,21 @@ def _other_call(old: dict[str, Any], new: dict[str, Any], parts: list[str]) -> l
     found = [f"{part} was {before.get(part, 'absent')}, and is {after.get(part, 'absent')}" for part in plain]
     others = [part for part in parts if part not in plain]
     return found + ([f"the call of {new['name']} differs in: {', '.join(others)}"] if others else [])
+
+
+def _changed_parts(old: dict[str, str], new: dict[str, str]) -> tuple[list[str], str | None]:
+    """The parts that differ, and the version that a function must be given to be taken for the earlier one."""
+    changed = _changed(without_versioned(old), without_versioned(new))
+    versions = [part for part in changed if part.endswith(VERSION) and part in old and part in new]
+    derived = [part for part in versions if new[part].startswith("#")]  # of the code, and not given
+    for part in derived:
+        name = part.removesuffix(VERSION)
+        changed += [other for other in _changed(old, new) if other.startswith(name + OWN) and other != part]
+        changed.remove(part)
+    packages = [part for part in old.keys() & new.keys() if PACKAGE in part and old[part] != new[part]]
+    changed += sorted(part for part in packages if part not in changed)
+    shown = [part.replace(OWN, "") for part in changed]
+    return shown, old[derived[0]] if derived else None
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ from tdmap.memory.folderlock import without_strays
 from tdmap.memory.hidden import append_line, exists, lines, remove, remove_tree
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.run import journal as journals
-from tdmap.run.fingerprint import PACKAGE
+from tdmap.run.fingerprint import PACKAGE, without_versioned
 from tdmap.run.identity import COMMAND, IN_PLACE, check_identity, differences, identify, refuse, refuse_other
 from tdmap.run.journal import Journal
 from tdmap.run.ledger import Ledger
@@ -73,7 +73,7 @@ def check_resume(value: Any) -> Resume:
 def _digest(identity: dict[str, Any]) -> str:
     kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed")}
     # Rows that were changed in place stay changed, whatever version of a package did it.
-    kept["function"] = {key: part for key, part in kept["function"].items() if not key.startswith(PACKAGE)}
+    kept["function"] = {k: part for k, part in without_versioned(kept["function"]).items() if PACKAGE not in k}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
