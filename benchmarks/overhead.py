@@ -31,7 +31,7 @@ import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
 from tdmap.diagnostics import StatusFile
-from tdmap.run import journal
+from tdmap.run import disk
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.tuning import DEFAULT, use
 from tensordict_lite import TensorDict
@@ -95,7 +95,7 @@ def add_journal(bench: Benchmark, work: Workload) -> None:
                 result = data.map(normalise_rows, num_workers=work.workers, out=folder / "td", resume=resume)
                 seconds = time.perf_counter() - start
                 work.check(result["image"])
-                journal.wait_for_disk()  # the cases that follow shall not pay for it
+                disk.wait_for_disk()  # the cases that follow shall not pay for it
             return seconds
 
         return run
@@ -139,7 +139,7 @@ def add_long_journal(bench: Benchmark, work: Workload, seconds: float) -> None:
                 start = time.perf_counter()
                 data.map(fn, num_workers=work.workers, chunksize=16, out=folder / "td", resume=resume)
                 seconds = time.perf_counter() - start
-                journal.wait_for_disk()
+                disk.wait_for_disk()
             return seconds
 
         return timed
@@ -223,7 +223,7 @@ def _invert(
             start = time.perf_counter()
             data.map(fn, num_workers=work.workers, chunksize=chunk, out=data, resume=resume, **options)
             seconds += time.perf_counter() - start
-            journal.wait_for_disk()
+            disk.wait_for_disk()
         return seconds / 2
 
     return run

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from tdmap.cli.answers import say
+from tdmap.data.failures import write_list
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
@@ -19,7 +19,7 @@ SHOWN = 5
 """Failing rows that are printed."""
 
 
-def report_skipped(skipped: RowErrors | None, rows: int, fate: str, place: Path, written: bool = False) -> None:
+def report_skipped(skipped: RowErrors | None, rows: int, fate: str, place: Path) -> None:
     """Say which rows were skipped: how many, the first of them, and where all are listed.
 
     Args:
@@ -27,7 +27,6 @@ def report_skipped(skipped: RowErrors | None, rows: int, fate: str, place: Path,
         rows: of the dataset.
         fate: what became of them.
         place: the list, one JSON object a line.
-        written: the run has written it.
     """
     if not skipped:
         return
@@ -35,20 +34,9 @@ def report_skipped(skipped: RowErrors | None, rows: int, fate: str, place: Path,
     for bad in skipped[:SHOWN]:
         text = str(bad.error).partition("\n")[0][:200]
         typer.echo(f"  row {bad.row}: {type(bad.error).__name__}: {text}", err=True)
-    if not written:
-        with contextlib.suppress(OSError):
-            _write_list(skipped, place)
-            written = True
+    where = f"a list could not be written to {place}"
+    with contextlib.suppress(OSError):
+        write_list(skipped, place.resolve())
+        where = f"all of them, with tracebacks: {place}"
     more = f"  and {len(skipped) - SHOWN:,} more; " if len(skipped) > SHOWN else "  "
-    where = f"all of them, with tracebacks: {place}" if written else f"a list could not be written to {place}"
     typer.echo(more + where, err=True)
-
-
-def _write_list(skipped: RowErrors, place: Path) -> None:
-    from tdmap.memory.hidden import replace_file
-
-    lines = (
-        {"row": bad.row, "type": type(bad.error).__name__, "error": str(bad.error), "traceback": bad.traceback}
-        for bad in skipped
-    )
-    replace_file(place.resolve(), b"".join(json.dumps(line).encode() + b"\n" for line in lines), durable=False)

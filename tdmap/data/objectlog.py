@@ -10,21 +10,23 @@ will keep them: opening the file runs no code.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Pieces, Rows, Spilled
-from tdmap.data.skipfile import OBJECTS, append_line, last_lines
 from tdmap.errors import OutputMismatch, UntrustedFile
-from tdmap.memory.hidden import remove
+from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
 from tensordict_lite import MetaData, NonTensorData, NonTensorStack
 from tensordict_lite.memmap.disk.format import is_count
 from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.ragged import KINDS
+
+OBJECTS = "objects.jsonl"
 
 
 class ObjectLog:
@@ -40,7 +42,7 @@ class ObjectLog:
     def begin(self, paths: Sequence[KeyPath]) -> None:
         """A run with these columns begins."""
         remove(self.path)
-        append_line(self.path, {"columns": [list(path) for path in paths]})
+        append_line(self.path, json.dumps({"columns": [list(path) for path in paths]}).encode())
 
     def columns(self) -> tuple[KeyPath, ...]:
         """The columns of the run that has begun; none where there is no file."""
@@ -51,7 +53,13 @@ class ObjectLog:
             raise UntrustedFile(self.path, "does not say of which columns it is") from None
 
     def _lines(self, key: str) -> dict[Any, dict[str, Any]]:
-        return last_lines(self.path, key, available_memory() // 2)
+        """The last line of each value of `key`; lines without it, and torn ones, are left out."""
+        found: dict[Any, dict[str, Any]] = {}
+        for line in lines(self.path, available_memory() // 2):
+            if type(line) is dict and key in line:
+                value = line[key]
+                found[value if isinstance(value, int) else str(value)] = line
+        return found
 
     def add(self, chunk: int, pieces: Pieces) -> None:
         """Note the objects of a chunk."""
@@ -77,7 +85,7 @@ class ObjectLog:
 
 def append(path: str | os.PathLike[str], chunk: int, pieces: Pieces) -> None:
     """Append the line of a chunk, in one write."""
-    append_line(path, {"chunk": chunk, "pieces": [_noted(piece) for piece in pieces]})
+    append_line(Path(path), json.dumps({"chunk": chunk, "pieces": [_noted(piece) for piece in pieces]}).encode())
 
 
 def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None:

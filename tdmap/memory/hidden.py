@@ -7,6 +7,7 @@ name elsewhere when it is to be written. What is found instead is an `UntrustedF
     open_file       a descriptor
     read, lines     what a file holds, at most so much of it
     append_line     one more line
+    append_frame    one more frame of a log
     replace_file    a new content, whole or not at all
     make_folder     the folder itself
     FileLock        a lock for a short step: whoever comes meanwhile waits, or is told
@@ -21,7 +22,9 @@ import json
 import os
 import shutil
 import stat
+import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,6 +48,9 @@ SMALL, LARGE = 16 << 20, 1 << 30
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system without locks answers."""
+
+FRAME = struct.Struct("<II")
+"""Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.run.log`)."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
@@ -301,6 +307,49 @@ def append_line(path: Path, line: bytes, durable: bool = False) -> None:
                 os.fdatasync(fd)
     finally:
         os.close(fd)
+
+
+def framed(body: bytes) -> bytes:
+    """Bytes as a frame."""
+    return FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def append_frame(path: AnyPath, body: bytes) -> None:
+    """Append a frame to a log that another process has open. Errors as `write_frames`."""
+    fd = open_file(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        write_frames(fd, path, framed(body))
+    finally:
+        os.close(fd)
+
+
+def write_frames(fd: int, path: AnyPath, frames: bytes) -> None:
+    """Append whole frames to a log, in one write. Other processes may append at the same time.
+
+    Raises:
+        OSError: no space is left; names the file, whose earlier frames stay.
+    """
+    with naming(Path(path)):
+        locks = _lock(fd)
+        try:
+            before = os.fstat(fd).st_size
+            if os.write(fd, frames) < len(frames):
+                os.ftruncate(fd, before)
+                raise OSError(errno.ENOSPC, "no space left on device for the log of this call", str(path))
+        finally:
+            if locks:
+                fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file for this process while it is written; False where its file system has no locks."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX)  # not flock: a fork of a process that is killed would keep that
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 class FileLock(contextlib.AbstractContextManager["FileLock"]):

@@ -2,7 +2,7 @@
 
     out/.tdmap/ranks.lock            held only while a rank begins, makes the files, or merges
     out/.tdmap/journal               what the run is; lists the chunks when all of them are done
-    out/.tdmap/rank-0-of-4/.tdmap/   state of one rank, as of any resumable run: its lock, its journal, ...
+    out/.tdmap/rank-0-of-4/.tdmap/   state of one rank, as of any resumable run: its lock, its log, ...
     out/.tdmap/shared/meta.json      metadata of a new dataset, until the last rank is done
     out/.tdmap/columns.json          which of its entries are no tensors: the ranks keep these until then
     out/                             its tensors, under their final names
@@ -31,10 +31,9 @@ from tdmap.memory.folderlock import Holder, holder_of, locked
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.run import journal as journals
-from tdmap.run.identity import IN_PLACE, identify
-from tdmap.run.journal import Contents, Journal
-from tdmap.run.run import Resume, Run, contents_for
+from tdmap.run.identity import IN_PLACE
+from tdmap.run.log import History, Log
+from tdmap.run.run import TRUST, history_of
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader
@@ -83,34 +82,30 @@ class RankFolder:
 
     # -- what the run is ---------------------------------------------------------------------------------
 
-    def begin(self, job: Job, kind: str, resume: Resume, call: str) -> bool:
+    def begin(self, job: Job, kind: str, call: str) -> bool:
         """Begin the run, or check that it is the one that was begun. Returns whether it is complete. Call it `alone`.
 
         Raises:
             ResumeMismatch: the folder holds another run; names what differs.
             FolderInUse: a program that is no rank writes it.
         """
-        run = Run(self.hidden, identify(job, kind))
-        run.by_ranks = True
         with contextlib.nullcontext() if hidden.exists(self.journal) else locked(self.path, call):
-            contents = contents_for(run, job, kind, resume, None)[0]
-        return run.is_complete or (contents is not None and contents.is_complete())
+            found = history_of(self.hidden, job, kind, TRUST, ranks=True)
+        return found.is_over or found.history.is_complete
 
-    def contents(self) -> Contents | None:
-        """The journal of all ranks; None when there is none, or it is of a run without ranks."""
-        contents = journals.read(self.journal)
-        return contents if contents is not None and contents.header.get("ranks") else None
+    def history(self) -> History | None:
+        """The log of all ranks; None when there is none, or it is of a run without ranks."""
+        history = History(self.journal)
+        return history if history.by_ranks else None
 
-    def finish(self, files: Iterable[str], chunks: int, rows: int) -> None:
+    def finish(self, files: list[str], chunks: int, rows: int) -> None:
         """Every chunk is done, and the result is in its place: forget the ranks. Call it `alone`."""
-        contents = journals.read(self.journal)
-        assert contents is not None
-        journal = Journal(self.journal, contents, files)
+        log = Log(self.hidden, History(self.journal))
         try:
-            journal.add(0, chunks)
-            journal.complete(rows)
+            log.merge([history for _, history in self.histories()], chunks, rows)
+            log.finish(rows, files)
         finally:
-            journal.close()
+            log.close()
         for _, home in self.homes():
             hidden.remove_tree(home)
         hidden.remove(self._columns)
@@ -153,22 +148,22 @@ class RankFolder:
         hidden.make_folder(home)
         return home
 
-    def journals(self) -> Iterator[tuple[Rank, Contents]]:
-        """What the ranks' own journals say."""
+    def histories(self, boot: int | None = None) -> Iterator[tuple[Rank, History]]:
+        """What the ranks' own logs say; `boot` as `History`."""
         for rank, home in self.homes():
             hidden.make_folder(home)  # no link
-            contents = journals.read(home / HIDDEN / "journal")
-            if contents is not None:
-                yield rank, contents
+            history = History(home / HIDDEN / "journal", boot)
+            if history.header is not None:
+                yield rank, history
 
     def done(self, boot: int | None, but: Rank | None = None) -> Ranges:
         """The chunks that all ranks together have done.
 
         Args:
-            boot: see `Contents.ranges`.
+            boot: as `History`.
             but: leave out what this rank has done.
         """
-        return merge_ranges(span for rank, contents in self.journals() if rank != but for span in contents.ranges(boot))
+        return merge_ranges(span for rank, own in self.histories(boot) if rank != but for span in own.ranges)
 
     # -- a new dataset -----------------------------------------------------------------------------------
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
-from typing import Any
 
-from tdmap.data import skipfile
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
@@ -17,9 +14,9 @@ from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
-from tdmap.run import journal as journals
+from tdmap.run import disk
 from tdmap.run.identity import check_identity, plan_of
-from tdmap.run.journal import Contents
+from tdmap.run.log import History
 from tdmap.run.operation import entry_point
 from tensordict_lite.memmap.disk.format import META
 
@@ -57,7 +54,7 @@ def merge_shards(folder: str | os.PathLike[str]) -> Data:
         ([6, 8, 10], [0, 2, 4, 6, 8, 10])
     """
     shared = RankFolder(folder)
-    if not hidden.exists(shared.journal) or shared.contents() is None:
+    if not hidden.exists(shared.journal) or shared.history() is None:
         raise FileNotFoundError(f"{shared.path} holds no run of ranks: begin one with map(..., shard=(rank, world)).")
     missing = merge(shared)
     if missing:
@@ -68,13 +65,11 @@ def merge_shards(folder: str | os.PathLike[str]) -> Data:
 def merge(folder: RankFolder) -> ShardsMissing | None:
     """Make the result whole if every chunk is done; else say what is missing."""
     with folder.alone("merge_shards"):
-        contents = folder.contents()
-        if contents is None or contents.is_complete():
+        history = folder.history()
+        if history is None or history.is_complete:
             return None
-        plan = whole_plan(contents, folder)
-        missing = subtract_ranges(
-            [(0, plan.num_chunks)] if plan.num_chunks else [], folder.done(journals.boot_number())
-        )
+        plan = whole_plan(history, folder)
+        missing = subtract_ranges([(0, plan.num_chunks)] if plan.num_chunks else [], folder.done(disk.boot_number()))
         if missing or (not plan.num_chunks and not folder.is_begun):
             return _missing(folder, plan, missing)
         if folder.is_begun:
@@ -82,16 +77,16 @@ def merge(folder: RankFolder) -> ShardsMissing | None:
         elif not os.path.exists(folder.path / META):
             return ShardsMissing(f"{folder.path}: the function raised on every row of every rank: nothing was written.")
         files = files_of(folder.open())
-        _keep_skipped(folder)
         folder.finish(files, plan.num_chunks, plan.length)
         return None
 
 
-def whole_plan(contents: Contents, folder: RankFolder) -> ChunkPlan:
+def whole_plan(history: History, folder: RankFolder) -> ChunkPlan:
     """The chunks that all ranks have in common."""
-    description = check_identity(contents.header, folder.journal)["plan"]
+    assert history.header is not None
+    description = check_identity(history.header, folder.journal)["plan"]
     dim, unbind = description.get("dim"), description.get("unbind")
-    return replace(plan_of(description, contents), dim=dim if type(dim) is int else 0, unbind=unbind is True)
+    return replace(plan_of(description, history.chunk_size), dim=dim if type(dim) is int else 0, unbind=unbind is True)
 
 
 def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
@@ -99,28 +94,17 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
     columns = folder.columns()
     if columns:
         data, objects = folder.open(), ObjectColumns(columns)
-        for rank, contents in folder.journals():
-            done = contents.ranges(journals.boot_number())
+        for rank, history in folder.histories(disk.boot_number()):
             for chunk, pieces in ObjectLog(folder.home(rank) / HIDDEN).load(columns).items():
-                if any(start <= chunk < stop for start, stop in done):
+                if any(start <= chunk < stop for start, stop in history.ranges):
                     objects.add(chunk, pieces)
         with_objects(data, objects.columns(plan, data)).memmap_(folder.path)
     else:
         folder.publish()
 
 
-def _keep_skipped(folder: RankFolder) -> None:
-    """Keep the list of skipped rows when the folders of the ranks are removed."""
-    found: dict[int, Any] = {}
-    for _, home in folder.homes():
-        found |= skipfile.read(home / HIDDEN / skipfile.NAME)
-    if found:
-        text = b"".join(json.dumps(found[chunk]).encode() + b"\n" for chunk in sorted(found))
-        hidden.replace_file(folder.hidden / skipfile.NAME, text)
-
-
 def _missing(folder: RankFolder, plan: ChunkPlan, missing: list[tuple[int, int]]) -> ShardsMissing:
-    began = {rank: float(contents.header.get("began") or 0) for rank, contents in folder.journals()}
+    began = {rank: float((own.header or {}).get("began") or 0) for rank, own in folder.histories()}
     rows = tuple(plan.span(*span) for span in missing)
     shown = ", ".join(describe_rows(*span) for span in rows[:5]) + (", ..." if len(rows) > 5 else "")
     text = f"{folder.path}: {shown or 'nothing was written'} {'are' if shown else 'yet'} missing."

@@ -13,6 +13,7 @@ from typing import Any
 
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
+from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, window
 from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
@@ -21,14 +22,15 @@ from tdmap.frames import warn_user
 from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.plan import merge_ranges, subtract_ranges
+from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Rank
-from tdmap.run import journal as journals
+from tdmap.run import disk
 from tdmap.run.identity import IN_PLACE, MAP
-from tdmap.run.resumable import own_folder
-from tdmap.run.run import TRUST, Resume, Run, open_run
+from tdmap.run.log import Log
+from tdmap.run.resumable import own_folder, use_files
+from tdmap.run.run import TRUST, Resume, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none
@@ -47,8 +49,8 @@ def part_of(job: Job, rank: Rank) -> Job:
 @contextlib.contextmanager
 def _entered(
     folder: RankFolder, job: Job, kind: str, rank: Rank, resume: Resume, check: Callable[[], None]
-) -> Iterator[Run | None]:
-    """The run of a rank, which nobody else has; None when all ranks are done.
+) -> Iterator[Log | None]:
+    """The log of a rank's run; None where the rank, or all of them, are done.
 
     Args:
         folder: what is written.
@@ -62,7 +64,7 @@ def _entered(
     with contextlib.ExitStack() as stack:
         with folder.alone(call):
             check()
-            if folder.begin(job, kind, resume, call):
+            if folder.begin(job, kind, call):
                 again = "call it without resume=True to change the rows once more"
                 hint = again if kind == IN_PLACE else "remove that folder to run them again"
                 text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({hint})."
@@ -72,11 +74,11 @@ def _entered(
                 return
             home = folder.enter(rank, kind)
             stack.enter_context(locked(home, call))
-        run = stack.enter_context(open_run(home / HIDDEN, job, kind, [], resume))
-        boot = None if resume == TRUST else journals.boot_number()
-        run.elsewhere = merge_ranges([*rank.elsewhere(job.plan), *folder.done(boot, but=rank)])
-        run.committed = subtract_ranges(run.committed, run.elsewhere)
-        yield run
+        log = stack.enter_context(open_run(home / HIDDEN, job, kind, [], resume, lists=False))
+        if log is not None:
+            boot = None if resume == TRUST else disk.boot_number()
+            log.elsewhere = merge_ranges([*rank.elsewhere(job.plan), *folder.done(boot, but=rank)])
+        yield log
 
 
 def map_to_folder(
@@ -95,13 +97,13 @@ def map_to_folder(
     folder, plan = RankFolder(out), job.plan
     source, free = folder_of(job.source.data), OutputFolder(out)
     free.require_free(source, resume=True)  # before anything is made
-    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(source, resume=True)) as run:
-        if run is not None and not run.is_complete:
+    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(source, resume=True)) as log:
+        if log is not None:
             if plan.length == 0:
                 _write_no_rows(folder, job)
             else:
-                execution.run(job, RankSink(RankStore(folder, run), run), run)
-            run.finish(plan.count(*rank.chunks(plan)))
+                log.run(job, RankSink(folder, job.name, log), execution.run)
+            log.finish(plan.count(*rank.chunks(plan)), log.files)
     merge(folder)
     first, last = rank.rows(plan)
     if first == last and plan.length:
@@ -132,13 +134,12 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
     if in_place and not (job.policy.undo and leaves_hold_rows(data)):
         raise ValueError("shard= and resume= with out=data keep copies of rows: use undo=True and a dense dataset.")
     folder, kind = RankFolder(own_folder(out, "data" if in_place else "out")), IN_PLACE if in_place else MAP
-    with _entered(folder, job, kind, rank, resume, lambda: None) as run:
-        if run is not None and not run.is_complete:
-            assert run.journal is not None
-            run.journal.files = files_of(out)
+    with _entered(folder, job, kind, rank, resume, lambda: None) as log:
+        if log is not None:
+            log.files = [str(log.path), *files_of(out)]
             sink: Sink = RankInPlace(out) if in_place else RankInto(out)
-            execution.run(replace(job, ledger=run.ledger), sink, run)
-            run.finish(job.plan.count(*rank.chunks(job.plan)))
+            log.run(replace(job, ledger=log.ledger), sink, execution.run)
+            log.finish(job.plan.count(*rank.chunks(job.plan)), log.files)
     merge(folder)
     return out
 
@@ -151,29 +152,31 @@ class RankStore:
 
     Args:
         folder: what is written.
-        run: of this rank.
+        name: of the function.
+        objects: of this rank.
     """
 
-    def __init__(self, folder: RankFolder, run: Run) -> None:
+    def __init__(self, folder: RankFolder, name: str, objects: ObjectLog) -> None:
         self._folder = folder
-        self._run = run
+        self._name = name
+        self._objects = objects
 
     def load(self) -> Data | None:
         """The dataset that a rank has begun, or None."""
-        with self._folder.alone(self._run.identity["name"]):
+        with self._folder.alone(self._name):
             if not self._folder.reopen():
                 return None
             self._folder.place()
             columns = self._folder.columns()
-            if columns and self._run.objects.columns() != columns:
-                self._run.objects.begin(columns)
+            if columns and self._objects.columns() != columns:
+                self._objects.begin(columns)
             return self._folder.open()
 
     def create(self, example: Data) -> Data:
         """A dataset in files with the schema of `example`, or the one that another rank has made meanwhile."""
         require_room_for_hidden(example)
-        columns = self._run.objects.columns()
-        with self._folder.alone(self._run.identity["name"]):
+        columns = self._objects.columns()
+        with self._folder.alone(self._name):
             if not self._folder.is_begun:
                 self._folder.create(example, columns)
             elif self._folder.columns() != columns:
@@ -192,16 +195,12 @@ class RankStore:
 class RankSink(Folder):
     """Writes the results of a rank into files that all of them share. What is no tensor waits in its log."""
 
-    def __init__(self, store: RankStore, run: Run) -> None:
-        super().__init__(store, lambda data: _use_files(run, data), run.objects)
+    def __init__(self, folder: RankFolder, name: str, log: Log) -> None:
+        objects = ObjectLog(log.folder)
+        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data, objects), objects)
 
     def result(self) -> Any:
         return self._data
-
-
-def _use_files(run: Run, data: Data) -> None:
-    assert run.journal is not None
-    run.journal.files = [*files_of(data), str(run.objects.path)]
 
 
 class RankInto(Preallocated):

@@ -14,7 +14,6 @@ from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory.hidden import printable
 from tdmap.plan import ChunkPlan
-from tdmap.run import journal as journals
 from tdmap.run.fingerprint import OWN, PACKAGE, VERSION, function_parts, source_parts, without_versioned
 
 COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
@@ -59,13 +58,13 @@ def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
     return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
 
 
-def plan_of(description: dict[str, Any], contents: journals.Contents) -> ChunkPlan:
-    """The plan of a run that is journalled, as far as it is known."""
+def plan_of(description: dict[str, Any], chunk_size: int | None) -> ChunkPlan:
+    """The plan of a run in a log, as far as it is known; `chunk_size` is what the first result has settled."""
     rows, size = int(description["rows"]), description["chunk size"]
     if isinstance(size, int):
         return ChunkPlan(rows, max(size, 1))
     lead = int(str(size).rpartition(" ")[2])
-    return ChunkPlan(rows, max(contents.chunk_size or rows, 1), lead=lead)
+    return ChunkPlan(rows, max(chunk_size or rows, 1), lead=lead)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.data.skipfile import NAME as SKIPPED
-from tdmap.data.skipfile import OBJECTS
+from tdmap.data.objectlog import OBJECTS
 from tdmap.memory.files import mapped_file
-from tdmap.memory.hidden import remove, remove_tree
+from tdmap.memory.hidden import open_file, read, remove_tree
 from tdmap.memory.shm import ALIGNMENT, align
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.undo import Room, Undo
@@ -63,7 +62,7 @@ class Ledger:
             storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in shapes
         ]
-        mark, skipped, objects = storage[:8].view(torch.int64), self.folder / SKIPPED, self.folder / OBJECTS
+        mark, skipped, objects = storage[:8].view(torch.int64), self.folder / "journal", self.folder / OBJECTS
         return Room(buffers, mark, self.done, str(self.lock), str(skipped), str(objects))
 
     def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
@@ -97,6 +96,10 @@ class Ledger:
         self._forget_undo()
         return count
 
+    def _forget_undo(self) -> None:
+        for path in self.folder.glob("undo-*"):
+            remove_tree(path)
+
     def restart(self, done: list[tuple[int, int]]) -> None:
         """Count only these chunks as done, and leave all rows as they are."""
         self._forget_undo()
@@ -104,14 +107,21 @@ class Ledger:
         for start, stop in done:
             self.done[start:stop] = 1
 
-    def forget(self) -> None:
-        """The run is over: remove its files."""
-        self._forget_undo()
-        remove(self.folder / "done")
 
-    def _forget_undo(self) -> None:
-        for path in self.folder.glob("undo-*"):
-            remove_tree(path)
+def has_changes(folder: Path) -> bool:
+    """Whether the ledger in a folder says of any chunk that it is done, or that its rows are being changed."""
+    return any(map(any, (_begin_of(path) for path in folder.glob("undo-*")))) or any(read(folder / "done") or b"")
+
+
+def _begin_of(path: Path) -> bytes:
+    with open(open_file(path), "rb") as file:
+        return file.read(8)
+
+
+def forget(folder: Path) -> None:
+    """The run is over: remove its files."""
+    for path in [*folder.glob("undo-*"), folder / "done"]:
+        remove_tree(path)
 
 
 def _kept(path: Path, nbytes: int) -> Tensor:

@@ -9,6 +9,9 @@
     C  chunks done  job, chunks, rows, time │ values        E  end           rows, time
     N  decision     name │ value                      F  failure       JSON: time, error
 
+Ranks write a log each (see `tdmap.ranks.folder`). In place, workers append frames K themselves, and which chunks are
+done says the ledger (see `ledger`), which is written first.
+
 An operation runs the same jobs in the same order each time, so job k of a later session is job k of the first one. What
 does not follow from the arguments, such as free memory, is a decision, logged before it is used. Where job k turns out
 to be another job, or a file that it filled is gone, that job and all later ones run again.
@@ -22,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import importlib.metadata
 import json
@@ -39,27 +41,39 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.data.skipfile import are_failures, failure, row_errors
+from tdmap.data.objectlog import OBJECTS
 from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.frames import warn_user
 from tdmap.job import Job, Wrapped
 from tdmap.memory.files import known_file, mapped_file
-from tdmap.memory.hidden import exists, naming, open_file, parse_json, read, remove, remove_tree, replace_file
+from tdmap.memory.hidden import (
+    FRAME,
+    exists,
+    framed,
+    open_file,
+    parse_json,
+    read,
+    remove,
+    remove_tree,
+    replace_file,
+    write_frames,
+)
 from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Extent, Spill
-from tdmap.plan import ChunkPlan, merge_ranges
+from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
-from tdmap.rowerrors import RowError
-from tdmap.run import journal as journals
+from tdmap.rowerrors import RowError, RowErrors
+from tdmap.run import disk
 from tdmap.run.identity import COMMAND, check_identity, differences, refuse_other
-from tdmap.run.syncer import FRAME, LOG_MAGIC
+from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.runtime.commits import LOG, CommitLog, Ranges
-from tdmap.sinks import Collect, Fold, Preallocated, Sink
+from tdmap.sinks import Collect, Fold, Folder, Preallocated, Sink
 from tdmap.tuning import current
 
 STATE_SHARE = 0.02
@@ -67,6 +81,8 @@ STATE_SHARE = 0.02
 
 SPILL, STATES, DISK = "spill-", "states-", ".disk"
 """How the names of files beside the log begin, and end."""
+
+MAGIC = b"TDMAPL01"
 
 _SESSION = struct.Struct("<cqq")
 _CHUNKS = struct.Struct("<cIqqqI")
@@ -87,20 +103,25 @@ class LoggedJob:
     """Chunks, in the order in which they were noted."""
     values: list[tuple[int, memoryview]] = field(default_factory=list)
     """The first of some chunks, and their packed values."""
-    skipped: dict[int, Any] = field(default_factory=dict)
-    """By chunk: the rows that were skipped."""
+    skipped: dict[int, list[Any]] = field(default_factory=dict)
+    """By chunk: the rows that were skipped, as `failure` gives them."""
     rows_done: int = 0
     """Rows of the chunks that are done."""
 
     @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The chunks that are done, as runs that neither touch nor overlap."""
+        return merge_ranges(self.done)
+
+    @property
     def chunks_done(self) -> int:
         """How many of its chunks are done."""
-        return sum(stop - start for start, stop in merge_ranges(self.done))
+        return sum(stop - start for start, stop in self.ranges)
 
-    def forget_undone(self) -> None:
-        """Drop skipped rows of chunks that are not done: these chunks run again."""
-        ranges = merge_ranges(self.done)
-        self.skipped = {c: rows for c, rows in self.skipped.items() if any(a <= c < b for a, b in ranges)}
+    @property
+    def bad_rows(self) -> list[RowError]:
+        """The rows that were skipped."""
+        return row_errors(self.skipped.values())
 
 
 class Frame(NamedTuple):
@@ -124,9 +145,12 @@ class History:
     Attributes:
         header: of the call; None where the file holds no log, or a torn one.
         stop: where the last whole frame ends.
+        sessions: milliseconds that each session took.
+        rows: rows of the chunks that each session has done.
 
     Raises:
         UntrustedFile: it is a link, a device or another user's; or a frame says what this library does not write.
+        ValueError: it was written by a later version.
     """
 
     def __init__(self, path: Path, boot: int | None = None, own: bool = True) -> None:
@@ -137,7 +161,10 @@ class History:
         self.failures: list[dict[str, Any]] = []
         self.is_complete = False
         self.sessions: list[int] = []
-        """Milliseconds that each session took."""
+        self.rows: list[int] = []
+        self._boot: int | None = None
+        self._began = 0
+        self._on_disk = True
         frames, self.stop = _frames(path, own)
         try:
             for frame in frames if boot is None else _counting(frames, boot):
@@ -146,7 +173,7 @@ class History:
             raise UntrustedFile(path, f"holds a frame that cannot be read ({error})") from None
 
     def _apply(self, frame: Frame) -> None:
-        _, kind, body = frame
+        position, kind, body = frame
         if kind == b"C":
             _, number, start, stop, rows, milliseconds = _CHUNKS.unpack_from(body)
             job = self.jobs[number]
@@ -154,7 +181,7 @@ class History:
             job.rows_done = min(job.rows_done + rows, job.rows)
             if len(body) > _CHUNKS.size:
                 job.values.append((start, body[_CHUNKS.size :]))
-            self._last_for(milliseconds)
+            self._last_for(milliseconds, rows)
             return
         content = bytes(body[1:])
         if kind == b"B":
@@ -173,11 +200,14 @@ class History:
             number, chunk, errors = parse_json(content)
             if type(chunk) is not int or not are_failures(errors):
                 raise ValueError("no rows that were skipped")
-            self.jobs[number].skipped[chunk] = {"errors": errors}
+            self.jobs[number].skipped[chunk] = errors
         elif kind == b"S":
-            for job in self.jobs:
-                job.forget_undone()
+            self._boot, self._began, self._on_disk = _SESSION.unpack(body)[2], position, False
             self.sessions.append(0)
+            self.rows.append(0)
+        elif kind == b"D":
+            _, upto, last = _DURABLE.unpack(body)
+            self._on_disk = bool(last) and upto > self._began
         elif kind == b"E":
             self.is_complete = True
             self._last_for(_END.unpack(body)[2])
@@ -186,22 +216,50 @@ class History:
         elif kind == b"H":
             self.header = parse_json(content)
 
-    def _last_for(self, milliseconds: int) -> None:
+    def _last_for(self, milliseconds: int, rows: int = 0) -> None:
         if self.sessions:
             self.sessions[-1] = max(self.sessions[-1], milliseconds)
+            self.rows[-1] += rows
 
     @property
     def begun(self) -> bool:
         """Whether a session has done anything that a later one builds on."""
         return bool(self.jobs or self.made or self.is_complete)
 
+    @property
+    def by_ranks(self) -> bool:
+        """Whether several programs do it, each a part."""
+        return self.header is not None and bool(self.header.get("ranks"))
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The chunks of the first job that are done."""
+        return self.jobs[0].ranges if self.jobs else []
+
+    @property
+    def bad_rows(self) -> list[RowError]:
+        """The rows that all jobs have skipped."""
+        return [bad for job in self.jobs for bad in job.bad_rows]
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Rows of the later chunks of the first job, once its first result has settled them."""
+        known = self.decided.get(_size_of(0))
+        return None if known is None else int(unpack(known))
+
+    def is_settled(self, boot: int) -> bool:
+        """Whether no change that a session made to its files can have been lost: of this boot, or on the disk."""
+        return self._boot in (None, boot) or self._on_disk
+
 
 def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
     """The whole frames of a file, and where the last of them ends."""
     data = memoryview(read(path, available_memory() // 2, own) or b"")
-    if data[: len(LOG_MAGIC)] != LOG_MAGIC:
+    if data[: len(MAGIC)] != MAGIC:
+        if data[: len(MAGIC) - 2] == MAGIC[:-2] and len(data) > len(MAGIC):
+            raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
         return [], 0
-    frames, at, end, letters = [], len(LOG_MAGIC), len(data), [bytes([letter]) for letter in range(256)]
+    frames, at, end, letters = [], len(MAGIC), len(data), [bytes([letter]) for letter in range(256)]
     while at + FRAME.size <= end:
         length, crc = FRAME.unpack_from(data, at)
         body = data[at + FRAME.size : at + FRAME.size + length]
@@ -232,56 +290,80 @@ def _counting(frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
     return kept if last == boot else [one for one in kept if one.position < durable or one.kind not in b"CE"]
 
 
-class Log:
-    """The log of a call, open for writing. Begin it with `logged`.
+def begun(
+    folder: Path, identity: dict[str, Any], boot: int | None, ranks: bool = False, durable: bool = False
+) -> History:
+    """What the log in a hidden folder says of a call; a new log, where none of it has begun.
 
     Args:
-        folder: the hidden folder. The caller holds its lock.
+        folder: the folder.
         identity: of the call.
-
-    Attributes:
-        is_complete: nothing is left to do.
+        boot: as `History`.
+        ranks: several programs do it, each a part.
+        durable: a new log is on the disk before this returns.
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
         UntrustedFile: it holds what this library does not put there.
     """
+    path = folder / "journal"
+    history = History(path, boot)
+    if history.header is not None:
+        changes = changes_of(history, identity, ranks, path)
+        if not changes:
+            return history
+        if history.begun or history.by_ranks:
+            refuse_other(folder, changes, history.is_complete)
+    header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
+    header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
+    remove(folder / OBJECTS)
+    replace_file(path, MAGIC + framed(b"H" + json.dumps(header).encode()), durable)
+    return History(path)
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+
+def changes_of(history: History, identity: dict[str, Any], ranks: bool, path: Path) -> list[str]:
+    """How a call differs from that of a log, one sentence each."""
+    assert history.header is not None
+    changes = differences(check_identity(history.header, path), identity)
+    if history.by_ranks is not ranks and not history.is_complete:
+        who = ("one program", "ranks (shard=)")
+        changes.append(f"it was a run of {who[not ranks]}, and is one of {who[ranks]}")
+    return changes
+
+
+class Log:
+    """The log of a call, open for writing. Begin it with `logged`.
+
+    Args:
+        folder: the hidden folder. The caller holds its lock.
+        history: what the log says, which `begun` has read or made.
+
+    Attributes:
+        is_complete: nothing is left to do.
+        ledger: of an in-place run: which chunks are done, whatever the log says.
+        elsewhere: chunks that other ranks do.
+        lists: the rows that are skipped are listed in a file for people.
+    """
+
+    def __init__(self, folder: Path, history: History, ledger: Ledger | None = None) -> None:
         self.folder = folder
         self.path = folder / "journal"
         self.tuning = current()
+        self.ledger = ledger
+        self.elsewhere: list[tuple[int, int]] = []
+        self.lists = False
         self._asked: dict[str, int] = {}
         self._begun = self._spills = 0
         self._began = time.monotonic()
         self._token = secrets.token_hex(4)
         self._sizes: dict[str, int] = {}
         self._owner = Owner()
-        self._history = self._open(identity)
+        self._history = history
         self._fd = open_file(self.path, os.O_WRONLY | os.O_APPEND)
-        os.ftruncate(self._fd, self._history.stop)
-        self._helper = journals.Helper(folder, self._fd, self.tuning.sync_seconds, "log")
+        os.ftruncate(self._fd, history.stop)
+        self._helper = disk.Helper(folder, self._fd, self.tuning.sync_seconds)
         if not self.is_complete:
-            self.write(_SESSION.pack(b"S", int(time.time()), journals.boot_number()))
-
-    def _open(self, identity: dict[str, Any]) -> History:
-        history = History(self.path, journals.boot_number())
-        found = history.header
-        if found is None:
-            contents = journals.read(self.path)
-            if contents is not None:
-                found = contents.header
-                history.is_complete = contents.is_complete()
-        if found is not None:
-            changes = differences(check_identity(found, self.path), identity)
-            if not changes and history.header is not None:
-                return history
-            if changes and (history.begun or history.header is None):
-                refuse_other(self.folder, changes, history.is_complete)
-        header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
-        body = b"H" + json.dumps({**header, "command": COMMAND.get()}).encode()
-        replace_file(self.path, LOG_MAGIC + framed(body), durable=False)
-        return History(self.path)
+            self.write(_SESSION.pack(b"S", int(time.time()), disk.boot_number()))
 
     @property
     def is_complete(self) -> bool:
@@ -297,21 +379,10 @@ class Log:
     def files(self, files: list[str]) -> None:
         self._helper.files = files
 
-    def write(self, body: bytes) -> None:
-        """Append a frame; nothing in a fork of the program.
-
-        Raises:
-            OSError: there is no room; names the file, whose earlier frames stay.
-        """
-        if not self._owner.is_here:
-            return
-        data = framed(body)
-        with naming(self.path):
-            before = os.fstat(self._fd).st_size
-            written = os.write(self._fd, data)
-            if written < len(data):
-                os.ftruncate(self._fd, before)
-                raise OSError(errno.ENOSPC, "no space left on device for the log of this call", str(self.path))
+    def write(self, *bodies: bytes) -> None:
+        """Append frames; nothing in a fork of the program. Errors as `write_frames`."""
+        if bodies and self._owner.is_here:
+            write_frames(self._fd, self.path, b"".join(map(framed, bodies)))
 
     def sync(self) -> None:
         """Wait until the log is on the disk."""
@@ -439,7 +510,7 @@ class Log:
 
     def skipped(self) -> SkippedRows:
         """The rows that all sessions have skipped."""
-        return SkippedRows(self, 0, [bad for job in self._history.jobs for bad in row_errors(job.skipped)])
+        return SkippedRows(self, 0, self._history.bad_rows)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -449,6 +520,15 @@ class Log:
         self.write(_END.pack(b"E", rows, self.milliseconds))
         self._history.is_complete = True
         self._helper.finish()
+
+    def merge(self, others: list[History], chunks: int, rows: int) -> None:
+        """Take over what the logs of all ranks say of their job, which is done."""
+        skipped = {chunk: bad for other in others if other.jobs for chunk, bad in other.jobs[0].skipped.items()}
+        self.write(
+            b"B" + json.dumps([0, "ranks", chunks, rows]).encode(),
+            _CHUNKS.pack(b"C", 0, 0, chunks, rows, self.milliseconds),
+            *(b"K" + json.dumps([0, chunk, bad]).encode() for chunk, bad in sorted(skipped.items())),
+        )
 
     def clean(self) -> None:
         """Remove what waited between the jobs."""
@@ -516,23 +596,27 @@ def _size_of(job: int) -> str:
 class SkippedRows:
     """The rows of one job that its sessions have skipped, for `SkipLog`."""
 
-    path: Path | None = None
-
-    def __init__(self, log: Log, number: int, earlier: list[RowError]) -> None:
+    def __init__(self, log: Log | None, number: int, earlier: list[RowError], folder: Path | None = None) -> None:
         self.earlier = earlier
         self._log = log
         self._number = number
+        self._folder = folder
 
     def add(self, chunk: int, failures: Sequence[Any]) -> None:
         """Note the rows that were skipped in a chunk; its frame "done" follows."""
-        line = [self._number, chunk, [failure(*one) for one in failures]]
-        self._log.write(b"K" + json.dumps(line).encode())
+        assert self._log is not None
+        self._log.write(skipped_frame(self._number, chunk, failures))
+
+    def listed(self, errors: RowErrors) -> Path | None:
+        """Write them to a file for people; its path, or None where no file outlives the call."""
+        if self._folder is None:
+            return None
+        write_list(errors, self._folder / "skipped.jsonl")
+        return self._folder / "skipped.jsonl"
 
 
 class JobLog:
     """The chunks of one job, as its driver sees them; a context."""
-
-    elsewhere: Ranges = ()
 
     def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
         self._log, self._number, self._known, self._sink, self._plan = log, number, known, sink, job.plan
@@ -541,14 +625,28 @@ class JobLog:
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + log.tuning.log_seconds
         self._warned = False
-        self.committed = self._restore(job.plan.num_known)
+        self._ledger = log.ledger
+        done = self._restore(job.plan.num_known)
+        self._forget_undone(known, done)
+        self.elsewhere: Ranges = log.elsewhere
+        self.committed = subtract_ranges(done, log.elsewhere)
         self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
-        known.done = list(self.committed)
-        known.forget_undone()
-        self.skips = SkippedRows(log, number, row_errors(known.skipped)) if job.policy.skip else None
+        folder = log.folder if log.lists else None
+        self.skips = SkippedRows(log, number, known.bad_rows, folder) if job.policy.skip else None
+
+    def _forget_undone(self, known: LoggedJob, done: list[tuple[int, int]]) -> None:
+        """Drop skipped rows of chunks that are not done: these chunks run again."""
+        void = [chunk for chunk in known.skipped if not any(start <= chunk < stop for start, stop in done)]
+        self._log.write(*(skipped_frame(self._number, chunk, ()) for chunk in void))
+        known.skipped = {chunk: rows for chunk, rows in known.skipped.items() if chunk not in void}
+        known.done = list(done)
 
     def _restore(self, chunks: int) -> list[tuple[int, int]]:
         """Give the sink what earlier sessions have left; the chunks that need not run again."""
+        if self._ledger is not None:
+            committed = self._ledger.committed()
+            self._pending += subtract_ranges(committed, self._known.ranges)  # of workers whose driver was killed
+            return committed
         ranges = merge_ranges((max(start, 0), min(stop, chunks)) for start, stop in self._known.done)
         if not isinstance(self._sink, Collect):
             return ranges
@@ -567,6 +665,8 @@ class JobLog:
 
     def add(self, start: int, stop: int) -> None:
         """The chunks are done; written at the next `tick` that is due."""
+        if self._ledger is not None:
+            self._ledger.done[start:stop] = 1
         self._pending.append((start, stop))
 
     def tick(self, now: float) -> None:
@@ -578,7 +678,7 @@ class JobLog:
 
     def flush(self) -> None:
         """Write the chunks that are done."""
-        pending, self._pending = merge_ranges(self._pending), []
+        pending, self._pending, frames = merge_ranges(self._pending), [], []
         for start, stop in pending:
             values = b""
             if isinstance(self._sink, Collect):
@@ -589,7 +689,8 @@ class JobLog:
                     continue
             rows = self._plan.count(start, stop)
             head = _CHUNKS.pack(b"C", self._number, start, stop, rows, self._log.milliseconds)
-            self._log.write(head + values)
+            frames.append(head + values)
+        self._log.write(*frames)
 
     def _warn(self, error: SerializationError) -> None:
         if not self._warned:
@@ -668,14 +769,9 @@ def _is_node(node: Any) -> bool:
     return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
 
 
-def framed(body: bytes) -> bytes:
-    """Bytes as a frame."""
-    return FRAME.pack(len(body), zlib.crc32(body)) + body
-
-
 def lasts(job: Job, sink: Sink) -> bool:
     """Whether what a job leaves is there in another session: in the output, in intermediate files, or as a state."""
-    if isinstance(sink, Fold):
+    if isinstance(sink, (Fold, Folder)):
         return True
     if isinstance(sink, Preallocated):
         regions = [region_of(leaf) for leaf in tensors_of(sink.out)]
@@ -686,6 +782,8 @@ def lasts(job: Job, sink: Sink) -> bool:
 
 def describe_job(job: Job) -> str:
     """What tells a job from another one in its place: what runs, how rows are cut, ranges of keys."""
+    if job.ledger is not None:
+        return "in place"  # rows that are changed stay changed: the identity of the call says all
     fn: Any = job.fn
     names = [type(fn).__qualname__]
     while isinstance(fn, Wrapped):
@@ -705,15 +803,15 @@ def describe_job(job: Job) -> str:
 
 @contextlib.contextmanager
 def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
-    """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `Log`.
+    """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `begun`.
 
     In the block, `Execution.run` hands every job to it, until the call is complete.
 
     Args:
-        folder, identity: as `Log`.
+        folder, identity: as `begun`.
         keep: the state of a reduction stays: it is the answer.
     """
-    log = Log(folder, dict(identity))
+    log = Log(folder, begun(folder, dict(identity), disk.boot_number()))
     if not keep and not log.is_complete:  # the state of a reduction waits for the disk by itself
         log.files = [str(log.path)]
     try:

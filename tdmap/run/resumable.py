@@ -9,16 +9,18 @@ from pathlib import Path
 
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
+from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import object_paths
 from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
-from tdmap.memory.hidden import HIDDEN, remove
+from tdmap.memory.hidden import HIDDEN, remove_tree
 from tdmap.memory.spill import Spill
 from tdmap.output.spilled import PlaceSpilled
 from tdmap.run.identity import IN_PLACE, MAP
-from tdmap.run.run import Resume, Run, can_begin_anew, open_run
+from tdmap.run.log import Log
+from tdmap.run.run import Resume, can_begin_anew, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file
@@ -58,17 +60,18 @@ def _fill(
     store: OutputFolder,
     spill: Spill | None,
     execution: Execution,
-    run: Run | None = None,
+    log: Log | None = None,
 ) -> None:
     """Run a job, then bring ragged results to their places."""
-    if spill is None:
-        execution.run(job, sink, *(() if run is None else (run,)))
-        return
     try:
-        execution.run(job, sink, *(() if run is None else (run,)))
-        sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
+        if log is None:
+            execution.run(job, sink)
+        else:
+            log.run(job, sink, execution.run)
+        if spill is not None:
+            sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
     finally:
-        if run is None:
+        if log is None and spill is not None:
             spill.remove()
 
 
@@ -84,34 +87,28 @@ def _put_no_rows(job: Job, store: OutputFolder) -> None:
 def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resume: Resume) -> Data:
     if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
         store.begin_anew()  # nothing was begun, or somebody removed it
-    with open_run(store.hidden, job, MAP, [], resume) as run:
-        if run.is_complete:
+    objects = ObjectLog(store.hidden)
+    with open_run(store.hidden, job, MAP, [], resume) as log:
+        if log is None:
             result = store.publish()
-            _forget(run, store)  # of a session that was killed before it did
-            return result
-        if job.plan.length:
-            spill = _spill(store, execution)
-            sink = Folder(store, lambda data: _use_files(run, data), run.objects, spill)
-            _fill(run.planned(job), sink, store, spill, execution, run)
         else:
-            _put_no_rows(job, store)
-        result = store.publish()
-        _use_files(run, result)  # their names have changed
-        run.finish(job.plan.length)
-        _forget(run, store)
+            if job.plan.length:
+                spill = _spill(store, execution)
+                sink = Folder(store, lambda data: use_files(log, data, objects), objects, spill)
+                _fill(job, sink, store, spill, execution, log)
+            else:
+                _put_no_rows(job, store)
+            result = store.publish()
+            log.finish(job.plan.length, files_of(result))  # whose names have changed
+    for path in store.hidden.glob(f"{SPILL}*"):  # also of a session that was killed before it did
+        remove_tree(path)
+    objects.forget()
     return result
 
 
-def _forget(run: Run, store: OutputFolder) -> None:
-    """Remove what a run that is complete kept to be resumed."""
-    run.objects.forget()
-    for path in store.hidden.glob(f"{SPILL}*"):
-        remove(path)
-
-
-def _use_files(run: Run, data: Data) -> None:
-    assert run.journal is not None
-    run.journal.files = [*files_of(data), str(run.objects.path)]
+def use_files(log: Log, data: Data, objects: ObjectLog) -> None:
+    """Have the files of an output reach the disk before its chunks are durable."""
+    log.files = [str(log.path), *files_of(data), str(objects.path)]
 
 
 def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
@@ -122,12 +119,9 @@ def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = Tru
         ResumeMismatch: the folder holds another run.
     """
     folder = own_folder(out, "out")
-    with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
-        if not run.is_complete:
-            _expect_objects(run, out)
-            execution.run(job, Preallocated(out, run.objects), run)
-            run.finish(job.plan.length)
-            run.objects.forget()
+    with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as log:
+        if log is not None:
+            _run_into(job, Preallocated, out, log, execution)
     return out
 
 
@@ -148,23 +142,22 @@ def map_in_place(job: Job, execution: Execution, resume: Resume = True) -> Data:
             "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
         )
     folder, call = own_folder(data, "data"), f"map({job.name}) in place"
-    with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
-        if not run.is_complete:
-            _expect_objects(run, data)
-            execution.run(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
-            run.finish(job.plan.length)
-            run.objects.forget()
+    with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as log:
+        if log is not None:
+            _run_into(replace(job, ledger=log.ledger), InPlace, data, log, execution)
     return data
 
 
-def _expect_objects(run: Run, out: Data) -> None:
-    """Have room for the entries of `out` that are no tensors until the run is over."""
-    paths = object_paths(out)
-    if paths and not run.objects.columns():
-        run.objects.begin(paths)
+def _run_into(job: Job, sink: type[Preallocated], out: Data, log: Log, execution: Execution) -> None:
+    """Run a job whose results go into `out`; entries that are no tensors wait in a file until the run is over."""
+    paths, objects = object_paths(out), ObjectLog(log.folder)
+    if paths and not objects.columns():
+        objects.begin(paths)
     if paths:
-        assert run.journal is not None
-        run.journal.files = [*run.journal.files, str(run.objects.path)]
+        log.files = [*log.files, str(objects.path)]
+    log.run(job, sink(out, objects), execution.run)
+    log.finish(job.plan.length, files_of(out))
+    objects.forget()
 
 
 def own_folder(data: Data, name: str) -> Path:

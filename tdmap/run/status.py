@@ -1,4 +1,4 @@
-"""How far a resumable run has come, read from its journal by anybody, at any time."""
+"""How far a resumable run has come, read from its log at any time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tdmap.data import skipfile
-from tdmap.data.skipfile import row_errors
 from tdmap.errors import RemoteError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import Holder, Somebody, holder_of
-from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
+from tdmap.memory.hidden import HIDDEN, printable
 from tdmap.output.shards import ROWS
-from tdmap.plan import ChunkPlan, merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.rowerrors import RowError
-from tdmap.run import journal
-from tdmap.run.identity import IN_PLACE, check_identity, plan_of
-from tdmap.run.journal import Type
+from tdmap.run import disk
+from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, plan_of
 from tdmap.run.log import History
 from tdmap.run.run import AFTER_CRASH
 from tdmap.stores.manifest import MANIFEST
@@ -34,7 +31,7 @@ SKIPPED_SHOWN = 10
 
 @dataclass
 class Status:
-    """What a journal says about its run."""
+    """What a log says about its run."""
 
     name: str
     """Name of the function, or of an operation of several jobs."""
@@ -93,64 +90,52 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         UntrustedFile: the journal is a link or a device, or larger than one gets, or says nothing of a run.
         ValueError: it was written by a later version.
     """
-    folder = Path(path) / HIDDEN
-    contents = journal.read(folder / "journal", own=False)
-    if contents is None:
-        log = History(folder / "journal", own=False)
-        return _status_of_shards(Path(path)) if log.header is None else _status_of_log(Path(path), log.header, log)
-    header = contents.header
-    identity = check_identity(header, folder / "journal")
-    plan = plan_of(identity["plan"], contents)
-    rate, seconds, sessions = _rate(contents, plan)
-    skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
-    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
-    ranks, errors = [], _errors(folder / "errors.jsonl")
-    if header.get("ranks") and not complete:
+    log = History(Path(path) / HIDDEN / "journal", own=False)
+    return _status_of_shards(Path(path)) if log.header is None else _status_of_log(Path(path), log.header, log)
+
+
+def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
+    """The state of a run, from its log; and those of its ranks."""
+    identity, writer = check_identity(header, path / HIDDEN / "journal"), _writer_of(path)
+    ranks, logs = [], [log]
+    if log.by_ranks and not log.is_complete:
         for rank, home in RankFolder(path).homes():
-            own = journal.read(home / HIDDEN / "journal", own=False)
-            if own is None:
+            own = History(home / HIDDEN / "journal", own=False)
+            if own.header is None:
                 continue
-            done = merge_ranges([*done, *own.ranges()])
+            logs.append(own)
             at_work = _writer_of(home)
             writer = writer or at_work
-            state = "complete" if own.is_complete() else "interrupted" if at_work is None else "running"
+            state = "complete" if own.is_complete else "interrupted" if at_work is None else "running"
             ranks.append({"rank": rank.rank, "world_size": rank.world_size, "state": state})
-            _, took, begun = _rate(own, plan)
-            seconds, sessions = max(seconds, took), sessions + begun
-            errors += _errors(home / HIDDEN / "errors.jsonl")
-            skipped += row_errors(skipfile.read(home / HIDDEN / skipfile.NAME, own=False))
+    several = identity["kind"] == STEPWISE
+    skipped = [bad for one in logs for bad in one.bad_rows]
+    errors = [error for one in logs for line in one.failures for error in _error(line)]
+    job = log.jobs[-1] if log.jobs else None
     return Status(
-        **_told_by(header, identity, complete, writer),
-        rows=plan.length,
-        rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
-        rows_per_second=rate,
-        seconds=seconds,
-        sessions=sessions,
+        **_told_by(header, identity, log.is_complete, writer),
+        rows=identity["plan"]["rows"],
+        rows_done=_rows_done(identity["plan"], several, logs),
+        rows_per_second=None if several or log.by_ranks else _rate(log),
+        seconds=sum(log.sessions) / 1000 if not ranks else max(sum(one.sessions) for one in logs) / 1000,
+        sessions=sum(len(one.sessions) for one in logs),
         errors=sorted(errors, key=lambda error: error["time"]),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         ranks=ranks,
-        torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
+        step=(len(log.jobs), job.chunks_done, job.chunks) if several and job and not log.is_complete else None,
+        torn=identity["kind"] == IN_PLACE and not log.is_settled(disk.boot_number()),
     )
 
 
-def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
-    """The same of an operation of several jobs, from its log."""
-    identity, writer = check_identity(header, path / HIDDEN / "journal"), _writer_of(path)
-    rows, job = identity["plan"]["rows"], log.jobs[-1] if log.jobs else None
-    skipped = [bad for one in log.jobs for bad in row_errors(one.skipped)]
-    return Status(
-        **_told_by(header, identity, log.is_complete, writer),
-        rows=rows,
-        rows_done=rows if log.is_complete else log.jobs[0].rows_done if len(log.jobs) == 1 else 0,
-        rows_per_second=None,
-        seconds=sum(log.sessions) / 1000,
-        sessions=len(log.sessions),
-        errors=[error for line in log.failures for error in _error(line)],
-        skipped_rows=len(skipped),
-        skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
-        step=None if job is None or log.is_complete else (len(log.jobs), job.chunks_done, job.chunks),
-    )
+def _rows_done(description: dict[str, Any], several: bool, logs: list[History]) -> int:
+    log, rows = logs[0], int(description["rows"])
+    if log.is_complete:
+        return rows
+    if several:
+        return log.jobs[0].rows_done if len(log.jobs) == 1 else 0
+    plan = plan_of(description, next((one.chunk_size for one in logs if one.chunk_size), None))
+    return sum(plan.count(*span) for span in merge_ranges(span for one in logs for span in one.ranges))
 
 
 def _status_of_shards(path: Path) -> Status | None:
@@ -196,20 +181,10 @@ def _told_by(
     }
 
 
-def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, float, int]:
-    rows: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for record in contents.records:
-        if record.type is Type.DURABLE:
-            continue
-        last[record.session] = max(last.get(record.session, 0), record.milliseconds)
-        if record.type is Type.RANGE:
-            rows[record.session] = rows.get(record.session, 0) + plan.count(record.a, record.b)
-    seconds = sum(last.values()) / 1000
-    if not rows:
-        return None, seconds, len(last)
-    session = max(rows)
-    return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
+def _rate(log: History) -> float | None:
+    """Rows a second, in the last session that has done any."""
+    found = [(rows, took) for rows, took in zip(log.rows, log.sessions) if rows]
+    return found[-1][0] / max(found[-1][1] / 1000, 1e-3) if found else None
 
 
 def _writer_of(folder: Path) -> Holder | Somebody | None:
@@ -238,10 +213,6 @@ def _list(value: Any) -> list[Any]:
 
 def _command(value: Any) -> dict[str, Any] | None:
     return value if type(value) is dict else None
-
-
-def _errors(path: Path) -> list[dict[str, Any]]:
-    return [error for line in lines(path, SMALL, own=False) for error in _error(line)]
 
 
 def _error(line: Any) -> list[dict[str, Any]]:

@@ -1,12 +1,12 @@
-"""The helper process of a journal: waits for the disk, so that the driver need not.
+"""The helper process of a log: waits for the disk, so that the driver need not.
 
-    arguments  the folder, the descriptor of the journal, and "log" or "journal": the format of the record that it adds
+    arguments  the folder, and the descriptor of the log
     stdin    names of files, separated by NUL, on one line; then one line for every sync that is wanted, with the
              names of files that have come since
     stdout   the seconds that each sync took, as a little-endian double
 
-It is run as a script, by its path and without site-packages, so it starts in milliseconds. The journal is inherited as
-an open file: by its name it could be another file by the time that this process has started. When its standard input
+It is run as a script, by its path and without site-packages, so it starts in milliseconds. The log is inherited as an
+open file: by its name it could be another file by the time that this process has started. When its standard input
 closes, because the run is over or the driver has been killed, it syncs a last time and leaves.
 """
 
@@ -22,19 +22,12 @@ import sys
 import time
 import zlib
 
-DURABLE = 3
-"""The record type of a journal that says: every range before this position is on the disk."""
-
-LOG_MAGIC = b"TDMAPL01"
-FRAME = struct.Struct("<II")
-"""Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.run.log`)."""
-
-BESIDES = ("done", "undo", "skipped", "spill-")
-"""Files of these names beside the journal are brought to the disk as well."""
+BESIDES = ("done", "undo", "spill-")
+"""Files of these names beside the log are brought to the disk as well."""
 
 
-def sync(folder: str, log: int, opened: dict[str, int], last: bool, is_log: bool) -> None:
-    """Bring everything to the disk, and say so in the journal, which `log` appends to and which lies in `folder`."""
+def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
+    """Bring everything to the disk, and say so in the log, which lies in `folder`."""
     position = os.fstat(log).st_size
     for name in os.listdir(folder):
         if name.startswith(BESIDES):
@@ -45,13 +38,9 @@ def sync(folder: str, log: int, opened: dict[str, int], last: bool, is_log: bool
                     raise
     for descriptor in opened.values():
         os.fdatasync(descriptor)
-    if is_log:
-        body = struct.pack("<cqq", b"D", position, last)
-        record = FRAME.pack(len(body), zlib.crc32(body)) + body
-    else:
-        body = struct.pack("<BBHIIqq", DURABLE, 0, 0, 0, 0, position, last)
-        record = body + zlib.crc32(body).to_bytes(4, "little")
-    os.write(log, record)
+    body = struct.pack("<cqq", b"D", position, last)
+    frame = struct.pack("<II", len(body), zlib.crc32(body)) + body  # as `tdmap.run.log` reads it
+    os.write(log, frame)
     os.fdatasync(log)
 
 
@@ -71,7 +60,7 @@ def _open_all(line: bytes, opened: dict[str, int]) -> None:
             _open(name, opened)
 
 
-def main(folder: str, log: int, is_log: bool) -> None:
+def main(folder: str, log: int) -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     with contextlib.suppress(OSError):
@@ -82,7 +71,7 @@ def main(folder: str, log: int, is_log: bool) -> None:
         line = sys.stdin.buffer.readline()
         _open_all(line, opened)
         began = time.monotonic()
-        sync(folder, log, opened, not line, is_log)
+        sync(folder, log, opened, not line)
         if not line:
             return
         with contextlib.suppress(OSError):
@@ -90,4 +79,4 @@ def main(folder: str, log: int, is_log: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "log")
+    main(sys.argv[1], int(sys.argv[2]))

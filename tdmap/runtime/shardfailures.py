@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tdmap.data import skipfile
+from tdmap.data import failures
 from tdmap.data.kinds import Data
 from tdmap.data.objects import object_paths, stack_of
 from tdmap.data.schema import Schema
@@ -30,19 +30,19 @@ MISFIT = f"{OutputMismatch.__module__}.{OutputMismatch.__qualname__}"
 
 def as_plain(skipped: Skipped) -> list[list[Any]]:
     """Rows that raised, as a note of a shard keeps them."""
-    return [skipfile.failure(row, unpack_error(packed), packed.text) for row, packed in skipped]
+    return [failures.failure(row, unpack_error(packed), packed.text) for row, packed in skipped]
 
 
-def from_plain(failures: Any) -> Skipped:
+def from_plain(plain: Any) -> Skipped:
     """The rows of a note.
 
     Raises:
         ValueError: it is none that `as_plain` makes.
     """
-    if not skipfile.are_failures(failures):
+    if not failures.are_failures(plain):
         raise ValueError("these are no rows that raised")
-    found = skipfile.row_errors({0: {"errors": failures}})
-    names = {failure[0]: failure[1] for failure in failures}
+    found = failures.row_errors([plain])
+    names = {failure[0]: failure[1] for failure in plain}
     return [(bad.row, PackedError(pickle.dumps(bad.error), names[bad.row], bad.traceback)) for bad in found]
 
 

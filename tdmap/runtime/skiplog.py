@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tdmap.data.skipfile import Failure
+from tdmap.data.failures import Failure
 from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.frames import warn_user
@@ -24,9 +24,8 @@ class SkippedBefore(Protocol):
         """Those of earlier sessions."""
         ...
 
-    @property
-    def path(self) -> Path | None:
-        """A file that lists them for people."""
+    def listed(self, errors: RowErrors) -> Path | None:
+        """Write them to a file for people; its path, or None where no file outlives the call."""
         ...
 
     def add(self, chunk: int, failures: Sequence[Failure]) -> None:
@@ -47,7 +46,7 @@ class SkipLog:
     Args:
         job: its `on_row_error` is called once with each failing row; None collects them for a warning.
         callbacks: receive `RowsSkipped`.
-        file: of a run that can be resumed: where the rows of all its sessions are.
+        file: of a call that can be resumed: the rows of all its sessions.
     """
 
     def __init__(self, job: Job, callbacks: Callback, file: SkippedBefore | None = None) -> None:
@@ -146,7 +145,7 @@ class SkipLog:
 
     def _warn(self) -> None:
         if self.errors and self._handler is None:
-            path = None if self._file is None else self._file.path
+            path = None if self._file is None else self._file.listed(self.errors)
             where = "in the `errors` of this warning" if path is None else f"in {path}"
             text = (
                 f"{self.job.name}: {self.errors.summary()}, the others were processed. All are {where}; "

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tdmap.data.alike import VALID
+from tdmap.data.failures import note_skipped
 from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces, without_gaps
 from tdmap.data.reader import cut, narrow
-from tdmap.data.skipfile import append
 from tdmap.data.trees import FreshResults
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
@@ -133,7 +133,7 @@ class Skipper:
         undo = self.loop.undo
         if undo is not None and undo.skipped is not None:
             failures = [(start + offset, bad, packed.text) for (offset, bad), (_, packed) in zip(search.errors, report)]
-            append(undo.skipped, chunk, failures)
+            note_skipped(undo.skipped, chunk, failures)
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
 
     def _settle(self, search: _Search, bad: list[int], target: Any) -> Any:

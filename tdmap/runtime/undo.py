@@ -75,7 +75,7 @@ class Room(NamedTuple):
     lock: str | None = None
     """A file that the worker locks, shared, as long as it may write rows."""
     skipped: str | None = None
-    """Where the worker notes rows on which the function raises (see `skipfile`)."""
+    """The log, to which the worker appends rows on which the function raises."""
     objects: str | None = None
     """Where it notes entries of results that are no tensors (see `tdmap.data.objectlog`)."""
 

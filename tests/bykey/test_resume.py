@@ -18,7 +18,7 @@ from tdmap import tuning
 from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
 from tdmap.reducers import Count, Mean, Sum
-from tdmap.run import journal
+from tdmap.run import disk
 from tdmap.runtime import driver
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tests.processes import in_child, kill_at
@@ -67,7 +67,7 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.fixture
 def small(monkeypatch):
     """Many jobs, chunks and partitions of few rows, all of which are noted at once."""
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
     with tuning.use(log_seconds=0, partition_bytes=700, gather_bytes=1 << 9):
         yield
 
@@ -105,7 +105,7 @@ def kill_and_go_on(operation: Operation, folder: Path, numbers: Iterable[int]) -
             assert files(out) == wanted
         assert in_child(lambda: call(operation, folder)) == 0
         assert files(out) == wanted, f"killed at step {number}"
-        assert set(os.listdir(out / ".tdmap")) <= {"lock", "journal", "errors.jsonl"}
+        assert set(os.listdir(out / ".tdmap")) <= {"lock", "journal"}
         os.rename(out, folder / f"out-{number}")
         if not killed:
             return
@@ -292,7 +292,7 @@ def test_tables_go_on(name, tmp_path, small):
         kill_at(number, run, STEPS)
         assert len(run()) == len(Table.open(tmp_path / "wanted"))
         assert files(tmp_path / "out") == wanted
-        assert set(os.listdir(tmp_path / "out" / ".tdmap")) <= {"lock", "journal", "errors.jsonl"}
+        assert set(os.listdir(tmp_path / "out" / ".tdmap")) <= {"lock", "journal"}
         with pytest.raises(tdmap.ResumeMismatch):
             other_call(name, tmp_path)
         os.rename(tmp_path / "out", tmp_path / f"out-{number}")

@@ -17,12 +17,12 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
-from tdmap.run import journal, log
+from tdmap.run import disk, log
 from tdmap.run.log import History, framed
 from tdmap.run.status import describe, read_status
-from tdmap.run.syncer import LOG_MAGIC
 from tdmap.run.values import pack, unpack
 from tensordict_lite import TensorDict
+from tests import journals
 from tests.processes import in_child
 
 ROWS = 400
@@ -51,7 +51,7 @@ class Stop(tdmap.Callback):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)
     x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
     with tuning.use(log_seconds=0):
         yield TensorDict({"x": x, "v": torch.arange(ROWS).double(), "b": x % 3}, [ROWS]).memmap(tmp_path / "in")
@@ -212,8 +212,7 @@ def test_the_status_tells_the_job_and_its_chunks(data, tmp_path):
 
 def test_after_a_power_loss_only_what_reached_the_disk_counts(data, tmp_path, monkeypatch):
     begin(data, tmp_path / "out")
-    boot = journal.boot_number()
-    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    journals.next_boot(monkeypatch)
     for file in (tmp_path / "out" / ".tdmap").glob("spill-*"):
         os.truncate(file, 0)
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
@@ -250,7 +249,7 @@ def test_links_in_the_place_of_its_files_are_not_followed(data, tmp_path):
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "notes"])
 def test_records_that_name_other_files_are_refused(name, data, tmp_path):
     begin(data, tmp_path / "out")
-    path, changed, count = tmp_path / "out" / ".tdmap" / "journal", LOG_MAGIC, 0
+    path, changed, count = tmp_path / "out" / ".tdmap" / "journal", log.MAGIC, 0
     for frame in log._frames(path)[0]:
         body = bytes(frame.body)
         if frame.kind == b"C" and b"spill-" in body:

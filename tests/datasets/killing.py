@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 
 DEADLY = """
 import os, random, signal, sys, threading, time
-from tdmap.run.journal import Journal, Type
 from tdmap.run.log import Log
 
 def be_deadly():
@@ -27,24 +26,17 @@ def be_deadly():
             dies.set()
             threading.Thread(target=die).start()
 
-    def note(self, records, write=Journal._write):
-        write(self, records)
-        noted(any(record.type is Type.RANGE for record in records))
-
-    def write(self, body, write=Log.write):
-        write(self, body)
-        noted(body[:1] == b"C")
+    def write(self, *bodies, write=Log.write):
+        write(self, *bodies)
+        noted(any(body[:1] == b"C" for body in bodies))
 
     def end(complete):
         def ended(self, *arguments):
-            if isinstance(self, Journal):
-                self.flush()
             if dies.is_set():
                 threading.Event().wait()
             complete(self, *arguments)
         return ended
 
-    Journal._write, Journal.complete = note, end(Journal.complete)
     Log.write, Log.finish = write, end(Log.finish)
 
 be_deadly()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -96,7 +97,9 @@ def test_without_a_handler_a_warning_says_how_many_and_where_the_list_is(rows, m
     if mode != "drop":
         with pytest.warns(tdmap.SkippedRows) as caught:
             tdmap.map(rows, picky, on_error=mode, num_workers=2, out=tmp_path / "out", resume=True)
-        assert str(tmp_path / "out" / ".tdmap" / "skipped.jsonl") in str(caught.pop(tdmap.SkippedRows).message)
+        place = tmp_path / "out" / ".tdmap" / "skipped.jsonl"
+        assert str(place) in str(caught.pop(tdmap.SkippedRows).message)
+        assert [json.loads(line)["row"] for line in place.read_text().splitlines()] == BAD
 
 
 def test_marks_in_an_output_that_there_is(rows):

@@ -20,7 +20,8 @@ import pytest
 
 import tdmap
 from tdmap import tuning
-from tdmap.run import journal, log
+from tdmap.run import disk, log
+from tests import journals
 from tests.cells.kinds import plain, rows_of
 from tests.cells.operations import OPERATIONS, resumable
 from tests.processes import in_child, kill_at
@@ -31,14 +32,14 @@ NAMES = resumable()
 OUTPUTS = ("folder", "shards", "URL")
 CALLS = ("open", "close", "write", "pwrite", "mkdir", "rename", "replace", "unlink", "rmdir", "ftruncate", "link")
 STEPS = [(os, name) for name in CALLS]
-STATE = {"journal", "lock", "run.json", "errors.jsonl"}
+STATE = {"journal", "lock", "run.json"}
 """Files of a complete call in the hidden folder of its output."""
 
 
 @pytest.fixture(autouse=True)
 def _small_jobs(monkeypatch):
     """Many jobs, chunks and partitions of few rows, all of which are noted at once."""
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
     with tuning.use(log_seconds=0, partition_bytes=700, gather_bytes=512):
         yield
 
@@ -145,7 +146,7 @@ def test_workers_and_drivers_are_killed_at_random(name, output, seed, tmp_path):
 
 def contents(folder: Path) -> dict[int, tuple[Path, bytes]]:
     """Files of rows, of the output and intermediate ones, by their inode: a whole output is moved to its place."""
-    whole = ("journal", "lock", ".json", "errors.jsonl")
+    whole = ("journal", "lock", ".json")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(whole)]
     return {path.stat().st_ino: (path, path.read_bytes()) for path in files}
 
@@ -153,10 +154,8 @@ def contents(folder: Path) -> dict[int, tuple[Path, bytes]]:
 def reach_the_disk(folder: Path) -> dict[int, tuple[Path, bytes]]:
     """All files reach the disk, and the logs say so."""
     for path in folder.rglob("journal"):
-        frames, end = log._frames(path)
-        if frames:
-            with open(path, "ab") as file:
-                file.write(log.framed(log._DURABLE.pack(b"D", end, 0)))
+        if log._frames(path)[0]:
+            journals.say_durable(path)
     return contents(folder)
 
 
@@ -173,6 +172,5 @@ def test_the_machine_goes_down(name, share, tmp_path, monkeypatch):
     for inode, (path, now) in contents(place.out).items():  # what came after this is lost, but for the log
         old = durable[inode][1][: len(now)] if inode in durable else b""
         path.write_bytes(old + bytes(len(now) - len(old)))
-    boot = journal.boot_number()
-    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    journals.next_boot(monkeypatch)
     place.resume()

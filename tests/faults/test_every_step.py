@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.reducers import Reducer
-from tdmap.run import journal
+from tdmap.run import disk
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at
@@ -60,7 +60,7 @@ class Total(Reducer):
 @tuning.use(log_seconds=0)
 def run(mode: str, folder: Path) -> list[int]:
     """The whole program; the rows that it reports as skipped."""
-    journal.Helper._start = lambda self: False  # what matters here is the death of processes, not the disk
+    disk.Helper._start = lambda self: False  # what matters here is the death of processes, not the disk
     errors = tdmap.RowErrors()
     data = TensorDict.load_memmap(folder / "in")
     options = {"executor": "serial", "chunksize": CHUNK, "seed": 3}

@@ -10,8 +10,6 @@ import re
 import shutil
 import signal
 import socket
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -25,17 +23,18 @@ from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.output.append import Piece, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
-from tdmap.run import journal, log
+from tdmap.run import disk, log
 from tdmap.run.status import describe, read_status
 from tdmap.run.values import pack
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
+from tests import journals
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same
 
 PRECIOUS = b"years of work" * 100
 EVERY = {**RESUMABLE, **IN_DATASET}
-NAMES = ("journal", "journal.new", "lock", "skipped.jsonl", "errors.jsonl")
+NAMES = ("journal", "journal.new", "lock", "skipped.jsonl")
 OWN = {
     "map": ("data", "moving", "objects.jsonl"),
     "write": ("data", "moving", "objects.jsonl"),
@@ -62,7 +61,7 @@ def _nothing_hangs():
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(300)
     yield
-    journal.wait_for_disk()  # nor do the processes that wait for the disk
+    disk.wait_for_disk()  # nor do the processes that wait for the disk
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
 
@@ -150,15 +149,15 @@ def test_a_journal_that_is_replaced_before_the_disk_is_waited_for(tmp_path):
     (tmp_path / "hidden").mkdir(), (tmp_path / "outside").mkdir()
     path, rows = tmp_path / "hidden" / "journal", tmp_path / "rows"
     rows.write_bytes(bytes(4096))
-    journal.create(path, {"rows": 1})
-    log = journal.Journal(path, journal.read(path), [str(rows)])
+    run = log.Log(path.parent, log.begun(path.parent, IDENTITY, None))
+    run.files = [str(rows)]
     path.rename(tmp_path / "moved")
     planted = Planted("hard link", path, tmp_path / "outside")
-    log.add(0, 1)
-    log.close(wait=True)
+    run.merge([], 1, 1)
+    run.close()
+    disk.wait_for_disk()
     assert planted.has_done_no_harm()
-    kinds = [record.type for record in journal.read(tmp_path / "moved").records]
-    assert kinds == [journal.Type.SESSION, journal.Type.RANGE, journal.Type.DURABLE]
+    assert journals.kinds(tmp_path / "moved") == [b"H", b"S", b"B", b"C", b"D"]
 
 
 @pytest.mark.parametrize("name", [*OUT_OF_PLACE, *IN_DATASET])
@@ -198,31 +197,37 @@ def looks_of(folder: Path) -> dict[Path, tuple[int, ...]]:
     return {path: (info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns) for path, info in found.items()}
 
 
-def write_journal(out: Path, **changes) -> None:
-    identity = {
-        "kind": "map",
-        "name": "f",
-        "function": {},
-        "source": {},
-        "plan": {"rows": 10, "chunk size": 10, "dim": 0, "unbind": False},
-        "seed": None,
-        "python": "3.11",
-    }
+IDENTITY = {
+    "kind": "map",
+    "name": "f",
+    "function": {},
+    "source": {},
+    "plan": {"rows": 10, "chunk size": 10, "dim": 0, "unbind": False},
+    "seed": None,
+    "python": "3.11",
+}
+
+
+def write_journal(out: Path, *frames: bytes, **changes) -> None:
+    identity = dict(IDENTITY)
     header = {"identity": identity, "began": 0, "argv": ["tdmap"], "cwd": "/", "command": None}
     for key, value in changes.items():
         target = header if key in header else identity
         target[key] = value
     (out / ".tdmap").mkdir(parents=True, exist_ok=True)
-    journal.create(out / ".tdmap" / "journal", header)
+    text = b"".join(map(log.framed, [b"H" + json.dumps(header).encode(), *frames]))
+    (out / ".tdmap" / "journal").write_bytes(log.MAGIC + text)
 
 
 def test_a_status_has_nothing_that_a_terminal_obeys(tmp_path):
-    write_journal(tmp_path, name="\x1b]0;pwned\x07f", argv=["\x1b[2J"])
-    hidden = tmp_path / ".tdmap"
     bad = "\x1b[2J\rall rows done"
-    (hidden / "errors.jsonl").write_text(json.dumps({"time": 1, "type": bad, "error": bad, "notes": [bad]}) + "\n")
-    failure = [3, f"builtins.{bad}", None, bad, bad]
-    (hidden / "skipped.jsonl").write_text(json.dumps({"chunk": 0, "errors": [failure]}) + "\n")
+    said = {
+        b"B": [0, bad, 1, 10],
+        b"K": [0, 0, [[3, f"builtins.{bad}", None, bad, bad]]],
+        b"F": {"time": 1, "type": bad, "error": bad, "notes": [bad]},
+    }
+    frames = [letter + json.dumps(content).encode() for letter, content in said.items()]
+    write_journal(tmp_path, *frames, name="\x1b]0;pwned\x07f", argv=["\x1b[2J"])
     found = read_status(tmp_path)
     assert found.skipped_rows == 1 and len(found.errors) == 1
     assert all(line.isprintable() for line in describe(found)) and all(word.isprintable() for word in found.argv)
@@ -269,27 +274,24 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("file", ["errors.jsonl", "skipped.jsonl", "history.jsonl"])
-def test_lines_that_nobody_wrote_are_left_out(tmp_path, file):
+def test_lines_of_unknown_origin_are_left_out(tmp_path):
     out = begun("map in place", tmp_path)
-    (out / ".tdmap" / file).write_bytes(b"\n".join(LINES))
-    assert read_status(out).skipped_rows == 0
+    (out / ".tdmap" / "history.jsonl").write_bytes(b"\n".join(LINES))
     IN_DATASET["map in place"](make(), out, num_workers=0)
     assert torch.equal(TensorDict.load_memmap(out)["x"], make()["x"] + 1)
 
 
-@pytest.mark.parametrize("file", ["journal", "errors.jsonl", "skipped.jsonl", "states-0", NOTE, "lock"])
+@pytest.mark.parametrize("file", ["journal", "states-0", NOTE, "lock"])
 def test_files_that_are_too_large_to_be_true(tmp_path, file):
     out, name = tmp_path / "out", "reduce" if file == "states-0" else "cache" if file == NOTE else "map"
     quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
     with open(out / ".tdmap" / file, "ab") as huge:
         huge.truncate(1 << 43)
-    if file in ("journal", "errors.jsonl", "skipped.jsonl"):
+    if file == "journal":
         with pytest.raises(UntrustedFile, match="bytes, where at most"):
             read_status(out)
-    if file not in ("errors.jsonl", "skipped.jsonl"):  # which a run that is complete does not read
-        with contextlib.nullcontext() if file == "lock" else pytest.raises(UntrustedFile, match="bytes, where at most"):
-            quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
+    with contextlib.nullcontext() if file == "lock" else pytest.raises(UntrustedFile, match="bytes, where at most"):
+        quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
 
 
 def rows_by_shards(data, out, **options):
@@ -342,11 +344,11 @@ def test_facts_that_are_forged_are_an_error_of_this_library(tmp_path, name, how)
 @pytest.mark.parametrize("how", FORGED)
 def test_the_header_of_a_journal_that_is_forged_is_an_error_of_this_library(tmp_path, how):
     out = begun("map", tmp_path)
-    path, head = out / ".tdmap" / "journal", len(journal.MAGIC)
+    path, head = out / ".tdmap" / "journal", len(log.MAGIC)
     data = path.read_bytes()
     length = int.from_bytes(data[head : head + 4], "little")
-    text = FORGED[how](data[head + 8 : head + 8 + length])
-    forged = data[:head] + struct.pack("<II", len(text), zlib.crc32(text)) + text + data[head + 8 + length :]
+    text = b"H" + FORGED[how](data[head + 9 : head + 8 + length])
+    forged = data[:head] + log.framed(text) + data[head + 8 + length :]
     for ask in (lambda: read_status(out), lambda: quietly(lambda: RESUMABLE["map"](make(), out, num_workers=0))):
         path.write_bytes(forged)
         with contextlib.suppress(UntrustedFile, ResumeMismatch):

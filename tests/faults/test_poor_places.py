@@ -16,7 +16,7 @@ import torch
 
 import tdmap
 from tdmap.memory import hidden
-from tdmap.run import journal
+from tdmap.run import disk
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
 
@@ -34,7 +34,7 @@ def mounted(folder: Path, kind: str, options: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        journal.wait_for_disk()
+        disk.wait_for_disk()
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 

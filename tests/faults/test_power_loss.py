@@ -12,11 +12,12 @@ import torch
 import tdmap
 from tdmap.cli.commands.resume import app
 from tdmap.errors import ResumeMismatch
-from tdmap.run import journal
+from tdmap.run import disk
 from tdmap.run.ledger import Ledger
+from tdmap.run.log import History
 from tdmap.run.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
-from tests import interpreters
+from tests import interpreters, journals
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,11 +38,10 @@ def interrupted(data, tmp_path, monkeypatch, change):
         change(td)
 
     marker = str(tmp_path / "mark")
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-    boot = journal.boot_number()
-    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    journals.next_boot(monkeypatch)
     return fn
 
 
@@ -83,14 +83,13 @@ def test_redo_runs_again_what_may_not_have_reached_the_disk(data, tmp_path, monk
 def test_redo_keeps_what_had_reached_the_disk(data, tmp_path, monkeypatch):
     fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
     path = tmp_path / "in" / ".tdmap" / "journal"
-    contents = journal.read(path)
-    with open(path, "ab") as file:  # the helper had been in time for everything
-        file.write(journal.Record(journal.Type.DURABLE, contents.stop, 0, 1).pack())
+    contents = History(path)
+    journals.say_durable(path)  # the helper had been in time for everything
     tdmap.map(data, fn, out=data, resume="redo", **OPTIONS)
     times = data["x"] - torch.arange(200.0)
-    for start, stop in contents.ranges():
+    for start, stop in contents.ranges:
         assert (times[5 * start : 5 * stop] == 1).all()
-    assert contents.ranges() and set(times.tolist()) <= {1.0, 2.0}  # 2: done, and nobody had heard of it
+    assert contents.ranges and set(times.tolist()) <= {1.0, 2.0}  # 2: done, and nobody had heard of it
 
 
 def test_after_a_death_of_processes_both_are_as_true(data, tmp_path):
@@ -122,11 +121,8 @@ def test_the_command_line_goes_on(tmp_path):
     assert command(*line).returncode == 1
     path = tmp_path / "in" / ".tdmap" / "journal"
     # The program does not wait for the disk: what brings the rows there says so in the journal, some time later.
-    assert comes_true(lambda: journal.read(path).is_settled(journal.boot_number() + 1))
-    contents = journal.read(path)
-    records = [r._replace(b=r.b + 1) if r.type is journal.Type.SESSION else r for r in contents.records]
-    kept = [r for r in records if r.type is not journal.Type.DURABLE]  # another boot, and nothing reached the disk
-    path.write_bytes(path.read_bytes()[: contents.start] + b"".join(r.pack() for r in kept))
+    assert comes_true(lambda: History(path).is_settled(disk.boot_number() + 1))
+    journals.keep(path, b"HSBCNKEF", boots=1)  # another boot, and nothing reached the disk
     (tmp_path / "mended").touch()
     refused = command("resume", "in", "--quiet", "--yes")
     assert refused.returncode == 2 and "machine went down" in refused.stderr
@@ -139,10 +135,10 @@ def test_the_command_line_goes_on(tmp_path):
 
 
 def test_another_name_of_the_machine_is_not_another_boot(monkeypatch):
-    here = journal.boot_number()
+    here = disk.boot_number()
     name = os.uname()
     monkeypatch.setattr(os, "uname", lambda: type(name)(("Linux", "other-container", *name[2:])))
-    assert journal.boot_number() == here
+    assert disk.boot_number() == here
 
 
 def test_a_lazy_stack_in_place_is_refused_with_the_ways_on(tmp_path):

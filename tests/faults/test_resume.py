@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import textwrap
@@ -18,9 +17,10 @@ import tdmap
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
 from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
-from tdmap.run import journal
+from tdmap.run import disk
+from tdmap.run.log import History
 from tensordict_lite import TensorDict
-from tests import interpreters
+from tests import interpreters, journals
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,9 +131,10 @@ def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
     assert os.listdir(out) == [".tdmap"]  # nothing that looks like a dataset
     with pytest.raises(FileNotFoundError, match=r"meta\.json"):
         reference.TensorDict.load_memmap(out)
-    done = sum(b - a for a, b in journal.read(out / ".tdmap" / "journal").ranges())
+    history = History(out / ".tdmap" / "journal")
+    done = history.jobs[0].chunks_done
     assert 0 < done < 40
-    line = json.loads((out / ".tdmap" / "errors.jsonl").read_text().splitlines()[0])
+    (line,) = history.failures
     assert line["type"] == "Interrupt" and "rows 100:105" in line["notes"][0]
     runs = []
 
@@ -168,11 +169,11 @@ def test_an_unfinished_run_is_not_replaced_by_another_operation(first, second, t
     rows = TensorDict({"x": torch.arange(20)}, [20])
     with pytest.raises(ValueError, match="stop"):
         OPERATIONS[first](rows, fail, tmp_path / "out")
-    files = sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl")
+    files = sorted(path for path in (tmp_path / "out").rglob("*"))
     if first != second:
         with pytest.raises(ResumeMismatch, match="of kind|it was a call of"):
             OPERATIONS[second](rows, fail, tmp_path / "out")
-        assert sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl") == files
+        assert sorted(path for path in (tmp_path / "out").rglob("*")) == files
 
 
 def test_an_unfinished_run_is_not_overwritten_by_a_plain_call(data, tmp_path):
@@ -388,24 +389,22 @@ def test_resume_needs_files(data):
 
 def test_after_a_power_loss_an_in_place_run_is_not_trusted(data, tmp_path, monkeypatch):
     fn = failing(increment, 100, str(tmp_path / "mark"))
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # nothing reaches the disk
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)  # nothing reaches the disk
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-    boot = journal.boot_number()
-    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    journals.next_boot(monkeypatch)
     with pytest.raises(ResumeMismatch, match="machine went down"):
         tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
 
 
 def test_after_a_power_loss_rows_that_did_not_reach_the_disk_are_done_again(data, tmp_path, monkeypatch):
     fn = failing(double, 100, str(tmp_path / "mark"))
-    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
     for file in (tmp_path / "out" / ".tdmap" / "data").glob("**/*.memmap"):
         file.write_bytes(bytes(file.stat().st_size))  # what was in the page cache is gone
-    boot = journal.boot_number()
-    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    journals.next_boot(monkeypatch)
     assert torch.equal(tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)["y"], data["x"] * 2)
 
 
@@ -459,11 +458,6 @@ def start(folder, mode, method):
     return interpreters.Program([str(script), str(folder), mode, method])
 
 
-def chunks_done(path):
-    contents = journal.read(path)
-    return 0 if contents is None else sum(stop - start for start, stop in contents.ranges())
-
-
 @pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "fork")])
 def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, method):
     (tmp_path / "quiet").mkdir()
@@ -473,14 +467,13 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
     path = tmp_path / ("out" if mode == "map" else "in") / ".tdmap" / "journal"
     (tmp_path / "hold").touch()
     process = start(tmp_path, mode, method)
-    assert comes_true(lambda: process.poll() is not None or chunks_done(path) >= 40)
+    assert comes_true(lambda: process.poll() is not None or journals.chunks_done(path) >= 40)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (tmp_path / "hold").unlink()
     assert start(tmp_path, mode, method).wait(timeout=300) == 0
-    sessions = [r for r in journal.read(path).records if r.type is journal.Type.SESSION]
-    assert len(sessions) == 2
+    assert len(History(path).sessions) == 2
     name = "out/y.memmap" if mode == "map" else "in/x.memmap"
     assert (tmp_path / name).read_bytes() == (tmp_path / "quiet" / name).read_bytes()
 
@@ -518,11 +511,11 @@ def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_pa
     fn = failing(increment, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-    journal.wait_for_disk()  # nobody else writes into the journal from here on
+    disk.wait_for_disk()  # nobody else writes into the journal from here on
     path = tmp_path / "in" / ".tdmap" / "journal"
-    contents = journal.read(path)
-    assert contents.ranges()
-    path.write_bytes(path.read_bytes()[: contents.start])  # as if the driver had heard of nothing
+    before = History(path).ranges
+    assert before
+    journals.keep(path, b"H")  # as if the driver had heard of nothing
 
     class Stop(tdmap.Callback):
         def on_job_started(self, event):
@@ -530,7 +523,6 @@ def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_pa
 
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, callbacks=[Stop()], **OPTIONS)
-    found = journal.read(path).ranges()
-    assert subtract_ranges(contents.ranges(), found) == []
+    assert subtract_ranges(before, History(path).ranges) == []
     tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
     assert torch.equal(data["x"], torch.arange(600.0).reshape(200, 3) + 1)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tdmap.run import journal
+from tdmap.run import log
 from tensordict_lite import TensorDict
 from tests import interpreters
 
@@ -161,7 +161,7 @@ def plant(folder, place, **changes):
         "cwd": "/",
         "command": {"cwd": str(folder), "source": str(data), "options": {}, **changes},
     }
-    journal.create(data / ".tdmap" / "journal", header)
+    (data / ".tdmap" / "journal").write_bytes(log.MAGIC + log.framed(b"H" + json.dumps(header).encode()))
 
 
 @pytest.mark.parametrize(

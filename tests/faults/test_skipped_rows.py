@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.data import skipfile
-from tdmap.data.skipfile import SkipFile
+from tdmap.data.failures import note_skipped, skipped_frame
 from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
+from tdmap.run import log
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
-from tests import interpreters
+from tests import interpreters, journals
 from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,11 +167,11 @@ print(errors.rows)
 def test_no_skipped_row_is_forgotten_when_everybody_is_killed_again_and_again(tmp_path, mode):
     TensorDict({"x": torch.zeros(800), "row": torch.arange(800)}, [800]).memmap(tmp_path / "in")
     (tmp_path / "script.py").write_text(SCRIPT)
-    noted = folder_of(mode, tmp_path) / ".tdmap" / "skipped.jsonl"
+    noted = folder_of(mode, tmp_path) / ".tdmap" / "journal"
     command = ["script.py", str(tmp_path), mode]
 
     def has_come_to(lines, process):
-        return process.poll() is not None or (noted.exists() and noted.read_bytes().count(b"\n") >= lines)
+        return process.poll() is not None or (noted.exists() and journals.kinds(noted).count(b"K") >= lines)
 
     for lines, row in ((3, 300), (8, 600)):
         process = interpreters.Program(command, cwd=tmp_path, env={**os.environ, "HOLD_AT": str(row)})
@@ -205,35 +205,34 @@ def test_a_report_of_a_worker_that_died_does_not_hold(data, tmp_path):
     assert not errors and torch.equal(data["x"], torch.arange(200.0) + 1)
 
 
-def test_only_the_last_line_of_a_chunk_that_is_done_counts(tmp_path):
-    file = SkipFile(tmp_path)
-    file.add(3, [(30, ValueError("old"), "text")])
-    file.add(3, [(31, KeyError("new"), "text")])
-    file.add(4, [(40, ValueError(1, None), "text")])
-    file.add(5, [(50, ValueError("voided"), "text")])
-    file.add(5, ())
-    file.add(7, [(70, Unreadable("not done"), "text")])
-    with open(file.path, "a") as stream:
-        stream.write('{"chunk": 4, "err')  # torn
-    file.add(6, [(60, Unreadable("why"), "text")])
-    later = SkipFile(tmp_path)
-    later.load([(0, 7)])
-    assert [(bad.row, type(bad.error), bad.error.args[:1]) for bad in later.earlier[:2]] == [
+def write_log(path, *frames):
+    head = {"identity": {}, "began": 0}
+    said = [b"H" + json.dumps(head).encode(), b"B" + json.dumps([0, "job", 10, 100]).encode(), *frames]
+    path.write_bytes(log.MAGIC + b"".join(map(log.framed, said)))
+
+
+def test_only_the_last_frame_of_a_chunk_counts(tmp_path):
+    path = tmp_path / "journal"
+    write_log(path, skipped_frame(0, 3, [(30, ValueError("old"), "text")]))
+    note_skipped(path, 3, [(31, KeyError("new"), "text")])
+    note_skipped(path, 4, [(40, ValueError(1, None), "text")])
+    note_skipped(path, 5, [(50, ValueError("voided"), "text")])
+    note_skipped(path, 5, ())
+    note_skipped(path, 6, [(60, Unreadable("why"), "text")])
+    found = log.History(path).bad_rows
+    assert [(bad.row, type(bad.error), bad.error.args[:1]) for bad in found[:2]] == [
         (31, KeyError, ("new",)),
         (40, ValueError, (1,)),
     ]
-    assert [bad.row for bad in later.earlier] == [31, 40, 60]
-    assert later.earlier[2].error.type_name.endswith("test_skipped_rows.Unreadable")
-    assert 7 not in skipfile.read(file.path)
+    assert [bad.row for bad in found] == [31, 40, 60]
+    assert found[2].error.type_name.endswith("test_skipped_rows.Unreadable")
 
 
-def test_names_in_the_file_run_no_code(tmp_path):
+def test_names_in_the_log_run_no_code(tmp_path):
     for name in ("builtins.exec", "builtins.SystemExit", "os.system", "builtins.__import__"):
-        line = {"chunk": 0, "errors": [[0, name, ["touch " + str(tmp_path / "owned")], "m", "t"]]}
-        (tmp_path / skipfile.NAME).write_text(json.dumps(line) + "\n")
-        file = SkipFile(tmp_path)
-        file.load([(0, 1)])
-        assert type(file.earlier[0].error) is RemoteError
+        errors = [[0, name, ["touch " + str(tmp_path / "owned")], "m", "t"]]
+        write_log(tmp_path / "journal", b"K" + json.dumps([0, 0, errors]).encode())
+        assert type(log.History(tmp_path / "journal").bad_rows[0].error) is RemoteError
     assert not (tmp_path / "owned").exists()
 
 

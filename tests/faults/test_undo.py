@@ -11,6 +11,7 @@ import torch
 
 import tdmap
 from tdmap.plan import ChunkPlan
+from tdmap.run import ledger as ledgers
 from tdmap.run.ledger import Ledger
 from tdmap.runtime.undo import Undo
 from tensordict_lite import TensorDict
@@ -150,7 +151,7 @@ def test_committed_runs_of_a_ledger(tmp_path):
     assert ledger.committed() == []
     ledger.done[[0, 1, 5, 18, 19]] = 1
     assert Ledger(tmp_path, data, ChunkPlan(20, 1)).committed() == [(0, 2), (5, 6), (18, 20)]
-    ledger.forget()
+    ledgers.forget(tmp_path)
     assert not (tmp_path / "done").exists()
 
 

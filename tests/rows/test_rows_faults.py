@@ -17,9 +17,9 @@ from tdmap import tuning
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden, rowfiles
 from tdmap.output import scatter
-from tdmap.run import journal, log
+from tdmap.run import log
 from tensordict_lite import TensorDict
-from tests import interpreters
+from tests import interpreters, journals
 
 from .conftest import Killer, bits, make
 
@@ -302,7 +302,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
                 break  # it has only to move what is left
     assert bits(run(data, out)) == bits(TensorDict.load_memmap(tmp_path / "wanted"))
     assert contents(out) == contents(tmp_path / "wanted")
-    assert {path.name for path in (out / ".tdmap").iterdir()} - {"errors.jsonl"} == {"journal", "lock"}
+    assert {path.name for path in (out / ".tdmap").iterdir()} == {"journal", "lock"}
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -310,20 +310,12 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
 def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, tmp_path, monkeypatch):
     data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
     wanted = bits(run(data, tmp_path / "wanted"))
-    monkeypatch.setattr("tdmap.run.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
+    monkeypatch.setattr("tdmap.run.disk.Helper.finish", lambda helper: None)  # it did not get to the disk
     run(data, out)
     path = out / ".tdmap" / "journal"
-    records, (frames, _) = journal.read(path), log._frames(path)
-    if durable and records is not None:  # the chunks did, and the end did not
-        end = next(number for number, record in enumerate(records.records) if record.type is journal.Type.COMPLETE)
-        with open(path, "ab") as file:
-            file.write(journal.Record(journal.Type.DURABLE, records.position(end), session=1).pack())
-    elif durable:
-        end = next(frame.position for frame in frames if frame.kind == b"E")
-        with open(path, "ab") as file:
-            file.write(log.framed(log._DURABLE.pack(b"D", end, 0)))
-    boot = journal.boot_number() + 1
-    monkeypatch.setattr("tdmap.run.journal.boot_number", lambda: boot)
+    if durable:  # the chunks did, and the end did not
+        journals.say_durable(path, next(frame.position for frame in log._frames(path)[0] if frame.kind == b"E"))
+    journals.next_boot(monkeypatch)
     if name != "map":
         with pytest.raises(ResumeMismatch):
             PUBLISHERS["flat_map" if name == "filter" else "filter"](data, out)
@@ -335,7 +327,7 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
 
 def test_zeros_at_the_end_of_a_log_are_no_frame(tmp_path):
     path = tmp_path / "journal"
-    whole = log.LOG_MAGIC + log.framed(b"H{}") + log.framed(b"F{}")
+    whole = log.MAGIC + log.framed(b"H{}") + log.framed(b"F{}")
     for zeros in (1, 8, 16, 4096):
         path.write_bytes(whole + bytes(zeros))
         frames, stop = log._frames(path)

@@ -383,20 +383,15 @@ def _of_checksums(source: Path) -> str:
 
 
 def _report_skipped(call: Call, arguments: dict[str, Any], skipped: Any) -> None:
-    from tdmap.memory.hidden import HIDDEN
-
     words, out = call.words, call.words.get("out")
     fate = {"drop": "are left out", "mark": "are marked as not valid"}.get(getattr(skipped, "mode", ""))
     beside = call.source.resolve() if words.get("in_place") else Path(call.source.name)
     place = list_beside(beside if out is None else out)
-    written = False
     if call.command.place == MAP:
         fate = fate or ("keep what they had" if out is None else "are zeros")
         if "shard" in words:
             place = place.with_name(f"{words['out'].name}.skipped.{arguments['shard'][0]}.jsonl")
-        elif words.get("resume") and "rows_per_shard" not in words and (out is None or url_of(out) is None):
-            place, written = Path(out or call.source) / HIDDEN / "skipped.jsonl", True
-    report_skipped(skipped, len(call.rows), fate or "are left out", place, written)
+    report_skipped(skipped, len(call.rows), fate or "are left out", place)
 
 
 def _show(call: Call, result: Any, facts: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data import skipfile
+from tdmap.data.failures import note_skipped
 from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow
@@ -398,4 +398,4 @@ def _without_memory(writer: RowWriter) -> RowWriter:
 def _note_skipped(path: str, plan: ChunkPlan, message: Skipped) -> None:
     start = plan.rows(message.chunk)[0]
     failures = [(start + offset, unpack_error(packed), packed.text) for offset, packed in message.errors]
-    skipfile.append(path, message.chunk, failures)
+    note_skipped(path, message.chunk, failures)
