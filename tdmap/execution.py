@@ -18,7 +18,7 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.resources import available_memory, usable_cores
 from tdmap.process_state import Owner
-from tdmap.runtime.commits import LOG, CommitLog
+from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
@@ -185,10 +185,6 @@ class Execution:
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
-        call = LOG.get()
-        return self._run(job, sink, log) if call is None or log is not None else call.run(job, sink, self._run)
-
-    def _run(self, job: Job, sink: Sink, log: CommitLog | None) -> Any:
         for _ in self.stream(job, sink, log):
             pass
         return sink.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ from tdmap.job import Job, Wrapped
 from tdmap.output.append import append_rows
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
-from tdmap.run.call import run_job
+from tdmap.run.call import parts_of_job, resumable_call
 from tdmap.run.context import Context
 from tdmap.sinks.folder import check_for_folder, returned_none
 
@@ -95,8 +94,9 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: 
         if rows is None:
             raise returned_none("the data has no rows")
         empty = take_apart(rows).schema
-    job, ctx = job.again(SameRows(job.fn, job.plan)), Context("map", execution, Output(path, job.source.data))
-    return run_job("map", job, ctx.output, resume, functools.partial(append_rows, ctx, job, empty=empty))
+    job, data = job.again(SameRows(job.fn, job.plan)), job.source.data
+    ctx = Context(f"map({job.name})", execution, Output(path, data), {"resume": resume})
+    return resumable_call(ctx, data, lambda: parts_of_job(job), lambda ctx: append_rows(ctx, job, empty=empty), job)
 
 
 def write_dropping(job: Job, folder: str) -> Data:

@@ -38,7 +38,6 @@ from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.context import Context
 from tdmap.run.log import SPILL
 from tdmap.run.values import Codec
-from tdmap.runtime.commits import LOG
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 
@@ -359,7 +358,7 @@ def append_rows(
 def spill_of(ctx: Context) -> Spill:
     """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
     store = ctx.output.store
-    if ctx.options.get("spill_dir") is None and store is not None and LOG.get() is None:
+    if ctx.options.get("spill_dir") is None and store is not None and ctx.log is None:
         return Spill(store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
     return ctx.spill()
 

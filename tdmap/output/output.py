@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,11 +33,10 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
-from tdmap.memory.spill import Spill
 from tdmap.output import ragged
 from tdmap.output.shards import Shards
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.commits import LOG
+from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url
 
@@ -65,6 +63,9 @@ class Output:
         execution: who copies rows into shards; None where the caller does not have them copied.
         overwrite, rows_per_shard, storage_options: as the operations take them.
 
+    Attributes:
+        log: of a call that can be resumed.
+
     Raises:
         FileExistsError: the folder is in use.
         ValueError: `out` is, or shares memory with, the source; or it is a sharded dataset; or an option does not
@@ -90,6 +91,7 @@ class Output:
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
+        self.log: Log | None = None
         self._execution = execution
         self._ragged: dict[KeyPath, tuple[Ragged, Ragged]] = {}
         self._staged = False
@@ -202,13 +204,16 @@ class Output:
             columns = {path: entry for path, entry in self._objects.items() if ragged.is_column(entry)}
             self._like = schema.skeleton
             example = without_paths(self._example(schema, rows, objects), columns)  # added when their files are filled
-            self._made = create_in(self.store, example, [schema.digest, rows])
+            self._made = (
+                self.store.create(example)
+                if self.log is None
+                else self.log.create(self.store, example, [schema.digest, rows])
+            )
             for path, entry in columns.items():
                 self._ragged[path] = (entry, ragged.files_for(self.store, self._made, path, entry))
-            log = LOG.get()
-            if log is not None and columns:
+            if self.log is not None and columns:
                 made_of = TensorDict({str(n): made for n, (_, made) in enumerate(self._ragged.values())}, [rows])
-                log.files = [*log.files, *files_of(made_of)]
+                self.log.files = [*self.log.files, *files_of(made_of)]
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made
@@ -233,7 +238,7 @@ class Output:
         """The output, with every row in its place; a larger one than was needed is cut."""
         if self.store is not None:
             for entry, made in self._ragged.values():
-                ragged.fill(entry, made, self._execution or Execution(num_workers=0))
+                ragged.fill(entry, made, self._execution or Execution(num_workers=0), self.log)
             if self._ragged:
                 self.store.complete(self._made, {path: made for path, (_, made) in self._ragged.items()}, self._like)
             return self.store.publish()
@@ -268,48 +273,6 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
         folder.mkdir(0o700)
         return folder
     return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
-
-
-def create_in(store: OutputFolder, example: Data, what: Any) -> Data:
-    """Files for a dataset like `example`: those that an earlier session of an operation has made, or new ones.
-
-    Args:
-        store: the folder.
-        example: as `OutputFolder.create`.
-        what: plain data that tells one example from another.
-    """
-    log = LOG.get()
-    return store.create(example) if log is None else log.create(store, example, what)
-
-
-def create_anew(store: OutputFolder, example: Data) -> Data:
-    """Files for a dataset like `example`, whatever an earlier session has made: jobs that fill them run again."""
-    return create_in(store, example, secrets.token_hex(8))
-
-
-def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, later: bool = False) -> Spill:
-    """Intermediate files, in a folder as `spill_folder` says; those of an operation that can be resumed stay.
-
-    Args:
-        output: where the result goes.
-        spill_dir: where they are to lie.
-        later: as `Spill`.
-    """
-    log = LOG.get()
-    if log is not None:
-        spill: Spill = log.spill()
-        return spill
-    return Spill(spill_folder(output, spill_dir), later=later)
-
-
-def buffers(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
-    """Memory of so many numbers that workers fill, for each name; files, in an operation that can be resumed."""
-    log = LOG.get()
-    if log is None:
-        arena = Arena()
-        return {name: arena.empty(dtype, torch.Size([rows])) for name in names}
-    spill: Spill = log.spill()
-    return {name: spill.mapped(name, rows * dtype.itemsize).view(dtype) for name in names}
 
 
 def travels(execution: Execution) -> bool:

@@ -14,6 +14,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.plan import ChunkPlan
+from tdmap.run.log import Log, run_logged
 from tdmap.sinks import Collect
 from tensordict_lite import Ragged
 from tensordict_lite.gathering import gather_rows
@@ -43,8 +44,8 @@ def _spans(rows: Ragged, step: int) -> Any:
     return (column.spans(rows._rows[first : first + step]) for first in range(0, len(rows), step))
 
 
-def fill(rows: Ragged, made: Ragged, execution: Execution) -> None:
-    """Write rows, wherever they lie, into the files of `files_for`."""
+def fill(rows: Ragged, made: Ragged, execution: Execution, log: Log | None = None) -> None:
+    """Write rows, wherever they lie, into the files of `files_for`; with `log`, those that are not there yet."""
     column, target = rows.column, made.column
     assert column is not None and target is not None
     values, offsets = target.values, target.offsets
@@ -64,7 +65,7 @@ def fill(rows: Ragged, made: Ragged, execution: Execution) -> None:
     index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
     shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
     fn = GatherRows(shared, places, plan.size, firsts, numbers.start if consecutive else None)
-    execution.run(Job(Source(index), plan, fn, Policy(undo=False)), Collect())
+    run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())
 
 
 class GatherRows:

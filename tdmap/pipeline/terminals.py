@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +30,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.arguments import policy_for
-from tdmap.run.call import run_job
+from tdmap.run.call import parts_of_job, resumable_call
 from tdmap.run.context import Context as Call
 from tdmap.run.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
@@ -335,9 +334,11 @@ def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool)
     assert context.execution is not None
     if is_one_pass(plan):
         job = one_job(plan, context, True, then=as_rows, empty=_none)
-        call = Call("Pipeline.write", context.execution, Output(out, None))
-        work = functools.partial(append_rows, call, job, empty=_schema(plan))
-        return run_job(call.name, job, call.output, resume, work)
+        data, empty = job.source.data, _schema(plan)
+        call = Call(f"Pipeline.write({job.name})", context.execution, Output(out, None), {"resume": resume})
+        return resumable_call(
+            call, data, lambda: parts_of_job(job), lambda call: append_rows(call, job, empty=empty), job
+        )
     if resume:
         raise ValueError(
             "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
+from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.identity import STEPWISE, describe_plan, identity_of
 from tdmap.run.log import STATES, Log, logged, read_states
@@ -62,23 +63,19 @@ def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) 
     return identity_of(STEPWISE, name, parts, source_parts(data), ChunkPlan(length, max(length, 1)))
 
 
-def run_call(
-    name: str,
+def resumable_call(
+    ctx: Context,
     data: Data,
     parts: Callable[[], Mapping[str, str]],
-    output: Output,
-    resume: bool,
-    work: Callable[[], Data],
+    work: Callable[[Context], Data],
     job: Job | None = None,
 ) -> Data:
-    """Do what an operation does; with `resume`, go on where an earlier session of the same call was.
+    """Do what an operation does; with the option `resume`, from where an earlier session of the same call was.
 
     Args:
-        name: of the operation.
+        ctx: the call. With `resume`, `work` is called with its log.
         data: the dataset.
         parts: what else the result depends on; called with `resume` alone.
-        output: where rows go.
-        resume: keep a log in the hidden folder of the output.
         work: runs the jobs, the same each time as long as nothing else is decided, and returns the result.
         job: the one whose function may skip rows.
 
@@ -87,13 +84,14 @@ def run_call(
         ResumeMismatch: the folder holds another run; names what differs.
         FileExistsError: it holds something else.
     """
+    name, output, resume = ctx.name, ctx.output, ctx.options.get("resume", False)
     if not isinstance(resume, bool):
         raise ValueError(f"resume must be True or False: got {resume!r}.")
     shards = output.shards
     if not resume:
         is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself
         with output.claimed(name):
-            made = work()
+            made = work(ctx)
             return made if shards is None or is_part else shards.write(made)
     if output.store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
@@ -113,15 +111,10 @@ def run_call(
                     report_complete(name, log, job)
                 result = store.publish()
             else:
-                result = work()
+                output.log = log
+                result = work(replace(ctx, log=log))
                 log.finish(length, files_of(result))
         return result if shards is None else shards.write(result, identity)
-
-
-def run_job(name: str, job: Job, output: Output, resume: bool, work: Callable[[], Data]) -> Data:
-    """`run_call` for an operation `name` that is known by its first job, with a function of the user's."""
-    data = job.source.data
-    return run_call(f"{name}({job.name})", data, lambda: parts_of_job(job), output, resume, work, job)
 
 
 def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
@@ -135,7 +128,7 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
     identity = identify_call(name, job.source.data, length, parts_of_job(job))
     with locked(path, name), logged(path / HIDDEN, identity, keep=True) as log:
         if not log.is_complete:
-            state = execution.run(job, Fold(reducer))
+            state = log.run(job, Fold(reducer), execution.run)
             log.finish(length, [])
             return state
         report_complete(name, log, job, "remove the folder")

@@ -12,11 +12,12 @@ from torch import Tensor
 from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
-from tdmap.output.output import Output, buffers, open_spill, travels
+from tdmap.output.output import Output, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.run.arguments import handler_of, plan_for
-from tdmap.runtime.commits import decide
+from tdmap.run.log import Log, run_logged
 from tdmap.sinks import Collect, Sink
 from tdmap.tuning import Tuning
 
@@ -37,6 +38,7 @@ class Context:
         options: those of the call that are not about workers.
         steps: how failures of the operation's own steps are handled.
         function: how failures and randomness of a function of the caller are handled.
+        log: of a call that can be resumed.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Context:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: Policy = field(default_factory=lambda: Policy(undo=False))
     function: Policy = field(default_factory=Policy)
+    log: Log | None = None
 
     @property
     def chunksize(self) -> int | None:
@@ -54,15 +57,25 @@ class Context:
 
     def run(self, job: Job, sink: Sink) -> Any:
         """Run a job, except for chunks that an earlier session of this call has done; the result of its sink."""
-        return self.execution.run(job, sink)
+        return run_logged(self.log, self.execution, job, sink)
 
     def step(self, data: Data, plan: ChunkPlan, step: Callable[..., Any]) -> Any:
         """Run a step of the operation's own on each chunk of a dataset; what it returned, in their order."""
         return self.run(Job(Source(data), plan, step, self.steps), Collect())
 
     def decide(self, name: str, find: Callable[[], T]) -> T:
-        """What does not follow from the arguments (free memory, a random number): found once for all sessions."""
-        return decide(name, find)
+        """What does not follow from the arguments: free memory, the number of workers, a random number.
+
+        A call that is resumed gets what it had before, since what is done depends on it.
+
+        Args:
+            name: of what is found.
+            find: finds it, without a job: a plain value.
+        """
+        if self.log is None:
+            return find()
+        value: T = self.log.decide(name, find)
+        return value
 
     def plan(self, data: Data, fn: Callable[..., Any], results_vary: bool = False) -> ChunkPlan:
         """How the rows of a dataset are cut for a function, as the options say."""
@@ -95,7 +108,11 @@ class Context:
 
     def buffers(self, names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
         """Memory of so many numbers that workers fill, for each name; files, in a call that can be resumed."""
-        return buffers(names, dtype, rows)
+        if self.log is None:
+            arena = Arena()
+            return {name: arena.empty(dtype, torch.Size([rows])) for name in names}
+        spill = self.log.spill()
+        return {name: spill.mapped(name, rows * dtype.itemsize).view(dtype) for name in names}
 
     def inner(self) -> Context:
         """The same call with its rows in memory: for operations that are made of others."""
@@ -103,7 +120,9 @@ class Context:
 
     def spill(self, *, later: bool = False) -> Spill:
         """Intermediate files, removed at the end of a block, or kept until a resumed call is complete."""
-        return open_spill(self.output, self.options.get("spill_dir"), later=later)
+        if self.log is not None:
+            return self.log.spill()
+        return Spill(spill_folder(self.output, self.options.get("spill_dir")), later=later)
 
 
 def require_rows(data: Data, what: str) -> None:

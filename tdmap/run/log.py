@@ -46,6 +46,7 @@ from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.objectlog import OBJECTS
 from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import SerializationError, UntrustedFile
+from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Wrapped
 from tdmap.memory.files import known_file, mapped_file
@@ -72,7 +73,7 @@ from tdmap.run import disk
 from tdmap.run.identity import COMMAND, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
-from tdmap.runtime.commits import LOG, CommitLog, Ranges
+from tdmap.runtime.commits import CommitLog, Ranges
 from tdmap.sinks import Collect, Fold, Folder, Preallocated, Sink
 from tdmap.tuning import current
 
@@ -397,7 +398,7 @@ class Log:
     # -- between jobs --------------------------------------------------------------------------------
 
     def decide(self, name: str, find: Callable[[], Any]) -> Any:
-        """What an earlier session decided, or what `find` decides now: plain data."""
+        """What an earlier session decided, or what `find` decides now: plain data, found without a job."""
         number = self._asked[name] = self._asked.get(name, -1) + 1
         return self._decision(f"{name} {number}", find)
 
@@ -408,11 +409,7 @@ class Log:
                 return unpack(known)
             except ValueError as error:
                 raise UntrustedFile(self.path, f"cannot be resumed ({error})") from None
-        token = LOG.set(None)  # a job that finds it runs again, or not at all: it has no number
-        try:
-            value = find()
-        finally:
-            LOG.reset(token)
+        value = find()
         packed = pack(value)
         self._history.decided[name] = packed
         key = name.encode()
@@ -458,20 +455,16 @@ class Log:
 
     def run(self, job: Job, sink: Sink, run: Callable[[Job, Sink, CommitLog | None], Any]) -> Any:
         """Run the next job of the call, as far as it is not done, and return the result of its sink."""
-        token = LOG.set(None)  # a function of the user's may call operations, too
-        try:
-            if not lasts(job, sink):
-                return run(job, sink, None)
-            number, known = self._next_job(job)
-            job = self._planned(number, job)
-            kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
-            with kind(self, number, known, job, sink) as log:
-                if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
-                    sink.open(job.plan, None)  # type: ignore[arg-type]
-                    return sink.result()
-                return run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
-        finally:
-            LOG.reset(token)
+        if not lasts(job, sink):
+            return run(job, sink, None)
+        number, known = self._next_job(job)
+        job = self._planned(number, job)
+        kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
+        with kind(self, number, known, job, sink) as log:
+            if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
+                sink.open(job.plan, None)  # type: ignore[arg-type]
+                return sink.result()
+            return run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
 
     def _next_job(self, job: Job) -> tuple[int, LoggedJob]:
         number, known_by, jobs = self._begun, describe_job(job), self._history.jobs
@@ -801,11 +794,14 @@ def describe_job(job: Job) -> str:
     return text
 
 
+def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> Any:
+    """Run a job of a call; with a log, as far as it is not done."""
+    return execution.run(job, sink) if log is None else log.run(job, sink, execution.run)
+
+
 @contextlib.contextmanager
 def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
     """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `begun`.
-
-    In the block, `Execution.run` hands every job to it, until the call is complete.
 
     Args:
         folder, identity: as `begun`.
@@ -815,11 +811,7 @@ def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Ite
     if not keep and not log.is_complete:  # the state of a reduction waits for the disk by itself
         log.files = [str(log.path)]
     try:
-        token = LOG.set(None if log.is_complete else log)
-        try:
-            yield log
-        finally:
-            LOG.reset(token)
+        yield log
         if not keep:  # also of a session that was killed when it had ended
             log.clean()
     except BaseException as error:

@@ -35,7 +35,7 @@ from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.arguments import policy_for
-from tdmap.run.call import parts_of, run_call
+from tdmap.run.call import parts_of, resumable_call
 from tdmap.run.context import Context, require_rows
 from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
 from tdmap.runtime.skipping import DROP
@@ -111,7 +111,7 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options)
 
-        def work() -> Any:
+        def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
 
         def parts() -> dict[str, str]:
@@ -120,10 +120,10 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
             return _parts(bound.arguments, ctx)
 
         if not has_output:
-            return work()
+            return work(ctx)
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
-        return run_call(called, data, parts, ctx.output, options.get("resume", False), work, skipper)
+        return resumable_call(ctx, data, parts, work, skipper)
 
     @functools.cache
     def allowed() -> frozenset[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from tdmap.runtime.skiplog import SkippedBefore
 
@@ -58,48 +57,3 @@ class KnownChunks:
 
     def tick(self, now: float) -> None:
         """Nothing to write."""
-
-
-class CallLog(Protocol):
-    """Notes what the jobs of one operation have done, where the operation can be resumed (see `tdmap.run.log`)."""
-
-    files: list[str]
-    """Files that must be on the disk before chunks are durable."""
-
-    def run(self, job: Any, sink: Any, run: Callable[[Any, Any, CommitLog | None], Any]) -> Any:
-        """Run the next job, as far as it is not done; `run` does the rest of it."""
-        ...
-
-    def decide(self, name: str, find: Callable[[], Any]) -> Any:
-        """What an earlier session has decided, or `find` decides now."""
-        ...
-
-    def spill(self) -> Any:
-        """The next folder for intermediate files, which stay when the operation is interrupted."""
-        ...
-
-    def create(self, store: Any, example: Any, what: Any) -> Any:
-        """The output in a folder: the one that an earlier session has made, if it is as wanted, or a new one."""
-        ...
-
-
-LOG: ContextVar[CallLog | None] = ContextVar("LOG", default=None)
-"""Of the operation that this thread is in, between its jobs; None when it cannot be resumed."""
-
-Value = TypeVar("Value")
-
-
-def decide(name: str, find: Callable[[], Value]) -> Value:
-    """What `find` finds, which may be something else another time: free memory, the number of workers, a random number.
-
-    An operation that is resumed gets what it had before, since what is done depends on it.
-
-    Args:
-        name: of what is found, for the caller's operation.
-        find: finds it; a plain value.
-    """
-    log = LOG.get()
-    if log is None:
-        return find()
-    value: Value = log.decide(name, find)
-    return value

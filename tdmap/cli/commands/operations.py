@@ -40,7 +40,7 @@ from tdmap.cli.arguments import (
     kind_of,
 )
 from tdmap.cli.describe import time_types
-from tdmap.cli.places import list_beside, require_free, text_of, url_of
+from tdmap.cli.places import list_beside, require_free, text_of
 from tdmap.cli.reducers import columns_of, short, table_text, writer_of
 from tdmap.cli.requests import guard, open_rows, refuse, require_writable
 from tdmap.cli.signatures import Parameter
