@@ -76,7 +76,7 @@ class SameRows(Wrapped):
         return result.unsqueeze(0) if self.plan.unbind else result
 
 
-def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: bool, execution: Execution) -> Data:
+def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Context) -> Data:
     """Run a map into a folder that gets no rows for those that raise.
 
     Raises:
@@ -95,10 +95,12 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: 
             raise returned_none("the data has no rows")
         empty = take_apart(rows).schema
     job, data = job.again(SameRows(job.fn, job.plan)), job.source.data
-    ctx = Context(f"map({job.name})", execution, Output(path, data), {"resume": resume})
+    options = {"resume": bool(ctx.options.get("resume")), "spill_dir": ctx.options.get("spill_dir")}
+    ctx = Context(f"map({job.name})", ctx.execution, Output(path, data), options)
     return resumable_call(ctx, data, lambda: parts_of_job(job), lambda ctx: append_rows(ctx, job, empty=empty), job)
 
 
-def write_dropping(job: Job, folder: str) -> Data:
+def write_dropping(job: Job, folder: str, spill_dir: str | None = None) -> Data:
     """The result of a job, in a folder that gets no rows for those that raise."""
-    return map_dropping(job, folder, False, Execution(num_workers=0))
+    ctx = Context("map", Execution(num_workers=0), Output(None, None), {"spill_dir": spill_dir})
+    return map_dropping(job, folder, ctx)

@@ -13,9 +13,10 @@ runs the job in the way that `resume` and `shard` ask for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,7 @@ from tdmap.ops.dropping import map_dropping, write_dropping
 from tdmap.output.sharding import check_rows_per_shard, map_to_shards, write_folder
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
+from tdmap.run.context import Context
 from tdmap.run.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.run.run import Resume
 from tdmap.runtime.commits import KnownChunks
@@ -93,7 +95,7 @@ class Target(ABC):
         return self.rank is None
 
     @abstractmethod
-    def run(self, job: Job, execution: Execution) -> Any:
+    def run(self, job: Job, ctx: Context) -> Any:
         """Run the job; what `map` returns."""
 
 
@@ -104,7 +106,7 @@ def _needing_results(job: Job) -> Job:
 class Gathered(Target):
     """Results are joined into a new value."""
 
-    def run(self, job: Job, execution: Execution) -> Any:
+    def run(self, job: Job, ctx: Context) -> Any:
         if self.resume:
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
         if self.rank is not None:
@@ -113,7 +115,7 @@ class Gathered(Target):
                 return None
         if job.plan.length == 0:
             return result_of_no_rows(job.fn, job.source.data, job.plan)
-        result = execution.run(job, Gather(job.name, job.policy.skip == DROP))
+        result = ctx.run(job, Gather(job.name, job.policy.skip == DROP))
         data = job.source.data
         if result is None and (is_opened_by_row(data) or is_read_anew(data)):
             what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
@@ -131,7 +133,7 @@ class InFolder(Target):
     folder: str | os.PathLike[str] | OutputFolder
     """The path, or a folder whose dataset is replaced."""
 
-    def run(self, job: Job, execution: Execution) -> Any:
+    def run(self, job: Job, ctx: Context) -> Any:
         job = _needing_results(job)
         if job.policy.skip == DROP:
             if self.rank is not None:
@@ -139,15 +141,19 @@ class InFolder(Target):
                     "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: use "
                     "on_error='mark', and tdmap.filter afterwards."
                 )
-            return map_dropping(job, self.folder, bool(self.resume), execution)
+            return map_dropping(job, self.folder, ctx)
         if self.rank is None:
-            return map_to_folder(job, self.folder, self.resume, execution)
+            return map_to_folder(job, self.folder, self.resume, ctx.execution, ctx.options.get("spill_dir"))
+        if ctx.options.get("spill_dir") is not None:
+            raise ValueError(
+                "spill_dir= is for results that wait in files, and those of ranks (shard=) wait in memory."
+            )
         if isinstance(self.folder, OutputFolder):
             raise ValueError(
                 "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
                 "before they begin."
             )
-        return by_ranks.map_to_folder(job, self.folder, self.rank, self.resume or True, execution)
+        return by_ranks.map_to_folder(job, self.folder, self.rank, self.resume or True, ctx.execution)
 
 
 @dataclass(frozen=True)
@@ -188,17 +194,23 @@ class InShards(Target):
     def cuts_by_result(self) -> bool:
         return False
 
-    def run(self, job: Job, execution: Execution) -> Any:
+    def run(self, job: Job, ctx: Context) -> Any:
         return map_to_shards(
             _needing_results(job),
             self.out,
             self.rows_per_shard,
-            execution,
+            ctx.execution,
             resume=bool(self.resume),
             overwrite=self.overwrite,
             options=self.options,
-            write=write_dropping if job.policy.skip == DROP else write_folder,
+            write=_writer(job.policy.skip == DROP, ctx.options.get("spill_dir")),
         )
+
+
+def _writer(drops: bool, spill_dir: Any) -> Callable[[Job, str], Data]:
+    """Writes a shard."""
+    write = write_dropping if drops else write_folder
+    return write if spill_dir is None else functools.partial(write, spill_dir=os.fspath(spill_dir))
 
 
 class Given(Target):
@@ -208,7 +220,7 @@ class Given(Target):
     def given(self) -> Any:
         return self.out
 
-    def run(self, job: Job, execution: Execution) -> Any:
+    def run(self, job: Job, ctx: Context) -> Any:
         if job.policy.skip == DROP:
             raise ValueError(
                 "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
@@ -218,9 +230,9 @@ class Given(Target):
         if job.plan.length == 0:
             return self.out
         if self.resume:
-            return self._run_journalled(job, execution)
+            return self._run_journalled(job, ctx.execution)
         log = None if self.rank is None else KnownChunks(elsewhere=self.rank.elsewhere(job.plan))
-        return self._run(job, execution, log)
+        return self._run(job, ctx.execution, log)
 
     def _run_journalled(self, job: Job, execution: Execution) -> Any:
         """With `resume`."""

@@ -203,9 +203,9 @@ def _in_memory(job: Job) -> _Memory:
     return memory
 
 
-def write_folder(job: Job, folder: str) -> Data:
+def write_folder(job: Job, folder: str, spill_dir: str | None = None) -> Data:
     """The result of a job, in a folder; every row has its place."""
-    return map_to_folder(job, folder, False, Execution(num_workers=0))
+    return map_to_folder(job, folder, False, Execution(num_workers=0), spill_dir)
 
 
 def shard_name(run: str, number: int) -> str:

@@ -38,7 +38,7 @@ from tdmap.run.arguments import policy_for
 from tdmap.run.call import parts_of, resumable_call
 from tdmap.run.context import Context, require_rows
 from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
-from tdmap.runtime.skipping import DROP
+from tdmap.runtime.skipping import DROP, PAD
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -82,19 +82,30 @@ def operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
     return _operation(fn, 0)
 
 
+def placing_operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
+    """The same for an operation that opens `out` itself, and that a function of the caller may leave rows in."""
+    return _operation(fn, 0, skip=PAD)
+
+
 def operation_method(fn: Callable[Concatenate[S, Context, P], T]) -> Callable[Concatenate[S, P], T]:
     """The same for a method, whose context follows `self`."""
     return _operation(fn, 1)
 
 
-def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """An operation, of a function whose parameter number `at` is the context."""
+def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..., Any]:
+    """An operation, of a function whose parameter number `at` is the context.
+
+    Args:
+        fn: the function.
+        at: the number.
+        skip: what a result has for rows that raise. With `PAD`, the function opens its output itself.
+    """
     signature = inspect.signature(fn)
     parameters = list(signature.parameters.values())
     shown = signature.replace(parameters=parameters[:at] + parameters[at + 1 :])
     names = [p.name for p in shown.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = {p.name for p in shown.parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    has_output = "out" in shown.parameters
+    has_output = "out" in shown.parameters and skip == DROP
 
     def call(*args: Any, **kwargs: Any) -> Any:
         taken = allowed()
@@ -109,7 +120,7 @@ def _operation(fn: Callable[..., Any], at: int) -> Callable[..., Any]:
             require_rows(data, fn.__name__)
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
-        ctx = _context(called, data, given.get("out"), options)
+        ctx = _context(called, data, given.get("out"), options, skip)
 
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
@@ -142,24 +153,19 @@ def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> 
     raise AssertionError(f"{name}() takes these arguments")
 
 
-def _context(name: str, data: Data, out: Any, options: Mapping[str, Any]) -> Context:
-    """The context of a call."""
+def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: str) -> Context:
+    """The context of a call. Arguments as `_operation`."""
     about_workers = worker_options()
     mine = {option: value for option, value in options.items() if option not in about_workers}
     execution = Execution.of(**{option: value for option, value in options.items() if option in about_workers})
-    output = Output(
-        out,
-        data,
-        execution,
-        mine.get("overwrite", False),
-        mine.get("rows_per_shard"),
-        mine.get("storage_options"),
-    )
+    output = Output(None, data)
+    if skip == DROP:
+        overwrite, rows_per_shard = mine.get("overwrite", False), mine.get("rows_per_shard")
+        output = Output(out, data, execution, overwrite, rows_per_shard, mine.get("storage_options"))
     retries, timeout = mine.get("retries", 2), mine.get("timeout")
     steps = policy_for(None, None, retries, timeout, undo=False)
-    function = policy_for(
-        mine.get("seed"), mine.get("generator"), retries, timeout, on_error=mine.get("on_error", "raise"), skip=DROP
-    )
+    on_error = mine.get("on_error", "raise")
+    function = policy_for(mine.get("seed"), mine.get("generator"), retries, timeout, on_error=on_error, skip=skip)
     return Context(name, execution, output, mine, steps, function)
 
 

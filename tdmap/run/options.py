@@ -65,7 +65,7 @@ class FunctionOptions(SeedOptions, RunOptions, total=False):
 
     Attributes:
         on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
-            called with each error and its rows.
+            called with each error and its rows, such as `tdmap.RowErrors()`. `map` takes `"mark"` and `"drop"` too.
     """
 
     on_error: OnError
@@ -80,7 +80,9 @@ class OutputOptions(TypedDict, total=False):
             `out/.tdmap` or among the temporary files, and copied.
         storage_options: of the file system, for an `out` that is a URL.
         resume: keep a log in a hidden folder of `out`, a path or URL. The same call resumes after any interruption,
-            `kill -9` of every process included, and the result has the same bits.
+            `kill -9` of every process included, and the result has the same bits. Where `map` changes rows in place,
+            `"trust"` and `"redo"` say what holds after the machine went down: the files as they are, or that every
+            chunk runs again that is not known to have reached the disk.
         spill_dir: folder for intermediate files. Default: within `out`, where that is a path, else the temporary
             folder. With `resume`, they lie within `out`.
     """
@@ -88,7 +90,7 @@ class OutputOptions(TypedDict, total=False):
     overwrite: bool
     rows_per_shard: int | None
     storage_options: Mapping[str, Any] | None
-    resume: bool
+    resume: bool | str
     spill_dir: str | os.PathLike[str] | None
 
 

@@ -16,6 +16,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, remove_tree
+from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import Spill
 from tdmap.output.spilled import PlaceSpilled
 from tdmap.run.identity import IN_PLACE, MAP
@@ -30,7 +31,13 @@ SPILL = "spill-"
 journal."""
 
 
-def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
+def map_to_folder(
+    job: Job,
+    out: str | os.PathLike[str] | OutputFolder,
+    resume: Resume,
+    execution: Execution,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
     """Run a job whose results become a new dataset in a folder.
 
     Raises:
@@ -43,15 +50,26 @@ def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: 
         if resume:
             return _resume_to_folder(job, store, execution, resume)
         if job.plan.length:
-            _fill(job, Folder(store, _ignore, spill=(spill := _spill(store, execution))), store, spill, execution)
+            _fill(
+                job,
+                Folder(store, _ignore, spill=(spill := _spill(store, execution, spill_dir))),
+                store,
+                spill,
+                execution,
+            )
         else:
             _put_no_rows(job, store)
         return store.publish()
 
 
-def _spill(store: OutputFolder, execution: Execution) -> Spill | None:
+def _spill(store: OutputFolder, execution: Execution, spill_dir: str | os.PathLike[str] | None = None) -> Spill | None:
     """Where ragged results wait; None where workers may be on machines without the folder."""
-    return Spill(store.hidden, f"{SPILL}{secrets.token_hex(8)}-") if execution.owns_workers else None
+    if not execution.owns_workers:
+        return None
+    if spill_dir is None:
+        return Spill(store.hidden, f"{SPILL}{secrets.token_hex(8)}-")
+    os.makedirs(spill_dir, exist_ok=True)
+    return Spill(temporary_path("tdmap-spill", spill_dir))
 
 
 def _fill(

@@ -74,6 +74,7 @@ class EngineOps(Kernel):
         shard: tuple[int, int] | str | None = None,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        spill_dir: str | os.PathLike[str] | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
         pool: Any = None,
@@ -113,7 +114,7 @@ class EngineOps(Kernel):
         from tdmap import map as engine_map
 
         options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map(self, fn, dim, num_workers, **options)
+        return engine_map(self, fn, dim, **options)
 
     @_knows_options
     def map_iter(
@@ -160,7 +161,7 @@ class EngineOps(Kernel):
         from tdmap import map_iter as engine_map_iter
 
         options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map_iter(self, fn, dim, num_workers, **options)
+        return engine_map_iter(self, fn, dim, **options)
 
     def map_reduce(
         self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
@@ -177,5 +178,5 @@ class EngineOps(Kernel):
         return Pipeline(self, seed=seed)
 
 
-_OWN = frozenset(("self", "fn", "dim", "num_workers", "engine_map", "engine_map_iter"))
+_OWN = frozenset(("self", "fn", "dim", "engine_map", "engine_map_iter"))
 """Local names of the methods above that are no options."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from tdmap.data.kinds import Data
 from tdmap.devices import OUT_CHUNKS, check_start_method
-from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
 from tdmap.job import Job, Source
@@ -20,23 +18,21 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
-from tdmap.output.output import travels
 from tdmap.plan import CACHE_BYTES, ChunkPlan
-from tdmap.rowerrors import OnError
 from tdmap.run.adapters import called_with
-from tdmap.run.arguments import handler_of, plan_for, policy_for
-from tdmap.run.operation import entry_point
-from tdmap.runtime.crews.cluster import RayCluster
-from tdmap.runtime.skipping import DROP
+from tdmap.run.arguments import handler_of, plan_for
+from tdmap.run.context import Context
+from tdmap.run.operation import operation
+from tdmap.run.options import FunctionOptions
 from tdmap.seeding import permutation, seed_or_drawn
 
 
-@entry_point
+@operation
 def map_iter(
+    ctx: Context,
     data: Data,
     fn: Callable[[Any], Any],
     dim: int = 0,
-    num_workers: int | None = None,
     *,
     device: Device | None = None,
     prefetch: int = 2,
@@ -45,24 +41,9 @@ def map_iter(
     with_indices: bool = False,
     fn_kwargs: Mapping[str, Any] | None = None,
     shuffle: bool = False,
-    chunksize: int | None = None,
-    num_chunks: int | None = None,
-    pool: Any = None,
-    generator: torch.Generator | None = None,
-    max_tasks_per_child: int | None = None,
-    max_memory: int | None = None,
-    worker_threads: int = 1,
-    index_with_generator: bool = True,
-    pbar: bool = False,
-    mp_start_method: str | None = None,
-    executor: str | RayCluster = "process",
-    seed: int | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
     undo: bool = True,
-    on_error: OnError = "raise",
-    callbacks: Iterable[Callback] = (),
-    profile: bool | str | os.PathLike[str] = False,
+    index_with_generator: bool = True,
+    **options: Unpack[FunctionOptions],
 ) -> MapIterator:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
@@ -78,10 +59,12 @@ def map_iter(
         fn_kwargs: call `fn` with these keyword arguments.
         device: yield results there, copied ahead on a stream of its own; `fn` runs on the CPU, as ever.
         prefetch: with `device`, how many results to copy ahead of the one that is yielded.
-        on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
         shuffle: chunks take their rows from a random permutation, drawn with `seed`, `generator` or torch's own
             random stream.
+        undo: as `map`.
         index_with_generator: accepted for compatibility; must be True with `shuffle`.
+        **options: see `tdmap.FunctionOptions`. With `on_error`, results lack the rows that were skipped, and are None
+            where none is left.
 
     Returns:
         An iterator over the result of each chunk, None included. Its `state_dict()` says how far it is, and
@@ -101,22 +84,11 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    execution = Execution(
-        num_workers,
-        pool,
-        executor,
-        mp_start_method,
-        worker_threads,
-        max_tasks_per_child,
-        max_memory,
-        pbar,
-        callbacks,
-        profile,
-    )
+    execution = ctx.execution
     target = _target(device, prefetch, execution)
     factor = 1 if target is None else OUT_CHUNKS
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
-    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
+    plan = plan_for(data, fn, dim, ctx.chunksize, ctx.options.get("num_chunks"), None, factor, results_vary=True)
+    policy = replace(ctx.function, undo=bool(undo))
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.in_processes, None)
     called = called_with(fn, plan, with_indices, fn_kwargs)
@@ -125,14 +97,14 @@ def map_iter(
         order = None if order_seed is None else permutation(plan.length, order_seed)
         here = called
         if with_indices and order is not None:
-            here = called_with(fn, plan, True, fn_kwargs, SharedTensors([order], travels(execution)))
+            here = called_with(fn, plan, True, fn_kwargs, SharedTensors([order], ctx.shares))
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(
             Source(data, order),
             plan,
             here,
             replace(policy, seed=seed),
-            on_row_error=handler_of(on_error),
+            on_row_error=handler_of(ctx.options.get("on_error", "raise")),
             chunk_bytes=CACHE_BYTES * factor,
             on_settled=settled,
         )
