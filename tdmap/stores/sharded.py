@@ -187,6 +187,10 @@ class ShardedDataset(TensorCollection):
         """The types of dates and times, as `TensorDict.arrow_types`; those that the first member has."""
         return self._no_rows.arrow_types  # type: ignore[no-any-return]
 
+    @arrow_types.setter
+    def arrow_types(self, types: Any) -> None:
+        raise TypeError("the types of a sharded dataset are those in its folders: write it anew, by map or filter.")
+
     def items(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """Keys and columns. Each column is loaded when it is its turn."""
         for key in list(self.keys(*args, **kwargs)):
