@@ -326,9 +326,9 @@ class Ragged(NonTensorStack):
 
     ``td.get(key)`` gives the column. ``td[key]`` gives a list of strings or JSON values, as of any
     :class:`NonTensorStack`, and the column itself of tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
-    object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a chat)
-    are parsed anew each time: a change to one does not reach the column. Slices, masks and choices of rows share the
-    values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
+    object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a
+    chat) are parsed anew each time: a change to one does not reach the column. Slices, masks and choices of rows share
+    the values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
 
     It has one batch dimension: reshaped, unsqueezed, permuted, expanded or stacked, it becomes a
     :class:`NonTensorStack` of objects. Assigning another object to a row makes it one as well. None is a value among
