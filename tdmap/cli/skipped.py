@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from tdmap.cli.answers import say
-from tdmap.data.failures import write_list
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
@@ -34,6 +33,8 @@ def report_skipped(skipped: RowErrors | None, rows: int, fate: str, place: Path)
     for bad in skipped[:SHOWN]:
         text = str(bad.error).partition("\n")[0][:200]
         typer.echo(f"  row {bad.row}: {type(bad.error).__name__}: {text}", err=True)
+    from tdmap.data.failures import write_list
+
     where = f"a list could not be written to {place}"
     with contextlib.suppress(OSError):
         write_list(skipped, place.resolve())

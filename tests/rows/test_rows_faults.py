@@ -292,7 +292,6 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
             moves.clear()
             patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
-                patch.setattr("tdmap.run.run.Run.finish", interrupt)
                 patch.setattr("tdmap.run.log.Log.finish", interrupt)
             if step == "clean":
                 patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
