@@ -8,14 +8,18 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.run.options import options_of
 from tensordict_lite import TensorDict, tensorclass
 
 
 @pytest.mark.parametrize("name", ["map", "map_iter"])
 def test_methods_have_the_options_of_the_functions(name):
-    ours = list(inspect.signature(getattr(TensorDict, name)).parameters.values())[1:]
-    theirs = list(inspect.signature(getattr(tdmap, name)).parameters.values())[1:]
-    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+    ours = inspect.signature(getattr(TensorDict, name)).parameters
+    theirs = {
+        n: p for n, p in inspect.signature(getattr(tdmap, name)).parameters.items() if n not in ("data", "options")
+    }
+    assert {n: (ours[n].default, ours[n].kind) for n in theirs} == {n: (p.default, p.kind) for n, p in theirs.items()}
+    assert {*ours} - {"self"} == {*theirs, *options_of(getattr(tdmap, name))}
 
 
 def test_every_option_arrives(monkeypatch):
@@ -23,14 +27,10 @@ def test_every_option_arrives(monkeypatch):
     monkeypatch.setattr(tdmap, "map", lambda *args, **options: seen.update(options, args=args))
     data = TensorDict({"x": torch.arange(4)}, [4])
     data.map(len, 0, 3, out="folder", seed=7, retries=5, on_error="skip", max_memory=9, in_keys=["x"])
-    assert seen["args"] == (data, len, 0, 3)
-    assert (seen["out"], seen["seed"], seen["retries"], seen["max_memory"]) == ("folder", 7, 5, 9)
-    assert set(seen) - {"args"} == set(inspect.signature(TensorDict.map).parameters) - {
-        "self",
-        "fn",
-        "dim",
-        "num_workers",
-    }
+    assert seen["args"][1:] == (len, 0) and seen["args"][0] is data
+    given = ("num_workers", "out", "seed", "retries", "max_memory")
+    assert [seen[name] for name in given] == [3, "folder", 7, 5, 9]
+    assert set(seen) - {"args"} == set(inspect.signature(TensorDict.map).parameters) - {"self", "fn", "dim"}
 
 
 def test_an_unknown_option_is_an_error_at_once():
