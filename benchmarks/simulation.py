@@ -25,10 +25,10 @@ import torch
 from tdmap.events import CallbackList
 from tdmap.job import Job, Source
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews.base import Joined, PlainCrew
 from tdmap.runtime.driver import LEASE_COST, Driver
+from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.wire.messages import Done, Lost, Segment
+from tdmap.runtime.wire.messages import Done, Joined, Lost, Segment
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 from tdmap.tuning import DEFAULT
@@ -102,13 +102,14 @@ def _tick(done: list[int] | None, start: int, stop: int) -> None:
             done[chunk] += 1
 
 
-class SimulatedCrew(PlainCrew):
+class SimulatedWorkers(Workers):
     """Workers that exist as events; `wait` moves the simulated clock to the next of them."""
 
     kind = "simulated"
     forks = True
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, job: Job, workers: int) -> None:
+        self._job = job
         self.size = workers
         self._rng = random.Random(5)
         self._times = [self._rng.lognormvariate(0.0, 0.5) for _ in range(4096)]
@@ -120,22 +121,15 @@ class SimulatedCrew(PlainCrew):
         self.now = 0.0
         self.leases = 0
 
-    def open(self, job: Job, sink: Any) -> None:
-        self._job = job
+    def open(self, sink: Any) -> None: ...
 
-    def allocate(self) -> Any:
-        return None
-
-    def output(self, writer: Any) -> None: ...
-
-    def replan(self, plan: ChunkPlan) -> None: ...
-
-    def describe(self, worker: int) -> str:
-        return "in a simulation"
+    def allocate(self, dtype: Any, shape: Any) -> Any: ...
 
     def close(self, ok: bool, changed: bool) -> None: ...
 
-    def grant(self, worker: int, lease: Lease) -> None:
+    def send(self, worker: int | None, message: Any) -> None:
+        lease = message
+        assert worker is not None and isinstance(lease, Lease)
         self.leases += 1
         seconds = (lease.stop - lease.start) * CHUNK_SECONDS * self._times[self.leases & 4095] * speed(worker)
         ends = max(self._free.get(worker, 0.0), self.now) + seconds
@@ -167,8 +161,8 @@ def drive(rows: int, workers: int) -> dict[str, Any]:
     """A whole job with the driver: its loop, its events and its books."""
     data = torch.empty(1, dtype=torch.uint8).expand(rows)
     job = Job(Source(data), ChunkPlan(rows, CHUNK_ROWS, 0), len)
-    crew = SimulatedCrew(workers)
-    driver = Driver(job, Collect(), crew, CallbackList([]), row_bytes=1)
+    team = SimulatedWorkers(job, workers)
+    driver = Driver(job, Collect(), team, CallbackList([]), row_bytes=1)
     began = time.process_time()
     for _ in driver.run():
         pass
@@ -177,9 +171,9 @@ def drive(rows: int, workers: int) -> dict[str, Any]:
     return {
         "rows": rows,
         "workers": workers,
-        "leases": crew.leases,
-        "leases_per_second": crew.leases / elapsed,
-        "microseconds_per_lease": elapsed / crew.leases * 1e6,
+        "leases": team.leases,
+        "leases_per_second": team.leases / elapsed,
+        "microseconds_per_lease": elapsed / team.leases * 1e6,
         "target_seconds": max(DEFAULT.lease_seconds, LEASE_COST * workers),
     }
 

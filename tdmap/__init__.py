@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tdmap.rowerrors import RowError, RowErrors, SkippedRows
     from tdmap.run.fingerprint import versioned
     from tdmap.run.options import FunctionOptions, MapGroupsOptions, MapOptions, Options, RunOptions, options
-    from tdmap.runtime.crews.cluster import RayCluster
+    from tdmap.runtime.executors.raycluster import RayCluster
     from tdmap.runtime.workers.pool import WorkerPool, close_pools
     from tdmap.stores import ShardedDataset, concat, open
 
@@ -168,7 +168,7 @@ _PLACES = {
     "tdmap.rowerrors": "RowError RowErrors SkippedRows",
     "tdmap.run.fingerprint": "versioned",
     "tdmap.run.options": "FunctionOptions MapGroupsOptions MapOptions Options RunOptions options",
-    "tdmap.runtime.crews.cluster": "RayCluster",
+    "tdmap.runtime.executors.raycluster": "RayCluster",
     "tdmap.runtime.workers.pool": "WorkerPool close_pools",
     "tdmap.stores": "ShardedDataset concat open",
 }

@@ -32,7 +32,7 @@ class JobStarted:
     num_workers: int
     """Workers that share the chunks."""
     executor: str
-    """`"serial"`, `"thread"`, `"process"`, `"pool"` or `"ray"`."""
+    """`"serial"`, `"thread"`, `"process"`, `"pool"`, `"ray"`, or the `kind` of the workers of another executor."""
     time: float
     """`time.monotonic()` of this moment, in seconds."""
     row_bytes: int = 0

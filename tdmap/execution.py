@@ -1,11 +1,10 @@
-"""Who runs a job: the options about workers that every operation takes, and the crew that they stand for."""
+"""Who runs a job: the options about workers that every operation takes, and the executor that they stand for."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -17,17 +16,15 @@ from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.resources import available_memory, usable_cores
-from tdmap.process_state import Owner
 from tdmap.runtime.commits import CommitLog
-from tdmap.runtime.crews.base import Crew
-from tdmap.runtime.crews.cluster import RayCluster
-from tdmap.runtime.crews.foreign import ForeignCrew
-from tdmap.runtime.crews.processes import ProcessCrew
-from tdmap.runtime.crews.ray import RayCrew
-from tdmap.runtime.crews.raypool import borrow_ray_pool
-from tdmap.runtime.crews.serial import SerialCrew
-from tdmap.runtime.crews.threads import ThreadCrew
 from tdmap.runtime.driver import Driver
+from tdmap.runtime.executors.base import Executor
+from tdmap.runtime.executors.foreign import ForeignExecutor, has_threads, is_foreign_pool
+from tdmap.runtime.executors.processes import ProcessExecutor
+from tdmap.runtime.executors.raycluster import RayCluster
+from tdmap.runtime.executors.rayworkers import RayExecutor
+from tdmap.runtime.executors.serial import SerialExecutor
+from tdmap.runtime.executors.threads import ThreadExecutor
 from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
@@ -45,7 +42,7 @@ class WorkerOptions(TypedDict, total=False):
 
     Attributes:
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
-        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, or a `RayCluster`.
+        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an `Executor`.
         pool: a `WorkerPool`, or a pool of another library, to run in; the other options about workers are ignored then.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
         worker_threads: threads that torch uses in each worker. Default: 1.
@@ -57,7 +54,7 @@ class WorkerOptions(TypedDict, total=False):
     """
 
     num_workers: int | None
-    executor: str | RayCluster
+    executor: str | RayCluster | Executor
     pool: Any
     mp_start_method: str | None
     worker_threads: int
@@ -79,7 +76,7 @@ class Execution:
 
     num_workers: int | None = None
     pool: Any = None
-    executor: str | RayCluster = "process"
+    executor: str | RayCluster | Executor = "process"
     mp_start_method: str | None = None
     worker_threads: int = 1
     max_tasks_per_child: int | None = None
@@ -104,8 +101,9 @@ class Execution:
             object.__setattr__(self, "executor", RayCluster())
         if isinstance(self.executor, RayCluster):
             self._check_cluster(self.executor)
-        elif self.executor not in EXECUTORS:
-            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, or a RayCluster: got {self.executor!r}.")
+        elif not isinstance(self.executor, Executor) and self.executor not in EXECUTORS:
+            names = ", ".join(EXECUTORS)
+            raise ValueError(f"executor must be one of {names}, a RayCluster or an Executor: got {self.executor!r}.")
         workers = self.num_workers
         if self.pool is None and workers is not None and not _is_count(workers):
             raise ValueError(
@@ -120,12 +118,13 @@ class Execution:
         if self.max_memory is not None:
             _positive("max_memory", self.max_memory)
         require_start_method(self.mp_start_method)
-        if self.pool is not None and not isinstance(self.pool, WorkerPool) and not _is_foreign_pool(self.pool):
+        if self.pool is not None and not isinstance(self.pool, WorkerPool) and not is_foreign_pool(self.pool):
             hint = ""
-            if _has_threads(self.pool):
+            if has_threads(self.pool):
                 hint = ' Its workers are threads, and executor="thread" runs in threads: leave pool= out.'
             raise TypeError(
-                f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}.{hint}"
+                "pool must be a tdmap.WorkerPool, or a pool of multiprocessing or concurrent.futures, got a "
+                f"{type(self.pool).__name__}.{hint}"
             )
 
     def _check_cluster(self, cluster: RayCluster) -> None:
@@ -156,12 +155,12 @@ class Execution:
     @property
     def owns_workers(self) -> bool:
         """Whether this program starts and ends the workers itself, here: one that is given up is no more."""
-        return not self.is_foreign and not isinstance(self.executor, RayCluster)
+        return not self.is_foreign and not isinstance(self.executor, (RayCluster, Executor))
 
     @property
     def in_processes(self) -> bool:
         """Whether the workers are other processes, which do not see the memory of this one as it is."""
-        return self.executor == "process" or isinstance(self.executor, RayCluster)
+        return self.executor == "process" or isinstance(self.executor, (RayCluster, Executor))
 
     @property
     def workers(self) -> int:
@@ -195,63 +194,50 @@ class Execution:
         meter = watchers.find_meter()
         if meter is not None:
             job = replace(job, policy=replace(job.policy, meter=meter))
-        crew, finish = self._crew(job)
-        owner = Owner()
-        try:
+        with self._executor().start(job) as workers:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
-            asked = self.workers if crew.size == job.plan.num_chunks else crew.size
-            yield from Driver(job, sink, crew, watchers, row_bytes, log, asked, self.tuning).run()
-        finally:
-            if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
-                finish()
+            asked = self.workers if workers.size == job.plan.num_chunks else workers.size
+            yield from Driver(job, sink, workers, watchers, row_bytes, log, asked, self.tuning).run()
 
     def _count(self) -> int:
         """Workers that are asked for, or that there is room for."""
+        if isinstance(self.executor, Executor):
+            return self.executor.size
         if self.num_workers:
             return self.num_workers
         return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
 
-    def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
-        """The crew that runs the job, and a function to call when the job is over."""
+    def _executor(self) -> Executor:
+        """What gives workers to a job."""
+        if isinstance(self.executor, Executor):
+            return self.executor
         if self.executor == "serial" or (self.in_processes and _nested()):
-            return SerialCrew(), _nothing
-        if self.executor == "thread" and job.policy.seed is not None:
-            # The global generators belong to the whole process. A thread would draw from them while the consumer of an
-            # iteration does, and neither would draw the numbers that it draws alone.
-            return SerialCrew(), _nothing
-        count = self._count()
-        wanted = min(count, job.plan.num_chunks)
+            return SerialExecutor()
         if isinstance(self.executor, RayCluster):
-            actors, finish = borrow_ray_pool(self.executor, count, self.worker_threads)
-            return RayCrew(actors, wanted, self.tuning), finish
+            return RayExecutor(self.executor, self._count(), self.worker_threads, self.tuning)
         if self.executor == "thread":
-            return ThreadCrew(wanted, self.worker_threads, self.tuning.leave_seconds), _nothing
+            return ThreadExecutor(self._count(), self.worker_threads, self.tuning.leave_seconds)
+        if self.is_foreign:
+            return ForeignExecutor(self.pool)
+        return ProcessExecutor(self.workers, self._borrow, self.tuning)
+
+    def _borrow(self, wanted: int) -> tuple[WorkerPool, Callable[[], None]]:
+        """A reserved pool for a job of so many workers, and what to call when the job is over."""
+        how = self.mp_start_method, self.worker_threads
         if isinstance(self.pool, WorkerPool):
             self.pool.reserve()
-            wanted = min(self.pool.num_workers, job.plan.num_chunks)
-            return ProcessCrew(self.pool, wanted, self.tuning), self.pool.release
-        if self.pool is not None:
-            return ForeignCrew(self.pool), _nothing
+            return self.pool, self.pool.release
         if self.max_tasks_per_child is not None or self.max_memory is not None:
-            own = WorkerPool(
-                wanted,
-                self.mp_start_method,
-                self.worker_threads,
-                max_tasks_per_child=self.max_tasks_per_child,
-                max_memory=self.max_memory,
-            )
+            limits: Any = {"max_tasks_per_child": self.max_tasks_per_child, "max_memory": self.max_memory}
+            own = WorkerPool(wanted, *how, **limits)
             own.reserve()
-            return ProcessCrew(own, wanted, self.tuning), own.close
-        warm = borrow_pool(count, self.mp_start_method, self.worker_threads)
-        return ProcessCrew(warm, wanted, self.tuning), lambda: give_back(warm)
+            return own, own.close
+        warm = borrow_pool(self._count(), *how)
+        return warm, lambda: give_back(warm)
 
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
-
-
-def _nothing() -> None:
-    pass
 
 
 def _is_count(value: object) -> bool:
@@ -261,17 +247,6 @@ def _is_count(value: object) -> bool:
 def _positive(name: str, value: object) -> None:
     if not _is_count(value):
         raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
-
-
-def _is_foreign_pool(pool: object) -> bool:
-    parts = ("apply_async", "_pool", "_processes")
-    return all(hasattr(pool, name) for name in parts) and not _has_threads(pool)
-
-
-def _has_threads(pool: object) -> bool:
-    """Whether it is a `multiprocessing.pool.ThreadPool`, or the like of another library."""
-    workers = getattr(pool, "_pool", None)
-    return isinstance(workers, list) and any(isinstance(worker, threading.Thread) for worker in workers)
 
 
 def _nested() -> bool:

@@ -1,6 +1,6 @@
 """Sizes, shares and waits that the engine chooses: one immutable object a call.
 
-`Execution` reads `current()` once, when a call begins, and hands the object down: to crews, to the driver, and to the
+`Execution` reads `current()` once, when a call begins, and hands the object down: to workers, to the driver, and to the
 functions that workers get with a job. Readers of files and logs have no execution, and read it when they are made. What
 is set later does not change a call that runs, in whichever thread its results are taken.
 """

@@ -56,7 +56,7 @@ def executor_of(name: str, address: str | None) -> Any:
         refuse(f"--executor {name!r}: there are {', '.join(EXECUTORS)}")
     if address is None:
         return name
-    from tdmap.runtime.crews.cluster import RayCluster
+    from tdmap.runtime.executors.raycluster import RayCluster
 
     return RayCluster(address=address)
 

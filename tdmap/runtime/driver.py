@@ -1,12 +1,12 @@
-"""Runs a job on a crew of workers: the loop between the scheduler and the workers' messages.
+"""Runs a job on workers: the loop between the scheduler and the workers' messages.
 
-    scheduler ──Lease──► driver ──grant──► crew (processes, threads, a foreign pool)
+    scheduler ──Lease──► driver ──send───► workers (processes, threads, a foreign pool)
         ▲                  │  ▲                │
         └──commit, done────┘  └──messages──────┘
                            ├──► sink       (results that travelled, and which chunks are safe)
                            └──► callbacks  (events)
 
-The driver knows no process and no pipe; a crew knows no plan and no sink.
+The driver knows no process and no pipe; workers know no scheduler.
 
 A job belongs to the process that began it. When that process forks, its child has a copy of the driver, which it may
 close, collect or ask for more: the copy tells nobody, stops nobody and writes nothing.
@@ -32,10 +32,10 @@ from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
-from tdmap.runtime.crews.base import Crew, Joined
+from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind, Taken
 from tdmap.tuning import DEFAULT, Tuning
@@ -66,7 +66,7 @@ class Driver:
     Args:
         job: what is to be done.
         sink: where results go.
-        crew: who does it.
+        workers: who does it.
         callbacks: who watches.
         row_bytes: bytes of a row of the source.
         log: notes which chunks are done; None when nobody wants to know.
@@ -78,7 +78,7 @@ class Driver:
         self,
         job: Job,
         sink: Sink,
-        crew: Crew,
+        workers: Workers,
         callbacks: CallbackList,
         row_bytes: int,
         log: CommitLog | None = None,
@@ -87,7 +87,7 @@ class Driver:
     ) -> None:
         self.job = job
         self.sink = sink
-        self.crew = crew
+        self.workers = workers
         self.callbacks = callbacks
         self.log = log
         self.asked_workers = asked_workers
@@ -97,7 +97,7 @@ class Driver:
         self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
         borders = _borders(job)
-        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]), borders)
+        self.scheduler = Scheduler(job.plan.num_known, workers.size, policy, merge_ranges([*done, *elsewhere]), borders)
         # Of results of the first chunks; what an earlier run has done is not measured again.
         self._sizes: dict[int, int | None] = dict.fromkeys(
             chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
@@ -124,16 +124,16 @@ class Driver:
         far = is_opened_by_row(self.job.source.data) and self.job.source.data.is_remote
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
-            seconds = max(self.tuning.lease_seconds, LEASE_COST * self.crew.size)
+            seconds = max(self.tuning.lease_seconds, LEASE_COST * self.workers.size)
             if far:
                 seconds, limit = max(seconds, FAR_SECONDS), min(limit, max(FAR_BYTES // max(chunk_bytes, 1), 1))
             return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
-        window = 2 * largest * self.crew.size + self.crew.size
+        window = 2 * largest * self.workers.size + self.workers.size
         ahead = asked.ahead
         if ahead is not None:
             # Beside the one that the consumer has. A worker holds two leases: one that runs, one that waits for it.
-            window, largest = max(ahead, 1) + 1, max(ahead // (2 * self.crew.size), 1)
+            window, largest = max(ahead, 1) + 1, max(ahead // (2 * self.workers.size), 1)
         return SchedulerPolicy(
             retries=policy.retries,
             timeout=policy.timeout,
@@ -161,20 +161,20 @@ class Driver:
                 self.rows,
                 self.chunks,
                 plan.size,
-                self.crew.size,
-                self.crew.kind,
+                self.workers.size,
+                self.workers.kind,
                 began,
                 self.row_bytes,
-                max(self.asked_workers, self.crew.size),
+                max(self.asked_workers, self.workers.size),
                 self.done_rows,
             )
         )
         error: BaseException | None = None
         try:
             self.skips.begin(self.done_rows)
-            self.sink.open(plan, self.crew.allocate())
+            self.sink.open(plan, self.workers.allocate)
             self._check_files()
-            self.crew.open(self.job, self.sink)
+            self.workers.open(self.sink)
             self._announced = self.sink.writer is not None
             yield from self._loop()
             self.skips.finish(self.rows)
@@ -184,7 +184,7 @@ class Driver:
             if isinstance(caught, (OSError, LookupError, ValueError)):
                 # What a fork, or a job whose workers somebody has ended, finds: closed pipes, and nobody there.
                 self._require_here()
-                self.crew.require_open()
+                self.workers.check()
             raise
         finally:
             if self._owner.is_here:
@@ -208,7 +208,7 @@ class Driver:
     def _close(self, error: BaseException | None, began: float) -> None:
         try:
             self.scheduler.cancel()
-            self.crew.close(error is None, self.changed)
+            self.workers.close(error is None, self.changed)
             if error is not None:
                 self.sink.abandon()
         finally:
@@ -226,7 +226,7 @@ class Driver:
         ticks = self.callbacks.watches_time
         while not scheduler.finished or self.job.plan.is_open:
             self._require_here()  # a callback may have forked
-            events = self.crew.wait(tick)
+            events = self.workers.wait(tick)
             self._require_here()  # and so may a signal handler
             for worker, message in events:
                 self._handle(worker, message)
@@ -249,7 +249,7 @@ class Driver:
 
     def _still_ours(self) -> None:
         """Raise RuntimeError when the consumer has forked, and this is the child; unless nobody else is at work."""
-        if self.crew.forks and not self._owner.is_here:
+        if self.workers.forks and not self._owner.is_here:
             self._owner = Owner()
         self._require_here()
 
@@ -266,7 +266,7 @@ class Driver:
 
     def _fill_all(self) -> None:
         if not self._announced and self.sink.writer is not None:
-            self.crew.output(self.sink.writer)
+            self.workers.send(None, self.sink.writer)
             self._announced = True
         if self._fill_some(self._idle):
             self._fill_some(self._hungry)
@@ -297,7 +297,7 @@ class Driver:
             straggler = self.scheduler.straggler(now)
             if straggler is None:
                 return
-            self.crew.ask_back(straggler.worker)
+            self.workers.revoke(straggler.worker)
 
     def _fill(self, worker: int) -> bool:
         """Give a worker all it may hold; False where there is nothing to be given to anybody like it.
@@ -306,7 +306,7 @@ class Driver:
         """
         now, given = time.monotonic(), False
         while not self.scheduler.is_full(worker):
-            limit = self.crew.limit(worker)
+            limit = self.workers.limit(worker)
             if limit == 0:
                 break
             if not self._first_result and not self._announced:
@@ -317,15 +317,15 @@ class Driver:
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:
                 return given
-            self.crew.grant(worker, lease)
+            self.workers.send(worker, lease)
             given = True
         return True
 
     def _check_clock(self) -> None:
-        running = self.crew.running()
+        running = self.workers.running()
         for worker in self.scheduler.overdue(running, time.monotonic()):
             first, last = self.job.plan.original_rows(running[worker][0])
-            self.crew.kill(worker, f"{describe_rows(first, last)} ran longer than {self.job.policy.timeout} s")
+            self.workers.kill(worker, f"{describe_rows(first, last)} ran longer than {self.job.policy.timeout} s")
 
     # -- coming back -------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Driver:
             self._note(worker)  # who may have given back a whole lease
         elif isinstance(message, Failed):
             self.changed |= message.mutated
-            note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.crew.describe(worker))
+            note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.workers.seat(worker).text)
             raise message.error
         elif isinstance(message, Refused):
             raise message.error
@@ -413,16 +413,17 @@ class Driver:
         if self.job.on_settled is not None:
             self.job.on_settled(plan)
         self.sink.replan(plan)
-        self.crew.replan(plan)
+        self.workers.send(None, plan)
         weight = min(plan.lead / plan.size, 1.0)
         self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
         self.scheduler.borders = _borders(self.job)
 
     def _report(self, worker: int, start: int, done: Done) -> None:
+        seat = self.workers.seat(worker)
         self.callbacks.on_lease_done(
             LeaseDone(
                 self.job.number,
-                self.crew.pid(worker),
+                seat.pid,
                 start,
                 done.upto,
                 self.job.plan.count(start, done.upto),
@@ -431,7 +432,7 @@ class Driver:
                 time.monotonic(),
                 done.measures,
                 self.job.plan.first_row(start),
-                self.crew.node(worker),
+                seat.node,
             )
         )
 
@@ -441,15 +442,15 @@ class Driver:
         lease = self.scheduler.get(lost.lease)
         if lease is not None and lease.worker == worker and not lost.kind.travels:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
-        loss = self.scheduler.worker_lost(worker, lost.running)
+        loss, seat = self.scheduler.worker_lost(worker, lost.running), self.workers.seat(worker)
         self.callbacks.on_worker_died(
             WorkerDied(
                 self.job.number,
-                self.crew.pid(worker),
+                seat.pid,
                 lost.signal,
                 lost.exit_code,
                 loss.chunk,
-                self.crew.node(worker),
+                seat.node,
             )
         )
         if lost.signal == signal.SIGBUS:
@@ -485,8 +486,8 @@ class Driver:
             return ChunkTimeout(f"{text}: stopped {times}, because {lost.reason}.", rows)
         if half_changed:
             return WorkerLost(
-                f"{text}: the worker ({self.crew.describe(worker)}) {how}{_peak(lost)}. The function works in place "
-                "and these rows may be changed in part: they were not kept (undo=False, or chunks too large), so "
+                f"{text}: the worker ({self.workers.seat(worker).text}) {how}{_peak(lost)}. The function works in "
+                "place and these rows may be changed in part: they were not kept (undo=False, or chunks too large), so "
                 "the chunk was not run again. Restore them, or use a smaller chunksize.",
                 rows,
                 lost.signal,
@@ -494,7 +495,7 @@ class Driver:
                 lost.peak_memory or None,
             )
         return WorkerLost(
-            f"{text}: {_deaths(attempts, self.crew.describe(worker))} {how}"
+            f"{text}: {_deaths(attempts, self.workers.seat(worker).text)} {how}"
             f"{_peak(lost)}. The function crashes on these rows, or needs more memory than there is: run it on "
             f"them alone, or use a smaller chunksize.",
             rows,

@@ -18,7 +18,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews import processes
+from tdmap.runtime.executors import processes
 from tdmap.runtime.wire import lending, packing, payload
 from tdmap.sinks import Preallocated
 from tests.device.fakelink import FakeLink

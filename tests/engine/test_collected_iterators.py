@@ -126,7 +126,7 @@ def test_in_another_thread(kind):
     assert ended and torch.equal(torch.cat(got), 2 * X)
 
 
-def test_in_a_thread_of_its_own_crew():
+def test_in_a_thread_of_its_own_executor():
     started, collected = threading.Event(), threading.Event()
 
     def slow(part):

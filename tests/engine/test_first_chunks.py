@@ -10,13 +10,14 @@ import torch
 from tdmap.events import CallbackList
 from tdmap.job import Job, Source
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews.base import Joined, PlainCrew
 from tdmap.runtime.driver import Driver
+from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.wire.messages import Joined
 from tdmap.sinks import Collect
 
 
-class Asleep(PlainCrew):
+class Asleep(Workers):
     """Workers who are there at once, and never finish anything."""
 
     kind = "asleep"
@@ -27,21 +28,15 @@ class Asleep(PlainCrew):
         self.granted: list[tuple[int, int, int]] = []
         self._joined = False
 
-    def open(self, job: Job, sink: Any) -> None: ...
+    def open(self, sink: Any) -> None: ...
 
-    def allocate(self) -> Any: ...
-
-    def output(self, writer: Any) -> None: ...
-
-    def replan(self, plan: ChunkPlan) -> None: ...
+    def allocate(self, dtype: Any, shape: Any) -> Any: ...
 
     def close(self, ok: bool, changed: bool) -> None: ...
 
-    def describe(self, worker: int) -> str:
-        return "asleep"
-
-    def grant(self, worker: int, lease: Lease) -> None:
-        self.granted.append((worker, lease.start, lease.stop))
+    def send(self, worker: int | None, message: Any) -> None:
+        if isinstance(message, Lease) and worker is not None:
+            self.granted.append((worker, message.start, message.stop))
 
     def wait(self, timeout: float) -> list[Any]:
         if self._joined:
@@ -52,8 +47,8 @@ class Asleep(PlainCrew):
 
 @pytest.mark.parametrize(("chunks", "workers"), [(1, 3), (2, 3), (3, 3), (40, 3), (40, 16)])
 def test_every_worker_has_a_chunk_before_the_first_result(chunks: int, workers: int) -> None:
-    job, crew = Job(Source(torch.arange(chunks * 10)), ChunkPlan(chunks * 10, 10), len), Asleep(workers)
+    job, team = Job(Source(torch.arange(chunks * 10)), ChunkPlan(chunks * 10, 10), len), Asleep(workers)
     with pytest.raises(KeyboardInterrupt):
-        list(Driver(job, Collect(), crew, CallbackList([]), row_bytes=8).run())
+        list(Driver(job, Collect(), team, CallbackList([]), row_bytes=8).run())
     busy = min(chunks, workers)
-    assert sorted(crew.granted) == [(worker, worker, worker + 1) for worker in range(busy)]
+    assert sorted(team.granted) == [(worker, worker, worker + 1) for worker in range(busy)]

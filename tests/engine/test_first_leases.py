@@ -9,35 +9,31 @@ import torch
 from tdmap.events import CallbackList
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews.base import Joined, LocalCrew
 from tdmap.runtime.driver import Driver
+from tdmap.runtime.executors.base import LocalWorkers
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Done, Segment
+from tdmap.runtime.wire.messages import Done, Joined, Segment
 from tdmap.sinks import Collect, Sink
 from tdmap.sinks.base import Kind
 
 
-class ReadyAtOnce(LocalCrew):
+class ReadyAtOnce(LocalWorkers):
     """Workers that join together; whoever waits for them is told who has work by then."""
 
     kind = "scripted"
     forks = True
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
+    def __init__(self, job: Job, size: int) -> None:
+        super().__init__(job)
         self.size = size
         self.busy: list[list[int]] = []
         self._leases: list[tuple[int, Lease]] = []
         self._joined = False
 
-    def open(self, job: Job, sink: Sink) -> None:
-        self.job = job
+    def open(self, sink: Sink) -> None: ...
 
     def grant(self, worker: int, lease: Lease) -> None:
         self._leases.append((worker, lease))
-
-    def describe(self, worker: int) -> str:
-        return f"in worker {worker}"
 
     def wait(self, timeout: float) -> list[tuple[int, Any]]:
         if not self._joined:
@@ -56,7 +52,7 @@ class ReadyAtOnce(LocalCrew):
 def test_every_worker_has_a_chunk_before_the_first_answer() -> None:
     job = Job(Source(torch.arange(64)), ChunkPlan(64, 1), lambda x: x, Policy(undo=False))
     for size in (1, 2, 5):
-        crew, sink = ReadyAtOnce(size), Collect()
-        assert list(Driver(job, sink, crew, CallbackList([]), 8).run()) == []
-        assert crew.busy[0] == list(range(size))
+        team, sink = ReadyAtOnce(job, size), Collect()
+        assert list(Driver(job, sink, team, CallbackList([]), 8).run()) == []
+        assert team.busy[0] == list(range(size))
         assert sink.result() == list(range(64))

@@ -14,11 +14,11 @@ import torch
 
 import tdmap
 from tdmap import RayCluster
-from tdmap.runtime.crews import probes
+from tdmap.runtime.executors import probes
 
 
 def test_importing_the_package_does_not_import_ray() -> None:
-    code = "import tdmap, tdmap.runtime.crews.ray, sys; sys.exit('ray' in sys.modules)"
+    code = "import tdmap, tdmap.runtime.executors.rayworkers, sys; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 

@@ -15,6 +15,7 @@ import torch
 
 import tdmap
 from tdmap import RayCluster
+from tdmap.testing.executor import CASES
 from tensordict_lite import TensorDict
 
 pytestmark = [
@@ -40,6 +41,11 @@ def test_the_side_of_ray_data_on_its_page_runs(cluster: Any, monkeypatch: pytest
     namespace: dict[str, Any] = {}
     exec(compile(code.partition("```")[0], str(page), "exec"), namespace)
     assert namespace["total"] == sum(number**2 for number in range(1, 10_000, 2))  # what our side is held to
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_actors_do_what_all_workers_do(cluster: Any, case: str) -> None:
+    CASES[case](executor=RayCluster(), num_workers=2)
 
 
 def rows() -> TensorDict:
@@ -297,7 +303,7 @@ def test_workers_that_are_not_needed_any_more_leave_quietly(
     if transport != "store":
         pytest.skip("the last ones of the session are enough")
     tdmap.map(rows(), grow_copy, **on(transport))
-    from tdmap.runtime.crews import raypool
+    from tdmap.runtime.executors import raypool
 
     monkeypatch.setattr(raypool, "LEAVE_SECONDS", 100.0)  # a busy machine takes its time
     (pool,) = raypool._warm.values()

@@ -3,7 +3,7 @@
 driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Planned(job, plan)
                     Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)  Dropped(...)
-crew   ──► driver   Lost(...), when a pipe closes or a process ends
+workers ─► driver   Joined, and Lost(...) when a pipe closes or a process ends
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class Drop(NamedTuple):
     """The next job uses the memory for results that travel."""
     answer: bool = False
     """Say when it is forgotten: memory was lent for it."""
+
+
+class Joined(NamedTuple):
+    """A worker is ready for leases."""
 
 
 class Hello(NamedTuple):

@@ -1,7 +1,7 @@
-"""A crew of actors on a Ray cluster.
+"""Actors on a Ray cluster.
 
 Actors on this machine are workers of the process pool in all but name: they open the same memory, run the same loop and
-leave the same notes behind when they die. So this crew is that of processes, over another pool. What it adds is workers
+leave the same notes behind when they die. So these are `ProcessWorkers` over another pool. What is added is workers
 on other machines, whose rows travel (see `windows`): what they send is brought to its place here, before the driver
 hears of it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,11 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews.base import Joined
-from tdmap.runtime.crews.processes import ProcessCrew
-from tdmap.runtime.crews.raypool import RayMember, RayPool
-from tdmap.runtime.crews.windows import (
+from tdmap.runtime.executors.base import Executor, Seat, Workers
+from tdmap.runtime.executors.processes import ProcessWorkers
+from tdmap.runtime.executors.raycluster import RayCluster
+from tdmap.runtime.executors.raypool import RayMember, RayPool, borrow_ray_pool
+from tdmap.runtime.executors.windows import (
     Answer,
     Target,
     Task,
@@ -43,7 +44,7 @@ from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.culprit import explain_unpicklable
-from tdmap.runtime.wire.messages import Done, Grant, Lost, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Grant, Joined, Lost, Segment, Skipped
 from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
@@ -60,11 +61,30 @@ WINDOW_BYTES = 32 << 20
 """Rows of a lease that travel, of the source and of the output: a worker has two leases."""
 
 
-class RayCrew(ProcessCrew):
+class RayExecutor(Executor):
+    """Actors of a cluster.
+
+    Args:
+        cluster: where, and what each takes.
+        size: how many there are at most.
+        worker_threads: threads that torch uses in each.
+        tuning: of the call.
+    """
+
+    def __init__(self, cluster: RayCluster, size: int, worker_threads: int, tuning: Tuning = DEFAULT) -> None:
+        self.size, self._cluster, self._threads, self._tuning = size, cluster, worker_threads, tuning
+
+    def start(self, job: Job) -> Workers:
+        borrowed = borrow_ray_pool(self._cluster, self.size, self._threads)
+        return RayWorkers(job, borrowed, min(self.size, job.plan.num_chunks), self._tuning)
+
+
+class RayWorkers(ProcessWorkers):
     """The actors of a pool, for one job.
 
     Args:
-        pool: a reserved pool.
+        job: the job.
+        borrowed: a reserved pool, and what gives it back.
         wanted: how many of its actors.
         tuning: of the call.
     """
@@ -72,18 +92,21 @@ class RayCrew(ProcessCrew):
     kind = "ray"
     pool: RayPool
 
-    def __init__(self, pool: RayPool, wanted: int, tuning: Tuning = DEFAULT) -> None:
-        super().__init__(pool, wanted, tuning)
+    def __init__(
+        self, job: Job, borrowed: tuple[RayPool, Callable[[], None]], wanted: int, tuning: Tuning = DEFAULT
+    ) -> None:
+        super().__init__(job, borrowed, wanted, tuning)
+        pool = borrowed[0]
         self._nodes: dict[int, str] = {}
         self._shares_memory = pool.cluster.transport in ("auto", "memory")
         self._travel: _Travel | None = None
         self._careful = 0
 
-    def open(self, job: Job, sink: Sink) -> None:
+    def open(self, sink: Sink) -> None:
+        job = self._job
         if self._shares_memory:
-            super().open(job, sink)
-        else:  # nobody opens copies of our memory, so none are made
-            self._job = job
+            super().open(sink)
+        else:  # no worker opens copies of our memory, so none are made
             self._in_place = sink.demands(job.plan).in_place
             self._packing.describe(job)
             self.pool.refresh(self.size)
@@ -158,10 +181,10 @@ class RayCrew(ProcessCrew):
         member.leases.append(grant)
         member.call("run", grant, self._travel.window(member, lease.start, lease.stop))
 
-    def ask_back(self, worker: int) -> None:
+    def revoke(self, worker: int) -> None:
         member = self.pool.members.get(worker)
         if member is not None and not (isinstance(member, RayMember) and member.is_far):
-            super().ask_back(worker)
+            super().revoke(worker)
 
     def running(self) -> dict[int, tuple[int, float]]:
         found = super().running()
@@ -172,12 +195,9 @@ class RayCrew(ProcessCrew):
                 found[member.number] = member.leases[0].start, since
         return found
 
-    def describe(self, worker: int) -> str:
-        return f"{super().describe(worker)} on {self._nodes.get(worker) or 'a machine that is not known'}"
-
-    def node(self, worker: int) -> str:
-        """The machine that a worker runs on."""
-        return self._nodes.get(worker, "")
+    def seat(self, worker: int) -> Seat:
+        here, node = super().seat(worker), self._nodes.get(worker, "")
+        return Seat(here.pid, f"{here.text} on {node or 'a machine that is not known'}", node)
 
     # -- what comes back from other machines -------------------------------------------------------------
 

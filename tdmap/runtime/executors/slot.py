@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from tdmap.process_state import keep_freed_memory
-from tdmap.runtime.crews import probes
-from tdmap.runtime.crews.windows import Answer, Target, Task, Window, WindowLoop
+from tdmap.runtime.executors import probes
+from tdmap.runtime.executors.windows import Answer, Target, Task, Window, WindowLoop
 from tdmap.runtime.wire.messages import Grant
 from tdmap.runtime.wire.remote import PackedError, pack_error
 from tdmap.runtime.workers import control as at

@@ -1,4 +1,4 @@
-"""A crew of threads, for functions that leave the interpreter lock: most of torch, numpy and I/O."""
+"""Threads, for functions that leave the interpreter lock: most of torch, numpy and I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from tdmap.job import Job
 from tdmap.process_state import ThreadSettings, use_threads
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
+from tdmap.runtime.executors.base import Executor, LocalWorkers, Seat, Workers, run_lease
+from tdmap.runtime.executors.serial import SerialWorkers
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Failed, Message
+from tdmap.runtime.wire.messages import Failed, Joined, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sinks import Sink
 from tdmap.tuning import DEFAULT
@@ -27,7 +28,7 @@ def _serve(
     torch_threads: int,
     settings: ThreadSettings,
 ) -> None:
-    """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
+    """What each thread does; it does not know its `ThreadWorkers`, whose collection ends it."""
     use_threads(torch_threads)
     with torch.inference_mode(settings.inference):
         settings.enter()
@@ -52,8 +53,8 @@ def _run_leases(
             return
 
 
-class ThreadCrew(LocalCrew):
-    """Threads of this process, for one job whose chunks have no random streams (see `Execution`).
+class ThreadExecutor(Executor):
+    """Threads of this process, new ones for each job.
 
     Args:
         num_workers: how many threads.
@@ -61,11 +62,24 @@ class ThreadCrew(LocalCrew):
         leave_seconds: an iteration that is left waits so long for the chunks that run. They end unheard then.
     """
 
-    kind = "thread"
-    forks = False
-
     def __init__(self, num_workers: int, worker_threads: int, leave_seconds: float = DEFAULT.leave_seconds) -> None:
-        super().__init__()
+        self.size, self._how = num_workers, (worker_threads, leave_seconds)
+
+    def start(self, job: Job) -> Workers:
+        if job.policy.seed is not None:
+            # The global generators belong to the whole process. A thread would draw from them while the consumer of an
+            # iteration does, and neither would draw the numbers that it draws alone.
+            return SerialWorkers(job)
+        return ThreadWorkers(job, min(self.size, job.plan.num_chunks), *self._how)
+
+
+class ThreadWorkers(LocalWorkers):
+    """Threads for one job, whose chunks have no random streams."""
+
+    kind = "thread"
+
+    def __init__(self, job: Job, num_workers: int, worker_threads: int, leave_seconds: float) -> None:
+        super().__init__(job)
         self.size = num_workers
         self._worker_threads = worker_threads
         self._leave_seconds = leave_seconds
@@ -74,16 +88,16 @@ class ThreadCrew(LocalCrew):
         self._threads: list[threading.Thread] = []
         self._streaming = False
 
-    def open(self, job: Job, sink: Sink) -> None:
-        self._streaming = sink.demands(job.plan).ordered is not None
+    def open(self, sink: Sink) -> None:
+        self._streaming = sink.demands(self.job.plan).ordered is not None
         inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
-            loop = self.add_loop(job, lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
+            loop = self.add_loop(lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
             self._leases.append(queue.SimpleQueue())
             work = number, loop, self._leases[number], inbox, self._worker_threads, settings
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
-            self.output(sink.writer)
+            self.send(None, sink.writer)
         for thread in self._threads:
             thread.start()
 
@@ -99,11 +113,11 @@ class ThreadCrew(LocalCrew):
         except queue.Empty:
             return events
 
-    def ask_back(self, worker: int) -> None:
+    def revoke(self, worker: int) -> None:
         self._loops[worker].control[at.GIVE_BACK] = 1
 
-    def describe(self, worker: int) -> str:
-        return f"in thread {worker}"
+    def seat(self, worker: int) -> Seat:
+        return Seat(worker, f"in thread {worker}")
 
     def _stop(self) -> None:
         for loop in self._loops:
@@ -111,7 +125,7 @@ class ThreadCrew(LocalCrew):
         for leases in self._leases:
             leases.put(None)
 
-    def __del__(self) -> None:  # an exception from a signal handler has come before the crew was closed
+    def __del__(self) -> None:  # an exception from a signal handler has come before the job was closed
         self._stop()
 
     def close(self, ok: bool, changed: bool) -> None:

@@ -1,4 +1,4 @@
-"""A crew of one: the caller itself, without threads or processes."""
+"""One worker: the caller itself, without threads or processes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ from collections import deque
 from typing import Any
 
 from tdmap.job import Job
-from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
+from tdmap.runtime.executors.base import Executor, LocalWorkers, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Message
+from tdmap.runtime.wire.messages import Joined, Message
 from tdmap.seeding import own_streams
 from tdmap.sinks import Sink
 
 
-class SerialCrew(LocalCrew):
-    """Runs leases in the caller, one whenever the driver waits. The caller's random streams are put back."""
+class SerialExecutor(Executor):
+    """Runs leases in the caller."""
+
+    size = 1
+
+    def start(self, job: Job) -> Workers:
+        return SerialWorkers(job)
+
+
+class SerialWorkers(LocalWorkers):
+    """Runs a lease whenever the driver waits. The caller's random streams are put back."""
 
     kind = "serial"
     forks = True
     size = 1
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
         self._leases: deque[Lease] = deque()
 
-    def open(self, job: Job, sink: Sink) -> None:
-        self._loop = self.add_loop(job, self._emit, in_caller=True)
+    def open(self, sink: Sink) -> None:
+        self._loop = self.add_loop(self._emit, in_caller=True)
         if self._loop.reader.fetches:
             self._loop.reader.follow = self._loop.reader.in_order
         if sink.writer is not None:
-            self.output(sink.writer)
+            self.send(None, sink.writer)
 
     def _emit(self, message: Any) -> None:
         self._inbox.append((0, message))
@@ -48,8 +57,8 @@ class SerialCrew(LocalCrew):
         self._inbox.clear()
         return events
 
-    def describe(self, worker: int) -> str:
-        return "in the calling process"
+    def seat(self, worker: int) -> Seat:
+        return Seat(worker, "in the calling process")
 
     def close(self, ok: bool, changed: bool) -> None:
         self._leases.clear()

@@ -25,10 +25,10 @@ from typing import Any
 
 from tdmap.errors import WorkerStartError
 from tdmap.process_state import Owner
-from tdmap.runtime.crews.cluster import RayCluster
-from tdmap.runtime.crews.probes import Probes
-from tdmap.runtime.crews.slot import Place, Slot
-from tdmap.runtime.crews.windows import Answer
+from tdmap.runtime.executors.probes import Probes
+from tdmap.runtime.executors.raycluster import RayCluster
+from tdmap.runtime.executors.slot import Place, Slot
+from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at

@@ -1,10 +1,11 @@
-"""A crew of worker processes."""
+"""Worker processes."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.crews.base import Joined
+from tdmap.process_state import Owner
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room
@@ -27,6 +29,7 @@ from tdmap.runtime.wire.messages import (
     Failed,
     Grant,
     Hello,
+    Joined,
     Lost,
     Message,
     Output,
@@ -39,28 +42,49 @@ from tdmap.runtime.wire.payload import JobPacker
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool
-from tdmap.sinks import Allocate, Sink
+from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind
 from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
 
+Borrowed = tuple[WorkerPool, Callable[[], None]]
 
-class ProcessCrew:
+
+class ProcessExecutor(Executor):
+    """Processes of a pool.
+
+    Args:
+        size: how many there are at most.
+        borrow: gives a pool for a job of so many workers, and what to call when the job is over.
+        tuning: of the call.
+    """
+
+    def __init__(self, size: int, borrow: Callable[[int], Borrowed], tuning: Tuning = DEFAULT) -> None:
+        self.size, self._borrow, self._tuning = size, borrow, tuning
+
+    def start(self, job: Job) -> Workers:
+        wanted = min(self.size, job.plan.num_chunks)
+        return ProcessWorkers(job, self._borrow(wanted), wanted, self._tuning)
+
+
+class ProcessWorkers(Workers):
     """The members of a pool, for one job.
 
     Args:
-        pool: a reserved pool.
+        job: the job.
+        borrowed: a reserved pool, and what gives it back.
         wanted: how many of its workers.
         tuning: of the call.
     """
 
     kind = "process"
-    forks = False
 
-    def __init__(self, pool: WorkerPool, wanted: int, tuning: Tuning = DEFAULT) -> None:
-        self.pool = pool
+    def __init__(self, job: Job, borrowed: Borrowed, wanted: int, tuning: Tuning = DEFAULT) -> None:
+        self.pool, self._give_back = borrowed
         self.tuning = tuning
         self.size = wanted
+        self._owner = Owner()
+        self._job = job
         self._starts: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
         self._packing = JobPacker()
@@ -85,11 +109,11 @@ class ProcessCrew:
 
     # -- the job -------------------------------------------------------------------------------------
 
-    def allocate(self) -> Allocate:
-        return self._packing.arena.empty
+    def allocate(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        return self._packing.arena.empty(dtype, shape)
 
-    def open(self, job: Job, sink: Sink) -> None:
-        self._job = job
+    def open(self, sink: Sink) -> None:
+        job = self._job
         asked = sink.demands(job.plan)
         self._in_place, self._locker = asked.in_place, asked.locker
         if sink.writer is not None and is_on_device(sink.writer.out):
@@ -101,7 +125,17 @@ class ProcessCrew:
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
         self.pool.fill(self.size, self._forks)
 
+    def send(self, worker: int | None, message: News) -> None:
+        if isinstance(message, Lease):
+            assert worker is not None
+            self.grant(worker, message)
+        elif isinstance(message, RowWriter):
+            self.output(message)
+        else:
+            self.replan(message)
+
     def output(self, writer: RowWriter) -> None:
+        """Results have a place from now on."""
         self._output = pickle.dumps(
             Output(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
         )
@@ -109,6 +143,7 @@ class ProcessCrew:
             self.pool.members[number].send_bytes(self._output)
 
     def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled."""
         self._job = replace(self._job, plan=plan)
         self._planned = pickle.dumps(Planned(self._job.number, plan), pickle.HIGHEST_PROTOCOL)
         for number in self._begun:
@@ -147,6 +182,7 @@ class ProcessCrew:
         return None if most is None else most - member.granted
 
     def grant(self, worker: int, lease: Lease) -> None:
+        """Have a worker run a lease."""
         member = self.pool.members[worker]
         if not member.outstanding:
             member.heard = time.monotonic()
@@ -157,7 +193,7 @@ class ProcessCrew:
         freed = member.reader.take_freed()
         member.send(Grant(self._job.number, lease.id, lease.start, lease.stop, freed))
 
-    def ask_back(self, worker: int) -> None:
+    def revoke(self, worker: int) -> None:
         self.pool.members[worker].control[at.GIVE_BACK] = 1
 
     def running(self) -> dict[int, tuple[int, float]]:
@@ -176,11 +212,9 @@ class ProcessCrew:
         self._reasons[worker] = reason
         self.pool.members[worker].process.kill()
 
-    def describe(self, worker: int) -> str:
-        return f"in worker process {self._pids.get(worker, 0)}"
-
-    def pid(self, worker: int) -> int:
-        return self._pids.get(worker, 0)
+    def seat(self, worker: int) -> Seat:
+        pid = self._pids.get(worker, 0)
+        return Seat(pid, f"in worker process {pid}")
 
     # -- listening -----------------------------------------------------------------------------------
 
@@ -232,7 +266,7 @@ class ProcessCrew:
         if isinstance(message, (Failed, Refused)):
             message = message._replace(error=unpack_error(message.error))
         if isinstance(message, Refused) and message.output and self._device_writer is not None:
-            self._refused = NotLent(f"memory of the output could not be opened {self.describe(member.number)}")
+            self._refused = NotLent(f"memory of the output could not be opened {self.seat(member.number).text}")
             self._refused.__cause__ = message.error
             message = message._replace(error=self._refused)
         event: Message = message
@@ -291,11 +325,12 @@ class ProcessCrew:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def node(self, worker: int) -> str:
-        return ""
-
-    def require_open(self) -> None:
+    def check(self) -> None:
         self.pool.check_open()
+
+    def __exit__(self, *error: object) -> None:
+        if self._owner.is_here:  # a fork's copy of an iterator, which it collects, has no pool to give back
+            self._give_back()
 
     def close(self, ok: bool, changed: bool) -> None:
         try:

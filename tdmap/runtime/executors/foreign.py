@@ -1,17 +1,20 @@
-"""A crew made of somebody else's `multiprocessing.Pool`: torch's, multiprocess's or the standard library's.
+"""Pools of other libraries: `multiprocessing.Pool`, torch's, multiprocess's, and executors of `concurrent.futures`.
 
-Such a pool takes tasks and gives no choice of the process that runs them. So a task is a whole lease, every
+Such a pool takes calls and gives no choice of the process that runs them. So a call runs a whole lease, every
 process keeps the last few jobs it has seen, and the payload lies in shared memory where each can fetch it.
 Results that have no place travel back through the pool's own pipe.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pickle
 import queue
+import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,18 +25,19 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
 from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.crews.base import Joined, PlainCrew, run_lease
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Done, Failed, Message, Refused, Segment
+from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused, Segment
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error, unpack_error
 from tdmap.runtime.workers.control import local_control
-from tdmap.sinks import Allocate, Sink
+from tdmap.sinks import Sink
 from tensordict_lite.memmap.disk.mapping import release
 
 KEPT_JOBS = 4
@@ -108,19 +112,51 @@ def forget_job(key: tuple[int, int]) -> None:
 # -- in the driver -------------------------------------------------------------------------------------
 
 
-class ForeignCrew(PlainCrew):
-    """The processes of a foreign pool; each "worker" here is one task in flight.
+class ForeignExecutor(Executor):
+    """Processes of another library's pool, on this machine.
 
     Args:
-        pool: an open pool.
+        pool: an open pool; see `is_foreign_pool`.
     """
-
-    kind = "pool"
-    forks = False
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
-        self.size = int(pool._processes)
+        sizes = (getattr(pool, name, None) for name in ("_max_workers", "_processes"))
+        self.size = next((size for size in sizes if isinstance(size, int)), usable_cores())
+
+    def start(self, job: Job) -> Workers:
+        return ForeignWorkers(job, self._pool, self.size)
+
+
+def is_foreign_pool(pool: object) -> bool:
+    """Whether it runs calls in processes: by `apply_async` of `multiprocessing`, or by `submit`, with a future."""
+    of_multiprocessing = all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
+    return (of_multiprocessing or callable(getattr(pool, "submit", None))) and not has_threads(pool)
+
+
+def has_threads(pool: object) -> bool:
+    """Whether the workers of a pool are threads."""
+    workers = getattr(pool, "_pool", None)
+    if isinstance(workers, list) and any(isinstance(worker, threading.Thread) for worker in workers):
+        return True
+    return isinstance(pool, concurrent.futures.ThreadPoolExecutor)
+
+
+class ForeignWorkers(Workers):
+    """The processes of a foreign pool; each "worker" here is one call in flight.
+
+    Args:
+        job: the job.
+        pool: an open pool.
+        size: calls that run at a time.
+    """
+
+    kind = "pool"
+
+    def __init__(self, job: Job, pool: Any, size: int) -> None:
+        self._job = job
+        self._pool = pool
+        self.size = size
         self._packing = JobPacker()
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._reader = ParcelReader()
@@ -130,8 +166,8 @@ class ForeignCrew(PlainCrew):
         self._joined = False
         self._broken = False
 
-    def allocate(self) -> Allocate:
-        return self._packing.arena.empty
+    def allocate(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        return self._packing.arena.empty(dtype, shape)
 
     def _publish(self, data: bytes) -> _Bytes:
         fd, path, unlink = anonymous_file(len(data))
@@ -140,33 +176,48 @@ class ForeignCrew(PlainCrew):
             mapped[:] = data
         return _Bytes(path, len(data))
 
-    def open(self, job: Job, sink: Sink) -> None:
-        self._job = job
-        self._payload = self._publish(self._packing.pack(job, sink))
+    def _call(self, fn: Callable[[Any], Any], argument: Any, done: Callable[[Any], Any]) -> None:
+        """Have the pool call `fn`; `done` gets what it returns or raises, on some thread."""
+        if hasattr(self._pool, "apply_async"):
+            self._pool.apply_async(fn, (argument,), callback=done, error_callback=done)
+            return
+
+        def tell(future: Any) -> None:
+            try:
+                done(future.result())
+            except BaseException as error:  # of the function, or of a pool that was ended
+                done(error)
+
+        self._pool.submit(fn, argument).add_done_callback(tell)
+
+    def open(self, sink: Sink) -> None:
+        self._payload = self._publish(self._packing.pack(self._job, sink))
         self._pids = self._alive()
 
-    def output(self, writer: RowWriter) -> None:
-        self._output = self._publish(self._packing.pack_writer(writer))
-
-    def replan(self, plan: ChunkPlan) -> None:
-        self._job = replace(self._job, plan=plan)
-
     def _alive(self) -> set[int]:
-        return {process.pid for process in self._pool._pool}
+        """The processes of a pool of `multiprocessing`, which does not tell that one has died."""
+        return {process.pid for process in self._pool._pool} if hasattr(self._pool, "_pool") else set()
 
     def limit(self, worker: int) -> int | None:
         return 0 if worker in self._flying else None
 
-    def grant(self, worker: int, lease: Lease) -> None:
+    def send(self, worker: int | None, message: News) -> None:
+        if isinstance(message, RowWriter):
+            self._output = self._publish(self._packing.pack_writer(message))
+        elif isinstance(message, ChunkPlan):
+            self._job = replace(self._job, plan=message)
+        else:
+            assert worker is not None
+            self._grant(worker, message)
+
+    def _grant(self, worker: int, lease: Lease) -> None:
         job = self._job
         task = _Task(os.getpid(), job.number, self._payload, self._output, job.plan, lease.id, lease.start, lease.stop)
         self._flying[worker] = lease
-        self._pool.apply_async(
-            run_task,
-            (task,),
-            callback=lambda data: self._inbox.put((worker, data)),
-            error_callback=lambda error: self._inbox.put((worker, error)),
-        )
+        try:
+            self._call(run_task, task, lambda answer: self._inbox.put((worker, answer)))
+        except concurrent.futures.BrokenExecutor as error:  # it broke meanwhile, which lost other calls
+            self._inbox.put((worker, error))
 
     def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
         if not self._joined:
@@ -184,6 +235,8 @@ class ForeignCrew(PlainCrew):
         return events
 
     def _read(self, worker: int, data: Any) -> list[Message]:
+        if isinstance(data, concurrent.futures.BrokenExecutor):
+            raise self._lost("a process") from data
         self._flying.pop(worker, None)
         if isinstance(data, BaseException):
             raise data
@@ -212,19 +265,22 @@ class ForeignCrew(PlainCrew):
             return
         gone, self._pids = self._pids - now, now
         if gone and self._flying:
-            self._broken = True
-            MappedFiles(tensors_of(self._job.source.data)).check()  # a truncated file ends a process by SIGBUS
-            rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
-            raise WorkerLost(
-                f"process {', '.join(map(str, sorted(gone)))} of the pool died while {self._job.name} ran "
-                f"{', '.join(describe_rows(*span) for span in rows)}. A pool of the standard library cannot tell "
-                "which of them it had, nor run it again: use num_workers= or a tdmap.WorkerPool to have lost rows "
-                "retried.",
-                rows[0],
-            )
+            raise self._lost(f"process {', '.join(map(str, sorted(gone)))}")
 
-    def describe(self, worker: int) -> str:
-        return "in a process of the pool"
+    def _lost(self, process: str) -> WorkerLost:
+        """The error where a process has died with a call."""
+        self._broken = True
+        MappedFiles(tensors_of(self._job.source.data)).check()  # a truncated file ends a process by SIGBUS
+        rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
+        return WorkerLost(
+            f"{process} of the pool died while {self._job.name} ran "
+            f"{', '.join(describe_rows(*span) for span in rows)}. Pools of other libraries cannot tell which of them "
+            "it had, nor run it again: use num_workers= or a tdmap.WorkerPool to have lost rows retried.",
+            rows[0],
+        )
+
+    def seat(self, worker: int) -> Seat:
+        return Seat(worker, "in a process of the pool")
 
     def close(self, ok: bool, changed: bool) -> None:
         deadline = time.monotonic() + 5.0
@@ -236,9 +292,13 @@ class ForeignCrew(PlainCrew):
         try:
             if ok:
                 for _ in range(self.size):
-                    self._pool.apply_async(forget_job, ((os.getpid(), self._job.number),))
+                    self._call(forget_job, (os.getpid(), self._job.number), _nothing)
         finally:
             for fd, unlink in self._files:
                 release(os.getpid(), fd, unlink)
             with torch.no_grad():
                 self._packing.write_back(changed)
+
+
+def _nothing(answer: Any) -> None:
+    pass
