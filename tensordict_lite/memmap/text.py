@@ -40,7 +40,8 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     if len(node._batch_size) != 1:
         return None
     column = node.column if isinstance(node, Ragged) else None
-    if column is not None and column.kind in KINDS and (not len(node._rows) or len(node._rows) >= TEXT_ROWS):
+    rows = len(node)
+    if column is not None and (column.kind == "bytes" or (column.kind == "str" and not 0 < rows < TEXT_ROWS)):
         kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
         objects = node._payloads() or []

@@ -227,6 +227,7 @@ def test_few_strings_stay_what_the_reference_opens(tmp_path: Path, monkeypatch: 
         run, numbers = OPERATIONS[name]
         result = run(made(), out=tmp_path / name, num_workers=0)
         assert result["in", "text"] == [KINDS["text"][n] for n in numbers]
+        assert isinstance(result.get(("in", "text")), Ragged)
         assert "data" in json.loads((tmp_path / name / "in/text/meta.json").read_text())
 
 

@@ -369,6 +369,19 @@ def test_checksums_cover_every_file(kind: str, tmp_path: Path) -> None:
         path.write_bytes(old)
 
 
+@pytest.mark.parametrize("kind", ["text", "text with None", "bytes"])
+@pytest.mark.parametrize("name", ["data", "data.tdz"])
+def test_few_rows_stay_ragged(kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = pytest.importorskip("tensordict").TensorDict
+    monkeypatch.setattr(text, "TEXT_ROWS", ROWS + 1)
+    for allow_pickle in (False, True):
+        made(kind).memmap(tmp_path / f"{allow_pickle}{name}", allow_pickle=allow_pickle)
+        data = TensorDict.load_memmap(tmp_path / f"{allow_pickle}{name}")
+        assert rows_of(data) == KINDS[kind]
+        if kind != "bytes" and name == "data":
+            assert list(reference.load_memmap(tmp_path / f"{allow_pickle}{name}")["in", "v"]) == KINDS[kind]
+
+
 def test_a_consolidated_file_says_what_it_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"\('in', 'v'\) holds rows of numbers .* cannot hold: save a folder"):
         made("numbers").consolidate(filename=tmp_path / "f")
