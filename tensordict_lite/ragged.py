@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.gathering import gather_rows, offsets_of
 from tensordict_lite.indexing import index_batch_size
@@ -29,7 +30,7 @@ from tensordict_lite.objects.column import Column, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
-__all__ = ["KINDS", "Ragged", "RaggedColumn", "text_of"]
+__all__ = ["KINDS", "Ragged", "RaggedColumn", "json_of", "text_of"]
 
 KINDS = ("tensor", "str", "bytes", "json")
 
@@ -56,6 +57,17 @@ def text_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor] | None:
         return None
     lengths = torch.from_numpy(np.fromiter(map(len, rows), np.int64, len(rows)))
     return "bytes" if bytes in kinds else "str", bytes_tensor(b"".join(rows)), offsets_of(lengths)
+
+
+def json_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor]:
+    """JSON values as their kind, values and offsets.
+
+    Raises:
+        TypeError: a row is none; names it.
+    """
+    parts = [_as_json(number, row) for number, row in enumerate(rows)]
+    lengths = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)))
+    return "json", bytes_tensor(b"".join(parts)), offsets_of(lengths)
 
 
 def bytes_tensor(content: bytes) -> Tensor:
@@ -413,9 +425,8 @@ class Ragged(NonTensorStack):
             >>> Ragged.from_objects([[{"role": "user", "content": "Hi"}], []]).tolist()
             [[{'role': 'user', 'content': 'Hi'}], []]
         """
-        parts = [_as_json(number, row) for number, row in enumerate(rows)]
-        lengths = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)))
-        return cls(bytes_tensor(b"".join(parts)), offsets_of(lengths), "json")
+        kind, values, offsets = json_of(rows)
+        return cls(values, offsets, kind)
 
     @classmethod
     def _of_tensors(cls, tensors: list[Tensor]) -> Any:
@@ -723,6 +734,7 @@ def _as_json(number: int, row: Any) -> bytes:
 
 
 def _as_tensor(number: int, row: Any) -> Tensor:
+    require_unmasked(row, f"row {number}")
     try:
         tensor = row if isinstance(row, Tensor) else torch.as_tensor(row)
     except (TypeError, ValueError, RuntimeError) as error:

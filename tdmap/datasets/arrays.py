@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, require_one_each, to_arrow
-from tdmap.datasets.columns import Path, columns_in, joined, objects_in, types_in
+from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, to_arrow
+from tdmap.datasets.columns import Path, columns_in, joined, objects_in, require_one_each, types_in
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.tuning import current
@@ -283,7 +283,6 @@ def write_numpy(path: str, parts: Iterator[Any]) -> None:
     found = list(parts)
     rows = torch.cat(found) if len(found) > 1 else found[0]
     columns, types = columns_in(rows), types_in(rows)
-    require_one_each([joined(name) for name in columns])
     arrays = {joined(name): _array_of(joined(name), column, types.get(name)) for name, column in columns.items()}
     for name in arrays:
         _require_name(name, "\0")

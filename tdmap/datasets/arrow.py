@@ -16,7 +16,6 @@ null                                               tensor [n] of zeros, float64;
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +24,18 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from tdmap.datasets.columns import VALID, Path, columns_in, is_mask, joined, mask_of, objects_in, rows_in, types_in
+from tdmap.datasets.columns import (
+    VALID,
+    Path,
+    columns_in,
+    is_mask,
+    joined,
+    mask_of,
+    objects_in,
+    require_one_each,
+    rows_in,
+    types_in,
+)
 from tdmap.datasets.extras import need
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
@@ -97,7 +107,7 @@ def rows_of(batch: Any, nulls: str = "raise", start: int = 0) -> TensorDict:
     types: dict[Path, str] = {}
     for path, column in columns.items():
         if nulls == "mask" and is_mask(path, columns):
-            entries[path] = None  # in its place
+            entries.setdefault(path, None)  # in its place
             continue
         if isinstance(column, (Tensor, Ragged)):
             entries[path] = column
@@ -197,16 +207,6 @@ def type_named(pa: Any, name: str) -> Any:
     if zone:
         return pa.timestamp(unit.removeprefix("timestamp["), zone)
     return pa.type_for_alias(name)
-
-
-def require_one_each(names: Sequence[str]) -> None:
-    """Raise where a name stands for two columns: one of them would be lost."""
-    counts = Counter(names)
-    twice = next((name for name in names if counts[name] > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"{counts[twice]} columns have the name {twice!r}, and a dataset has one of each: rename them before."
-        )
 
 
 def _valid(pa: Any, columns: Mapping[Path, Any], path: Path, array: Any, rows: int) -> Tensor:
@@ -462,7 +462,6 @@ def part_to_arrow(data: Any, nulls: str | None, start: int, nested: Mapping[Path
         return data
     rows = rows_in(data)
     columns, types = columns_in(rows), types_in(rows)
-    require_one_each([joined(path) for path in columns])
     arrays: dict[Path, Any] = {}
     for path, column in columns.items():
         if isinstance(column, Ragged):

@@ -6,6 +6,7 @@ TensorDict {"x": tensor, "text": Ragged, "pos": {"lat": tensor}}
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -62,9 +63,11 @@ def columns_in(rows: Any) -> dict[Path, Any]:
 
     Raises:
         TypeError: an entry is neither a tensor nor a column of strings, bytes or lists of numbers; names it.
+        ValueError: two columns have one name where those of nested collections are joined by dots.
     """
     found: dict[Path, Any] = {}
     _add(rows[:] if is_opened_by_row(rows) else rows, (), found)
+    require_one_each([joined(path) for path in found])
     return found
 
 
@@ -105,6 +108,16 @@ def _are_numbers(rows: list[Any]) -> bool:
 def objects_in(column: Ragged) -> list[Any]:
     """The rows of a column: strings, bytes or tensors."""
     return column._ragged().objects(column._rows)
+
+
+def require_one_each(names: Sequence[str]) -> None:
+    """Raise where a name stands for two columns: one of them would be lost."""
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"{counts[twice]} columns have the name {twice!r}, and a dataset has one of each: rename them before."
+        )
 
 
 def types_in(rows: Any) -> dict[Path, str]:

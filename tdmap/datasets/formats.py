@@ -22,15 +22,7 @@ import torch
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import (
-    chosen_fields,
-    empty_table,
-    nested_types,
-    part_to_arrow,
-    pyarrow,
-    require_one_each,
-    rows_of_file,
-)
+from tdmap.datasets.arrow import chosen_fields, empty_table, nested_types, part_to_arrow, pyarrow, rows_of_file
 from tdmap.datasets.columns import chosen, columns_in, objects_in, rows_in
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
@@ -576,7 +568,6 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
             for table in tables:
                 while any(pa.types.is_struct(field.type) for field in table.schema):
                     table = table.flatten()
-                require_one_each(table.schema.names)
                 yield table
 
         def make(file: Any, schema: Any) -> Any:

@@ -289,11 +289,12 @@ def text_in(dataset: Any, key: Any) -> tuple[Any, Any]:
     rows = rows_in(dataset)
     named = {joined(name): name for name in rows.keys(True, True, lambda kind: True)}
     texts = [name for name, each in named.items() if _is_text(rows.get(each))]
-    if key is None and len(texts) == 1:
-        key = named[texts[0]]
-    if key is None or joined(key) not in named:
-        what = no_column(joined(key), texts) if key is not None else f"key= is needed: columns of text are {texts}"
-        raise KeyError(f"there is {what}" if key is not None else what)
+    if key is None and len(texts) > 1:
+        raise KeyError(f"key= is needed: columns of text are {', '.join(map(repr, texts))}")
+    if key is None:
+        key = next(iter(texts or named), "")
+    if joined(key) not in named:
+        raise KeyError(f"there is {no_column(joined(key), texts)}")
     key = named[joined(key)]
     if not _is_text(rows.get(key)):
         found = rows.get(key)

@@ -32,7 +32,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, fille
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
 from tensordict_lite.objects.unbatched import UnbatchedEntry
-from tensordict_lite.ragged import Ragged, text_of
+from tensordict_lite.ragged import Ragged, json_of, text_of
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["register_all"]
@@ -125,8 +125,8 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
         "stack_dim": node._stack_dim,
         "device": None,
     }
-    if isinstance(node, Ragged) and node.column is not None and node.kind == "str":
-        meta["_is_ragged"] = True  # few strings, as the reference has them
+    if isinstance(node, Ragged) and node.column is not None and node.kind in ("str", "json"):
+        meta["_ragged"] = node.kind  # few rows, as the reference has them
     folder = plan.folder(node, path, where, meta)
     folder.compact = True
     size = tuple(node._batch_size)
@@ -161,7 +161,8 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
     dim = meta.raw["stack_dim"]
     if dim >= dims:
         raise DatasetError(path, f"the stack dim {dim} does not exist in objects of {dims} batch dims")
-    text = text_of(values) if dims == 1 and meta.raw.get("_is_ragged") is True else None
+    ragged = meta.raw.get("_ragged") if dims == 1 else None
+    text = text_of(values) if ragged == "str" else json_of(values) if ragged == "json" else None
     if text is not None:
         kind, content, offsets = text
         return Ragged._over(kind, content, offsets, loader.device or torch.device("cpu"))

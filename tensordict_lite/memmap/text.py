@@ -41,7 +41,7 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
         return None
     column = node.column if isinstance(node, Ragged) else None
     rows = len(node)
-    if column is not None and (column.kind == "bytes" or (column.kind == "str" and not 0 < rows < TEXT_ROWS)):
+    if column is not None and (column.kind == "bytes" or (column.kind != "tensor" and not 0 < rows < TEXT_ROWS)):
         kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
         objects = node._payloads() or []

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tdmap.datasets import Jagged, Table, images
+import tdmap
+from tdmap.datasets import images
 from tdmap.datasets.images.files import SUFFIXES
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tests.datasets.killing import contents, kill_until_done
 
 
@@ -78,50 +79,31 @@ images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, size=64, on_e
 
 
 @pytest.mark.slow
-def test_a_killed_map_of_jagged_rows_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    Jagged.from_list([f"{number} " * (number % 23) for number in range(60_000)]).save(tmp_path / "in", num_workers=0)
-    script = f"""
-import warnings
-warnings.simplefilter("ignore")
-from tdmap.datasets import Jagged
-
-def fn(rows):
-    return [row[::-1] * (len(row) % 3) for row in rows]
-
-Jagged.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
-"""
-    kills = kill_until_done(script)
-
-    def fn(rows: Jagged) -> list[str]:
-        return [row[::-1] * (len(row) % 3) for row in rows]
-
-    whole = Jagged.open(tmp_path / "in").map(fn, tmp_path / "whole", num_workers=0)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert len(whole) == 60_000 and kills >= 1
-
-
-@pytest.mark.slow
-def test_a_killed_map_of_a_table_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    words = Jagged.from_list([f"{number} " * (number % 23) for number in range(40_000)])
-    Table(TensorDict({"x": torch.arange(40_000)}, [40_000]), {"word": words}).save(tmp_path / "in")
+def test_a_killed_run_over_text_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    words = [f"{number} " * (number % 23) for number in range(40_000)]
+    TensorDict({"x": torch.arange(40_000), "word": Ragged.from_list(words)}, [40_000]).memmap(tmp_path / "in")
     program = """
-from tdmap.datasets import Table
+import tdmap
+from tensordict_lite import Ragged, TensorDict
 
 def fn(rows):
-    kept = rows["x"] % 3 > 0
-    return {"x": rows["x"][kept], "word": [word[::-1] for word in rows["word"][kept]], "twice": rows["word"][kept]}
+    kept = rows[rows["x"] % 3 > 0]
+    backwards = Ragged.from_list([word[::-1] for word in kept["word"]])
+    return TensorDict({"x": kept["x"], "word": backwards, "twice": kept.get("word")}, [len(kept)])
 """
     script = f"""
 import warnings
 warnings.simplefilter("ignore")
 {program}
-Table.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
+data = TensorDict.load_memmap({str(tmp_path / "in")!r})
+tdmap.flat_map(data, fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
 """
     kills = kill_until_done(script)
     names: dict[str, Any] = {}
     exec(program, names)
-    whole = Table.open(tmp_path / "in").map(names["fn"], tmp_path / "whole", num_workers=0)
+    data = TensorDict.load_memmap(tmp_path / "in")
+    whole = tdmap.flat_map(data, names["fn"], tmp_path / "whole", chunksize=100, num_workers=0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     kept = [number for number in range(40_000) if number % 3]
-    assert whole.rows["x"].tolist() == kept and kills >= 1
-    assert whole["word"].tolist() == [(f"{number} " * (number % 23))[::-1] for number in kept]
+    assert whole["x"].tolist() == kept and kills >= 1
+    assert whole["word"] == [words[number][::-1] for number in kept]

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tdmap.datasets import Jagged, Table, read, write
+from tdmap.datasets import read, write
+from tensordict_lite import Ragged
 
 ROWS = 6
 
@@ -41,7 +42,7 @@ def require_whole_or_refused(path: Path, content: bytes) -> bool:
     except ValueError as error:
         assert str(path) in str(error)
         return True
-    assert found["cls"].tolist() == list(range(ROWS)) and found["txt"].tolist() == [f"row {n}" for n in range(ROWS)]
+    assert found["cls"].tolist() == list(range(ROWS)) and found["txt"] == [f"row {n}" for n in range(ROWS)]
     return False
 
 
@@ -150,11 +151,11 @@ NAMES = [
     "größe",
 ]
 VALUES: dict[str, Any] = {
-    "text": Jagged.from_list(["a", "\0b\n"]),
-    "surrogates": Jagged.from_list(["a", "\ud800"]),
-    "bytes": Jagged.from_list([b"a", b"\xff\0"]),
-    "digits": Jagged.from_list([b"1", b"2"]),
-    "lists": Jagged.from_list([[1, 2], [3]]),
+    "text": Ragged.from_list(["a", "\0b\n"]),
+    "surrogates": Ragged.from_list(["a", "\ud800"]),
+    "bytes": Ragged.from_list([b"a", b"\xff\0"]),
+    "digits": Ragged.from_list([b"1", b"2"]),
+    "lists": Ragged.from_list([[1, 2], [3]]),
     "int32": torch.tensor([1, 2], dtype=torch.int32),
     "uint64": torch.tensor([1, 2**64 - 1], dtype=torch.uint64),
     "bool": torch.tensor([True, False]),
@@ -170,7 +171,7 @@ VALUES: dict[str, Any] = {
 def test_what_is_written_is_read_as_it_was(tmp_path: Path, name: str, kind: str) -> None:
     value = VALUES[kind]
     try:
-        write(Table.of({name: value}), tmp_path / "x.tar")
+        write({name: value}, tmp_path / "x.tar")
     except (ValueError, TypeError) as error:
         assert repr(name) in str(error)
         assert not list(tmp_path.iterdir())
@@ -178,8 +179,8 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, name: str, kind: str)
     found = read(tmp_path / "x.tar")
     (column,) = [key for key in found.keys() if key != "__key__"]
     assert column in (name, f"{name}.txt", f"{name}.npy")
-    if isinstance(value, Jagged):
-        assert found[column].kind == value.kind and found[column].tolist() == value.tolist()
+    if isinstance(value, Ragged):
+        assert found.get(column).kind == value.kind and found.get(column).tolist() == value.tolist()
     else:
         assert torch.equal(found[column].to(value.dtype), value)
         assert found[column].dtype == value.dtype or name.rpartition(".")[2] in ("cls", "id")
@@ -202,5 +203,5 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, name: str, kind: str)
 def test_samples_that_would_be_others_are_refused(tmp_path: Path, columns: dict[str, Any]) -> None:
     for batch_rows in (1, 2):
         with pytest.raises((ValueError, TypeError), match="__key__|column"):
-            write(Table.of(columns), tmp_path / "x.tar", batch_rows=batch_rows)
+            write(columns, tmp_path / "x.tar", batch_rows=batch_rows)
         assert not list(tmp_path.iterdir())

@@ -16,27 +16,27 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Table, images, read, write
+from tdmap.datasets import images, read, write
 from tdmap.memory import hidden
 from tdmap.memory.spill import Spill
 from tensordict_lite import TensorDict
+from tests.datasets.listing import listed
 from tests.processes import in_child, kill_at
 
 ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "parquet", "arrow", "npz", "npy", "tar", "h5", "zarr"]
 NEEDS = {"h5": "h5py", "zarr": "zarr"}
 
 
-def table(value: int, ending: str, rows: int = 500) -> Table:
-    if ending == "npy":
-        return Table.of({"values": torch.full((rows,), value)})
-    return Table.of({"n": torch.full((rows,), value), "m": torch.full((rows,), value)})
+def table(value: int, ending: str, rows: int = 500) -> TensorDict:
+    names = ["values"] if ending == "npy" else ["n", "m"]
+    return TensorDict({name: torch.full((rows,), value) for name in names}, [rows])
 
 
 def values_in(path: Path) -> set[int]:
     """The numbers in all columns of a file of 500 rows; a tar has names of rows as well."""
     found = read(path)
     assert len(found) == 500
-    return {value for key in found.keys() for value in found[key].tolist() if isinstance(value, int)}
+    return {value for column in listed(found).values() for value in column if isinstance(value, int)}
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tdmap.datasets import Jagged, Table
 from tdmap.datasets.pairwise import PairwiseDataset, PromptData, RewardData
 from tdmap.datasets.text import tokenise
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -51,14 +50,16 @@ def test_tokens_are_those_of_the_tokenizer(
     tmp_path: Path, hugging: Any, fast: Any, kind: str, workers: int, max_length: int | None
 ) -> None:
     tokenizer = {"hugging": hugging, "fast": fast, "function": lambda texts: wanted(hugging, texts)}[kind]
-    texts = Jagged.from_list(TEXTS).save(tmp_path / "texts", num_workers=0)
+    texts = TensorDict({"text": Ragged.from_list(TEXTS)}, [len(TEXTS)]).memmap(tmp_path / "texts")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = tokenise(
             texts, tokenizer, out=tmp_path / "out", max_length=max_length, num_workers=workers, resume=True
         )
-    assert found.tolist() == wanted(hugging, TEXTS, max_length)
-    assert tokenise(TEXTS, tokenizer, max_length=max_length, num_workers=workers).tolist() == found.tolist()
+    rows = wanted(hugging, TEXTS, max_length)
+    assert found["input_ids"].tolist() == rows
+    again = tokenise(Ragged.from_list(TEXTS), tokenizer, max_length=max_length, num_workers=workers)
+    assert again["input_ids"].tolist() == rows
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -72,10 +73,10 @@ def test_padded_rows_have_a_mask(tmp_path: Path, hugging: Any, left: bool) -> No
 
 
 def test_packed_blocks_hold_all_tokens(tmp_path: Path, hugging: Any) -> None:
-    found = tokenise(TEXTS, hugging, pack=16, out=tmp_path / "out", num_workers=2)
+    found = tokenise(TEXTS, hugging, pack=16, columns=["document"], out=tmp_path / "out", num_workers=2)
     flat = [(token, number) for number, row in enumerate(wanted(hugging, TEXTS)) for token in row]
     flat = flat[: len(flat) // 16 * 16]
-    assert list(zip(found["values"].flatten().tolist(), found["document"].flatten().tolist(), strict=True)) == flat
+    assert list(zip(found["input_ids"].flatten().tolist(), found["document"].flatten().tolist(), strict=True)) == flat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -97,23 +98,24 @@ def test_a_dataset_of_tokens_is_replaced_when_it_is_asked_for(tmp_path: Path, op
         tokenise(["ab", "cd"], lambda texts: 1 // 0, out=out, overwrite=True, num_workers=0, **options)
     assert TensorDict.load_memmap(out)["old"].tolist() == [0, 1, 2]
     tokens = tokenise(["ab", "cd"], codes, out=out, overwrite=True, num_workers=2, **options)
-    found = tokens if not options else tokens["input_ids" if "pad" in options else "values"]
-    assert found.tolist() == [[97, 98], [99, 100]]
+    assert tokens["input_ids"].tolist() == [[97, 98], [99, 100]]
     assert os.listdir(tmp_path) == ["out"] and "old" not in TensorDict.load_memmap(out).keys()
     with pytest.raises(ValueError, match="out must be its path"):
         tokenise(["ab"], codes, overwrite=True, num_workers=0, **options)
 
 
 def test_the_column_is_found_in_any_dataset(hugging: Any) -> None:
-    table = Table.of(TensorDict({"x": torch.arange(300), "text": TEXTS}, [300]))
-    assert tokenise(table, hugging, num_workers=0).tolist() == wanted(hugging, TEXTS)
-    assert tokenise(TensorDict({"text": TEXTS}, [300]), hugging, "text", num_workers=0).tolist() == wanted(
-        hugging, TEXTS
-    )
-    with pytest.raises(KeyError, match="no column of text 'x': there are 'text'"):
-        tokenise(table, hugging, "x")
+    rows = TensorDict({"x": torch.arange(300), "in": {"text": TEXTS}}, [300])
+    for data, key in [(rows, None), (rows, ("in", "text")), (rows, "in.text"), ({"text": TEXTS}, "text")]:
+        assert tokenise(data, hugging, key, num_workers=0)["input_ids"].tolist() == wanted(hugging, TEXTS)
+    with pytest.raises(KeyError, match="no column 'y': there are 'in.text'"):
+        tokenise(rows, hugging, "y")
+    with pytest.raises(TypeError, match=r"rows of text are needed, and the column 'x' is torch.int64 \[300\]"):
+        tokenise(rows, hugging, "x")
+    with pytest.raises(KeyError, match=r"key= is needed: columns of text are 'a', 'b'"):
+        tokenise({"a": ["x"], "b": ["y"]}, hugging)
     with pytest.raises(TypeError, match="rows of text"):
-        tokenise(Jagged.from_list([[1]]), hugging)
+        tokenise(Ragged.from_list([[1]]), hugging)
 
 
 def test_options_that_do_not_fit_are_told(fast: Any, hugging: Any) -> None:
