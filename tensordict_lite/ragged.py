@@ -185,7 +185,7 @@ class RaggedColumn(Column):
 
     def _parsed(self, part: bytes, row: int) -> Any:
         try:
-            return json.loads(part)
+            return json.loads(part) if part else None  # an empty row, as of a row that was skipped
         except ValueError as error:
             raise DatasetError(_name_of(self.values, "values"), f"row {row} is not JSON ({error})") from None
 

@@ -29,12 +29,14 @@ KINDS: dict[str, list[Any]] = {
     "pairs": [torch.full((n % 3, 2), float(n)) for n in range(ROWS)],
     "bytes": [bytes([n % 256]) * (n % 5) for n in range(ROWS)],
     "text": [f"{n * 71 % 97} \u00e9" * (n % 3) for n in range(ROWS)],
+    "json": [[{"role": "user", "n": n}] * (n % 4) for n in range(ROWS)],
 }
 KEYS = ("bytes", "text")
 
 
 def made() -> TensorDict:
-    columns = {kind: Ragged.from_list(rows) for kind, rows in KINDS.items() if kind != "text"}
+    columns = {kind: Ragged.from_list(rows) for kind, rows in KINDS.items() if kind not in ("text", "json")}
+    columns["json"] = Ragged.from_objects(KINDS["json"])
     return TensorDict({"x": torch.arange(ROWS), **columns, "in": {"text": Ragged.from_list(KINDS["text"])}}, [ROWS])
 
 
@@ -185,7 +187,7 @@ def bad_rows(rows: TensorDict) -> TensorDict:
 def test_rows_that_are_skipped_are_empty_or_none(workers: int, tmp_path: Path) -> None:
     result = tdmap.map(made(), bad_rows, out=tmp_path / "out", chunksize=3, on_error="skip", num_workers=workers)
     rows = rows_of(result)
-    for kind, missing in (("numbers", []), ("pairs", []), ("bytes", b""), ("text", None)):
+    for kind, missing in (("numbers", []), ("pairs", []), ("bytes", b""), ("text", None), ("json", None)):
         assert rows[kind] == [missing if n == 5 else row for n, row in enumerate(expected(ALL)[kind])]
 
 

@@ -1,0 +1,125 @@
+"""Lists of text, of lists and of structs: read, mapped, written and read again in every format that has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import Ragged, TensorDict
+
+pytest.importorskip("pyarrow")
+
+from tdmap.datasets import SkippedLines, convert, from_arrow, read, to_arrow, write
+from tdmap.datasets.bridges import from_huggingface, to_huggingface
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": number,
+        "messages": [{"role": "user", "content": f"hi \u00e9 {number}"}, {"role": "bot", "content": "x" * number}],
+        "tags": ["a"] * (number % 3),
+        "grid": [[1, 2], [3]] * (number % 2),
+    }
+    for number in range(60)
+]
+NESTED = ("messages", "tags", "grid")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    return path
+
+
+def check(data: TensorDict) -> None:
+    assert data["id"].tolist() == [row["id"] for row in ROWS]
+    for name in NESTED:
+        assert data.get(name).kind == "json" and data[name] == [row[name] for row in ROWS]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet", "arrow"])
+@pytest.mark.parametrize("out", [False, True])
+def test_chats_are_the_same_after_each_format(lines: Path, tmp_path: Path, ending: str, out: bool) -> None:
+    data = read(lines, tmp_path / "data" if out else None)
+    check(data)
+    write(data, tmp_path / f"again.{ending}")
+    check(read(tmp_path / f"again.{ending}", num_workers=0))
+    assert convert(lines, tmp_path / f"converted.{ending}", num_workers=0) == len(ROWS)
+    check(read(tmp_path / f"converted.{ending}", tmp_path / "converted", num_workers=0))
+    check(from_arrow(to_arrow(data)))
+
+
+def test_chats_through_hugging_face(lines: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    data = read(lines, tmp_path / "data")
+    check(from_huggingface(to_huggingface(data)))
+    check(from_huggingface(to_huggingface(data), tmp_path / "again", num_workers=0))
+
+
+def test_functions_get_and_give_objects(lines: Path, tmp_path: Path) -> None:
+    def last(rows: TensorDict) -> TensorDict:
+        kept = [messages[-1:] for messages in rows["messages"]]
+        return rows.copy().update({"messages": Ragged.from_objects(kept)})
+
+    data = read(lines, tmp_path / "data")
+    found = tdmap.map(data, last, out=tmp_path / "last", num_workers=2, chunksize=7)
+    assert found["messages"] == [row["messages"][-1:] for row in ROWS]
+    few = tdmap.filter(data, lambda rows: torch.tensor([len(tags) == 2 for tags in rows["tags"]]), num_workers=0)
+    assert few["messages"] == [row["messages"] for row in ROWS[2::3]]
+
+
+def test_types_that_differ_are_told_and_json_lines_keep_them(tmp_path: Path) -> None:
+    rows = [[{"x": 1}], [{"x": "one"}]]
+    data = TensorDict({"mixed": Ragged.from_objects(rows), "n": torch.arange(2)}, [2])
+    write(data, tmp_path / "mixed.jsonl")
+    assert [json.loads(line)["mixed"] for line in (tmp_path / "mixed.jsonl").read_text().splitlines()] == rows
+    with pytest.raises(TypeError, match="'mixed' holds JSON values that have no type of Arrow's in common"):
+        write(data, tmp_path / "mixed.parquet")
+    assert not (tmp_path / "mixed.parquet").exists()
+
+
+@pytest.mark.parametrize("values", ["times", "bytes"])
+def test_what_json_has_not_is_told(values: str) -> None:
+    import pyarrow as pa
+
+    column = pa.array([[[b"a"]], []]) if values == "bytes" else pa.array([[], []], pa.list_(pa.list_(pa.date32())))
+    with pytest.raises(TypeError, match="the column 'x' is of the type list.*JSON has no (binary|date32)"):
+        from_arrow(pa.table({"x": column}))
+
+
+TORN = {"jsonl": ('{"id": 1, "t": "a"}', '{"id": 2, "t": "b', "garbage", '{"id": 3, "t": "c"}')}
+TORN["csv"] = ("id,t", "1,a", "2", "2,b,c", '3,"c\nd"')
+
+
+@pytest.mark.parametrize("ending", TORN)
+@pytest.mark.parametrize("out", [False, True])
+def test_torn_lines_are_left_out_and_told(tmp_path: Path, ending: str, out: bool) -> None:
+    path = tmp_path / f"rows.{ending}"
+    path.write_text("\n".join(TORN[ending]))
+    with pytest.raises(ValueError, match=str(path)):
+        read(path)
+    torn: list[Any] = []
+    data = read(path, tmp_path / "data" if out else None, on_error=torn.append)
+    assert data["id"].tolist() == [1, 3]
+    numbers = (2, 3) if ending == "jsonl" else (3, 4)
+    assert [(one.file, one.line, one.text) for one in torn] == [
+        (str(path), number, TORN[ending][number - 1]) for number in numbers
+    ]
+    with pytest.warns(SkippedLines, match=rf"(?s)2 lines .*{path.name}, line {numbers[0]}") as caught:
+        read(path, on_error="skip")
+    assert caught.pop(SkippedLines).message.lines == torn
+    with pytest.raises(ValueError, match="for lines of CSV and JSON Lines, and this is parquet"):
+        write(data, tmp_path / "x.parquet")
+        read(tmp_path / "x.parquet", on_error="skip")
+
+
+def test_a_value_that_does_not_fit_is_an_error_in_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n{"id": "one"}\n')
+    with pytest.raises(ValueError, match="id"):
+        read(path, on_error="skip")
