@@ -257,7 +257,7 @@ KINDS: dict[str, Kind] = {
     "bool": Kind(bool),
     "bool | None": Kind(bool),
     "bool | Sequence[bool]": Kind(bool, help="From large to small. Rows with equal keys keep their order."),
-    "Resume": Kind(bool),
+    "bool | str": Kind(bool),
     "int": WHOLE,
     "int | None": WHOLE,
     "float | None": Kind(float, "X"),

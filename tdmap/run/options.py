@@ -65,7 +65,7 @@ class FunctionOptions(SeedOptions, RunOptions, total=False):
 
     Attributes:
         on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
-            called with each error and its rows, such as `tdmap.RowErrors()`. `map` takes `"mark"` and `"drop"` too.
+            called with each error and its rows, such as `tdmap.RowErrors()`.
     """
 
     on_error: OnError
@@ -80,9 +80,7 @@ class OutputOptions(TypedDict, total=False):
             `out/.tdmap` or among the temporary files, and copied.
         storage_options: of the file system, for an `out` that is a URL.
         resume: keep a log in a hidden folder of `out`, a path or URL. The same call resumes after any interruption,
-            `kill -9` of every process included, and the result has the same bits. Where `map` changes rows in place,
-            `"trust"` and `"redo"` say what holds after the machine went down: the files as they are, or that every
-            chunk runs again that is not known to have reached the disk.
+            `kill -9` of every process included, and the result has the same bits. A text is for `map` alone.
         spill_dir: folder for intermediate files. Default: within `out`, where that is a path, else the temporary
             folder. With `resume`, they lie within `out`.
     """
