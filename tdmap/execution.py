@@ -42,8 +42,10 @@ class WorkerOptions(TypedDict, total=False):
 
     Attributes:
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
-        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an `Executor`.
-        pool: a `WorkerPool`, or a pool of another library, to run in; the other options about workers are ignored then.
+        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an executor of your own
+            (`tdmap.runtime.executors.base.Executor`).
+        pool: a `WorkerPool`, or a pool of processes of this machine: of `multiprocessing`, torch or `multiprocess`, or an
+            executor of `concurrent.futures`, loky or the like. The other options about workers are ignored then.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
         worker_threads: threads that torch uses in each worker. Default: 1.
         max_tasks_per_child: replace a worker by a fresh one after so many chunks.

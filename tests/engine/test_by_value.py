@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import textwrap
 import types
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.runtime.wire import byvalue
 from tests.engine.test_scripts import fork, run
 
 CASES = """
@@ -714,3 +716,19 @@ def test_a_registered_module_goes_by_value(tmp_path, monkeypatch):
         assert type(found) is module.Mine
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_annotations_that_cannot_be_evaluated_are_left_out(real, monkeypatch):
+    """Python 3.14 evaluates them when they are read, and a name may be imported for type checkers alone."""
+    if real and sys.version_info < (3, 14):
+        pytest.skip("annotations were evaluated by `def`")
+    space = {"__name__": "__main__"}
+    exec(f"def fn(x: {'Missing' if real else int.__name__}, by=2, *, more=3):\n    return x * by + more", space)
+    fn = space["fn"]
+    fn.note = "kept"
+    if not real:
+        monkeypatch.setattr(byvalue, "_can_be_annotated", lambda fn: False)
+    found = pickle.loads(byvalue.dumps(fn))
+    assert (found(5), found.note, found.__qualname__, found.__annotations__) == (13, "kept", "fn", {})
+    assert tdmap.map(torch.arange(3), fn, num_workers=1).tolist() == [3, 5, 7]

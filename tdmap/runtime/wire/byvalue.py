@@ -102,7 +102,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_function(self, fn: types.FunctionType) -> Any:
         """As cloudpickle does, but for the cells, of which it would make others for each function."""
-        make, (code, space, *defaults, _), (attributes, slots), *rest = self._dynamic_function_reduce(fn)
+        make, (code, space, *defaults, _), (attributes, slots), *rest = self._dynamic_function_reduce(
+            fn if _can_be_annotated(fn) else _without_annotations(fn)
+        )
         names = (name for name in _names_in_class_bodies(fn.__code__) if name in fn.__globals__)
         slots["__globals__"].update((name, fn.__globals__[name]) for name in names)
         return make, (code, space, *defaults, fn.__closure__), (attributes, slots), *rest
@@ -136,6 +138,23 @@ def _has_name(value: Any) -> bool:
     for part in getattr(value, "__qualname__", value.__name__).split("."):
         found = getattr(found, part, None)
     return found is value
+
+
+def _can_be_annotated(fn: types.FunctionType) -> bool:
+    """Whether annotations can be read, as cloudpickle does. Python 3.14 evaluates them when they are read, and a name may
+    be imported for type checkers alone."""
+    try:
+        return fn.__annotations__ is not None
+    except Exception:
+        return False
+
+
+def _without_annotations(fn: types.FunctionType) -> types.FunctionType:
+    copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    for name in ("__kwdefaults__", "__module__", "__qualname__", "__doc__"):
+        setattr(copy, name, getattr(fn, name))
+    copy.__dict__.update(fn.__dict__)
+    return copy
 
 
 def _number_of(value: Any) -> str:
