@@ -44,8 +44,8 @@ class WorkerOptions(TypedDict, total=False):
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an executor of your own
             (`tdmap.runtime.executors.base.Executor`).
-        pool: a `WorkerPool`, or a pool of processes of this machine: of `multiprocessing`, torch or `multiprocess`, or an
-            executor of `concurrent.futures`, loky or the like. The other options about workers are ignored then.
+        pool: a `WorkerPool`, or a pool of processes of this machine: of `multiprocessing`, torch or `multiprocess`, or
+            an executor of `concurrent.futures`, loky or the like. The other options about workers are ignored then.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
         worker_threads: threads that torch uses in each worker. Default: 1.
         max_tasks_per_child: replace a worker by a fresh one after so many chunks.

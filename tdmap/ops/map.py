@@ -85,16 +85,17 @@ def map(
             that dies then ends the job.
         **options: see `tdmap.MapOptions`. With a path as `out`, `spill_dir` holds ragged results until their lengths
             are known. With `chunksize=0`, rows come one by one without `dim`, and results are stacked. `resume` needs
-            `out`: a path, a memory-mapped dataset, or `data` itself. When the machine went down in the middle of a run
-            with `out=data`, nothing tells which rows reached the disk, and `resume=True` is refused. `"trust"` takes
-            the files as they are: right after a shutdown in order. `"redo"` runs every chunk again that is not known to
-            have reached the disk: right for functions that do no harm to rows that they have changed already. With `on_error="skip"`, rows that raise are zeros
-            in the result (None, where objects are), or keep what they had in `out` and in place, and a bool entry
-            `"__valid__"` of `out` becomes False for them and True for the others; `"mark"` adds that entry to a new
-            result; `"drop"` leaves the rows out. A function of `(error, (row, row + 1))`, such as
-            `tdmap.RowErrors(mode="drop")`, is called with each instead of a warning. When every row fails, the first
-            exception is raised. With `resume`, rows that an earlier call skipped are reported again. A result that does not fit the others, or `out`, is an error of its
-            rows, unless it happens to most rows.
+            `out`: a path, a memory-mapped dataset, or `data` itself. When the machine went down in the middle of a
+            run with `out=data`, nothing tells which rows reached the disk, and `resume=True` is refused. `"trust"`
+            takes the files as they are: right after a shutdown in order. `"redo"` runs every chunk again that is not
+            known to have reached the disk: right for functions that do no harm to rows that they have changed
+            already. With `on_error="skip"`, rows that raise are zeros in the result (None, where objects are), or
+            keep what they had in `out` and in place, and a bool entry `"__valid__"` of `out` becomes False for them
+            and True for the others; `"mark"` adds that entry to a new result; `"drop"` leaves the rows out. A
+            function of `(error, (row, row + 1))`, such as `tdmap.RowErrors(mode="drop")`, is called with each instead
+            of a warning. When every row fails, the first exception is raised. With `resume`, rows that an earlier
+            call skipped are reported again. A result that does not fit the others, or `out`, is an error of its rows,
+            unless it happens to most rows.
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without

@@ -1,9 +1,9 @@
 """Checksums of saved datasets: is every byte still what was saved?
 
-``checksums.json`` in the root of a dataset lists every file with its size and the CRC-32 of each block of
-:data:`BLOCK` bytes, so that corruption is reported as a range of rows and not only as a file. It is written on
-request, with a checksum of its own, and describes the bytes at that moment: a dataset that is written to later
-needs a new one. The metadata files are covered too. An archive has a checksum of each of its entries anyway.
+``checksums.json`` in the root of a dataset lists every file with its size and the CRC-32 of each block of a few
+megabytes, so that corruption is reported as a range of rows and not only as a file. It is written on request, with a
+checksum of its own, and describes the bytes at that moment: a dataset that is written to later needs a new one. The
+metadata files are covered too. An archive has a checksum of each of its entries anyway.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tensordict_lite.memmap.disk.format import (
     read_json,
     read_meta,
 )
+from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
 
-__all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
+__all__ = ["CHECKSUMS", "Corruption", "Report", "store", "verify"]
 
 CHECKSUMS = "checksums.json"
-BLOCK = 4 << 20
 _READ = 256 << 10  # stays in the second-level cache
 
 
@@ -113,12 +113,12 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
         api.refresh_archive_checksums(root, num_threads)
         return {entry.name: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
     read_meta(root)
-    names = list(_files(root))
+    names, block = list(_files(root)), current().checksum_bytes
     entries: dict[str, dict[str, object]] = {}
     with ThreadPoolExecutor(_threads(num_threads)) as pool:
-        for name, (size, crcs) in zip(names, pool.map(lambda name: _crcs(os.path.join(root, name), BLOCK), names)):
+        for name, (size, crcs) in zip(names, pool.map(lambda name: _crcs(os.path.join(root, name), block), names)):
             entries[name] = {"size": size, "crc32": crcs}
-    body = {"algorithm": "crc32", "block": BLOCK, "files": entries}
+    body = {"algorithm": "crc32", "block": block, "files": entries}
     content = json.dumps({**body, "self": zlib.crc32(json.dumps(body).encode())})
     with new_file(os.path.join(root, CHECKSUMS)) as fd:
         write_all(fd, content.encode(), 0, CHECKSUMS)

@@ -4,8 +4,8 @@
     key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8, None as the byte 0xFF
     key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
 
-tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Below
-:data:`TEXT_ROWS` rows that one is as fast, and it is used for strings anyway.
+tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Strings
+of few rows are written so anyway (`Tuning.text_rows`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader
 from tensordict_lite.memmap.plan import Folder, Plan
+from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
-__all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files", "text_fields"]
-
-TEXT_ROWS = 4096
-"""So many strings are written to files of their own."""
+__all__ = ["files_in", "plan_text", "read_text", "rename_files", "text_fields"]
 
 KINDS = ("str", "bytes", "json")
 CLASS = "tensordict_lite:TextStack"
@@ -40,13 +38,13 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     if len(node._batch_size) != 1:
         return None
     column = node.column if isinstance(node, Ragged) else None
-    rows = len(node)
-    if column is not None and (column.kind == "bytes" or (column.kind != "tensor" and not 0 < rows < TEXT_ROWS)):
+    rows, few = len(node), current().text_rows
+    if column is not None and (column.kind == "bytes" or (column.kind != "tensor" and not 0 < rows < few)):
         kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
         objects = node._payloads() or []
         first = next((type(value).__name__ for value in objects if value is not None), "")
-        if first not in ("str", "bytes") or (len(objects) < TEXT_ROWS and (first == "str" or plan.allow_pickle)):
+        if first not in ("str", "bytes") or (len(objects) < few and (first == "str" or plan.allow_pickle)):
             return None
         text = text_of(objects)
         if text is None:
@@ -68,7 +66,7 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
 
 def is_short(kind: str, rows: int) -> bool:
     """Whether rows of a kind are so few that they are written as other objects are."""
-    return kind in ("str", "json") and rows < TEXT_ROWS
+    return kind in ("str", "json") and rows < current().text_rows
 
 
 def rename_files(folder: Folder) -> None:

@@ -33,11 +33,11 @@ from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
 from tensordict_lite.memmap.schema import Schema, load_head
+from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
 
 __all__ = ["DatasetWriter"]
 
-_BUFFER = 8 << 20  # appended rows are kept until they are this many bytes
 _MOST = 1 << 62  # rows
 _STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
 
@@ -97,6 +97,7 @@ class DatasetWriter:
         self.path = absolute_path(path)
         self._rows: list[list[Tensor]] = []
         self._pending = self._pending_bytes = 0
+        self._buffer_bytes = current().buffer_bytes
         self._files: dict[str, int] = {}
         self._folder: int | None = None
         self._mutex = threading.RLock()
@@ -130,14 +131,14 @@ class DatasetWriter:
         self._check_open()
         leaves, count = self._schema.leaves_of(rows)
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        if size >= _BUFFER:
+        if size >= self._buffer_bytes:
             self.flush()
             self._write([leaves], count)
             return 0
         self._rows.append([leaf.detach().clone() for leaf in leaves])
         self._pending += count
         self._pending_bytes += size
-        if self._pending_bytes >= _BUFFER:
+        if self._pending_bytes >= self._buffer_bytes:
             self.flush()
         return self._pending
 
@@ -231,7 +232,7 @@ class DatasetWriter:
         """Reserves room, then says so; a reader never meets a file that is larger than its metadata allows."""
         largest = max((leaf.row_bytes for leaf in self._schema.leaves), default=1) or 1
         room = max(wanted, min(2 * rows, rows + max(1, _STEP // largest)))
-        room = max(room, min(1024, max(1, _BUFFER // largest)))
+        room = max(room, min(1024, max(1, self._buffer_bytes // largest)))
         self._commit(rows, False, room)
         try:
             self._reserve(room)

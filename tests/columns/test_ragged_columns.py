@@ -20,7 +20,7 @@ import tdmap
 from tdmap import tuning
 from tdmap.data.objectlog import ObjectLog
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
-from tensordict_lite.memmap import text
+from tensordict_lite.memmap import tuning as files
 
 ROWS = 400
 
@@ -62,9 +62,8 @@ def expected(numbers: list[int]) -> dict[str, list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(text, "TEXT_ROWS", 1)
-    with tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+def small() -> Any:
+    with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
         yield
 
 
@@ -223,11 +222,11 @@ def test_rows_of_another_dtype_are_refused(tmp_path: Path) -> None:
         tdmap.map(made(), other_kind, out=tmp_path / "out", chunksize=50, num_workers=0)
 
 
-def test_few_strings_stay_what_the_reference_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "TEXT_ROWS", ROWS + 1)
+def test_few_strings_stay_what_the_reference_opens(tmp_path: Path) -> None:
     for name in ("map", "filter", "shuffle"):
         run, numbers = OPERATIONS[name]
-        result = run(made(), out=tmp_path / name, num_workers=0)
+        with files.use(text_rows=ROWS + 1):
+            result = run(made(), out=tmp_path / name, num_workers=0)
         assert result["in", "text"] == [KINDS["text"][n] for n in numbers]
         assert isinstance(result.get(("in", "text")), Ragged)
         assert "data" in json.loads((tmp_path / name / "in/text/meta.json").read_text())
@@ -237,9 +236,8 @@ SCRIPT = """
     import os, signal, sys
     sys.path.insert(0, {root!r})
     import tdmap
-    from tests.columns.test_ragged_columns import OPERATIONS, TensorDict, text, tuning
+    from tests.columns.test_ragged_columns import OPERATIONS, TensorDict, files, tuning
     from tdmap.output import copying, ragged
-    text.TEXT_ROWS = 1
     kill = sys.argv[1]
     def dying(step):
         call = step.__call__
@@ -252,7 +250,7 @@ SCRIPT = """
         dying(ragged.GatherRows)
     elif kill == "copy":
         dying(copying.CopyTasks)
-    with tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+    with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
         OPERATIONS[{name!r}][0](TensorDict.load_memmap({source!r}), out={out!r}, resume=True, num_workers=0)
 """
 

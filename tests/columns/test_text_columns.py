@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import tdmap
 from tdmap.data.objects import Column, Each
 from tensordict_lite import TensorDict
-from tensordict_lite.memmap import text
+from tensordict_lite.memmap import tuning
 from tensordict_lite.ragged import RaggedColumn
 
 ROWS = 211
@@ -19,8 +20,9 @@ WORDS = [f"w{i % 13} é" * (i % 3) + str(i) for i in range(ROWS)]
 
 
 @pytest.fixture(autouse=True)
-def every_column_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "TEXT_ROWS", 1)
+def every_column_in_files() -> Iterator[None]:
+    with tuning.use(text_rows=1):
+        yield
 
 
 @pytest.fixture

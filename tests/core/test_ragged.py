@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import tensordict_lite
 from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap import text
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
 
 ROWS = 30
@@ -104,8 +104,9 @@ def looked_at(data: TensorDict) -> TensorDict:
 
 
 @pytest.fixture(autouse=True)
-def text_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "TEXT_ROWS", 1)
+def text_in_files() -> Iterator[None]:
+    with tuning.use(text_rows=1):
+        yield
 
 
 @kinds
@@ -374,17 +375,17 @@ def test_checksums_cover_every_file(kind: str, tmp_path: Path) -> None:
         path.write_bytes(old)
 
 
-@pytest.mark.parametrize("kind", ["text", "text with None", "bytes"])
+@pytest.mark.parametrize("kind", ["text", "text with None", "json", "bytes"])
 @pytest.mark.parametrize("name", ["data", "data.tdz"])
-def test_few_rows_stay_ragged(kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_stay_ragged(kind: str, name: str, tmp_path: Path) -> None:
     reference = pytest.importorskip("tensordict").TensorDict
-    monkeypatch.setattr(text, "TEXT_ROWS", ROWS + 1)
     for allow_pickle in (False, True):
-        made(kind).memmap(tmp_path / f"{allow_pickle}{name}", allow_pickle=allow_pickle)
-        data = TensorDict.load_memmap(tmp_path / f"{allow_pickle}{name}")
-        assert rows_of(data) == KINDS[kind]
+        place = tmp_path / f"{allow_pickle}{name}"
+        with tuning.use(text_rows=ROWS + 1):
+            made(kind).memmap(place, allow_pickle=allow_pickle)
+        assert rows_of(TensorDict.load_memmap(place)) == KINDS[kind]
         if kind != "bytes" and name == "data":
-            assert list(reference.load_memmap(tmp_path / f"{allow_pickle}{name}")["in", "v"]) == KINDS[kind]
+            assert list(reference.load_memmap(place)["in", "v"]) == KINDS[kind]
 
 
 def test_a_consolidated_file_says_what_it_cannot_hold(tmp_path: Path) -> None:

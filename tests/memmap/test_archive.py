@@ -32,7 +32,7 @@ from tensordict_lite import (
     unpack_memmap,
 )
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError, DatasetNotFoundError
-from tensordict_lite.memmap.archive import write, zipformat
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
 from tensordict_lite.memmap.disk import crc, mapping
 from tests.memmap.test_roundtrip import DTYPES, SHARED_DTYPES, assert_same, random_tensor
@@ -497,16 +497,14 @@ def test_checksums_of_parts_are_put_together(lengths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "deflate"])
-def test_sizes_and_offsets_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None) -> None:
+def test_sizes_and_offsets_of_64_bits(tmp_path: Path, compression: str | None) -> None:
     """With lower limits, so that a small file uses the extension; readers that know nothing of it read it."""
     saved = entries("ours")
-    monkeypatch.setattr(zipformat, "_WIDE", 50_000)
-    monkeypatch.setattr(zipformat, "_MANY", 5)
     path = tmp_path / "x.tdz"
-    saved.memmap(path, compression=compression)
+    with tuning.use(wide_bytes=50_000, wide_entries=5):
+        saved.memmap(path, compression=compression)
     raw = path.read_bytes()
     assert b"PK\6\6" in raw and b"PK\6\7" in raw
-    monkeypatch.undo()
     assert zipfile.ZipFile(path).testzip() is None
     assert_entries(TensorDict.load_memmap(path), saved)
     assert_entries(reference.TensorDict.load_memmap(path), saved, "theirs")
@@ -536,9 +534,8 @@ def test_more_entries_than_sixteen_bits_count(tmp_path: Path) -> None:
     assert torch.stack([loaded[f"k{i}"] for i in range(66_000)]).equal(torch.arange(66_000))
 
 
-def test_too_many_entries_are_refused(tmp_path: Path, small: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "MAX_DIRECTORY", 100)
-    with pytest.raises(ValueError, match="no room for 5 entries.*save a folder"):
+def test_too_many_entries_are_refused(tmp_path: Path, small: TensorDict) -> None:
+    with tuning.use(directory_bytes=100), pytest.raises(ValueError, match="no room for 5 entries.*save a folder"):
         small.memmap(tmp_path / "x.tdz")
     assert os.listdir(tmp_path) == []
 
@@ -553,17 +550,15 @@ def test_data_is_written_in_parts_of_any_size(lacking: str, tmp_path: Path, monk
     elif lacking == "fallocate":
         monkeypatch.setattr(mapping, "_fallocate", lambda: None)
     saved = entries("ours")
-    monkeypatch.setattr(write, "_SMALL", 1000)
-    monkeypatch.setattr(write, "_GATHER", 3000)
-    monkeypatch.setattr(write, "_PART", 7000)
-    monkeypatch.setattr(write, "_PART_OF_THREAD", 11_000)
-    monkeypatch.setattr(write, "_BLOCK", 9000)
-    monkeypatch.setattr(write, "_WHOLE", 20_000)
+    sizes = {"small": 1000, "gather": 3000, "part": 7000, "thread_part": 11_000, "deflate": 9000, "whole": 20_000}
+    parts = {f"{name}_bytes": size for name, size in sizes.items()}
     for threads in (0, 2):
         for compression in COMPRESSIONS if lacking == "nothing" else [None]:
-            saved.memmap(tmp_path / "x.tdz", num_threads=threads, compression=compression)
+            with tuning.use(**parts):
+                saved.memmap(tmp_path / "x.tdz", num_threads=threads, compression=compression)
             assert zipfile.ZipFile(tmp_path / "x.tdz").testzip() is None
             assert_entries(TensorDict.load_memmap(tmp_path / "x.tdz"), saved)
         saved.memmap(tmp_path / f"d{threads}")
-        pack_memmap(tmp_path / f"d{threads}", tmp_path / "y.tdz", num_threads=threads)
+        with tuning.use(**parts):
+            pack_memmap(tmp_path / f"d{threads}", tmp_path / "y.tdz", num_threads=threads)
         assert_entries(TensorDict.load_memmap(tmp_path / "y.tdz"), saved)

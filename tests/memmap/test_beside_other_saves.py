@@ -11,6 +11,7 @@ import torch
 from tensordict_lite import TensorDict, pack_memmap
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import save as saving
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
 from tensordict_lite.memmap.writer import DatasetWriter
@@ -118,8 +119,8 @@ def test_an_archive_holds_what_was_there_at_one_moment(
         return part
 
     monkeypatch.setattr(write.FileData, "read", read)
-    monkeypatch.setattr("tensordict_lite.memmap.archive.api._HELD", held)
-    pack_memmap(path, tmp_path / "d.tdz")
+    with tuning.use(held_files=held):
+        pack_memmap(path, tmp_path / "d.tdz")
     archive = TensorDict.load_memmap(tmp_path / "d.tdz")
     assert not others
     assert [archive[key].unique().tolist() for key in ("x", "y")] == [[2], [2]]

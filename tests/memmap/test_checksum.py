@@ -13,13 +13,12 @@ import torch
 
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap import checksum
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checksum, "BLOCK", 1000)
+def folder(tmp_path: Path) -> Path:
     td = TensorDict(
         {
             "a": torch.randn(1000, 5),
@@ -29,7 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         },
         [1000],
     )
-    td.memmap(tmp_path / "d").checksum()
+    with tuning.use(checksum_bytes=1000):
+        td.memmap(tmp_path / "d").checksum()
     return tmp_path / "d"
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensordict_lite import DatasetWriter, TensorDict
-from tensordict_lite.memmap.disk import locks
+from tensordict_lite.memmap import tuning
 
 READER = 65534
 """A user who owns nothing here."""
@@ -68,11 +68,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("user", [None, pytest.param(READER, marks=AS_ROOT)])
 def test_a_lock_that_is_not_given_back_is_an_error_that_names_the_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, user: int | None
+    folder: Path, name: str, user: int | None
 ) -> None:
-    if user is None:  # one of those who may write there is waited for, within reason
-        monkeypatch.setattr(locks, "PATIENCE", 0.1)
-    with locked(folder, user) as pid:
+    # A process that may write there is waited for, within reason.
+    with locked(folder, user) as pid, tuning.use(**({"lock_seconds": 0.1} if user is None else {})):
         with pytest.raises(TimeoutError, match=f"locked.* by process {pid}") as caught:
             CALLS[name](folder)
         assert caught.value.filename == str(folder)

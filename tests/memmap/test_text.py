@@ -15,11 +15,11 @@ import torch
 import tensordict_lite
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap import text
+from tensordict_lite.memmap import text, tuning
 from tensordict_lite.memmap.checksum import store, verify
 from tensordict_lite.ragged import RaggedColumn
 
-ROWS = text.TEXT_ROWS + 3
+ROWS = tuning.DEFAULT.text_rows + 3
 WORDS = [f"w{i} \u00e9\U0001f600" * (i % 3) for i in range(ROWS)]
 ODD = ["a", "\ud800", "", "\x00", "line\nline", "\u202e"]
 
@@ -84,7 +84,7 @@ def test_other_mixtures_are_objects(row: Any, tmp_path: Path) -> None:
 
 
 def test_few_strings_are_written_as_the_reference_writes_them(tmp_path: Path) -> None:
-    data = save(tmp_path / "data", WORDS[: text.TEXT_ROWS - 1])
+    data = save(tmp_path / "data", WORDS[: tuning.DEFAULT.text_rows - 1])
     assert not is_text(data)
     assert "data" in json.loads((tmp_path / "data/in/word/meta.json").read_text())
 

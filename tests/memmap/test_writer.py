@@ -21,6 +21,7 @@ import torch
 
 from tensordict_lite import NonTensorData, NonTensorStack, TensorClass, TensorDict, load_memmap, tensorclass
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap import writer as writer_module
 from tensordict_lite.memmap.writer import DatasetWriter
 from tests.descriptors import descriptors
@@ -90,9 +91,8 @@ def test_growth_beyond_the_capacity(tmp_path: Path) -> None:
     assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == list(range(total))
 
 
-def test_large_batches_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict_lite.memmap.writer._BUFFER", 1000)
-    with DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+def test_large_batches_are_not_kept_in_memory(tmp_path: Path) -> None:
+    with tuning.use(buffer_bytes=1000), DatasetWriter(tmp_path / "d", SCHEMA) as writer:
         assert writer.append(rows(0, 3)) == 3
         assert writer.append(rows(3, 500)) == 0 and len(writer) == 503
         for i in range(503, 600):

@@ -11,13 +11,13 @@ import torch
 import tdmap
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.text import TEXT_ROWS
+from tensordict_lite.memmap.tuning import DEFAULT
 from tests.stores.kinds import same
 from tests.stores.proxy import FaultyProxy
 
 pytestmark = pytest.mark.xdist_group("stores")
 
-ROWS = TEXT_ROWS + 7
+ROWS = DEFAULT.text_rows + 7
 
 
 def named(kind: type = str) -> TensorDict:

@@ -141,8 +141,8 @@ def _has_name(value: Any) -> bool:
 
 
 def _can_be_annotated(fn: types.FunctionType) -> bool:
-    """Whether annotations can be read, as cloudpickle does. Python 3.14 evaluates them when they are read, and a name may
-    be imported for type checkers alone."""
+    """Whether annotations can be read, as cloudpickle does. Python 3.14 evaluates them then, and a name may be imported
+    for type checkers alone."""
     try:
         return fn.__annotations__ is not None
     except Exception:

@@ -32,6 +32,7 @@ from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
 
 __all__ = [
@@ -216,8 +217,9 @@ def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member],
     """What goes into the archive of a folder, and its files, of which many stay open until the stack unwinds."""
     names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
     data: list[FileData] = []
+    held_files = current().held_files
     for number, name in enumerate(names):
-        data.append(FileData(os.path.join(root, name), held=number < _HELD))
+        data.append(FileData(os.path.join(root, name), held=number < held_files))
         held.callback(data[-1].close)
     return [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)], data
 
@@ -230,8 +232,6 @@ def _require_dataset(root: str) -> None:
         raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
 
 
-_HELD = 200
-"""Files that are open at one time."""
 _ATTEMPTS = 20
 _WITHOUT_LOCK = 3
 """Attempts that do not keep saves waiting while the files are read."""

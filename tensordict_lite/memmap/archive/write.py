@@ -21,7 +21,6 @@ from torch import Tensor
 from tensordict_lite.memmap.archive.codec import compressed, credible, deflated_block
 from tensordict_lite.memmap.archive.zipformat import (
     DEFLATED,
-    MAX_DIRECTORY,
     STORED,
     Entry,
     central_record,
@@ -36,15 +35,10 @@ from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import all_bytes, byte_blocks, write_all
 from tensordict_lite.memmap.disk.format import MAX_LEVELS
 from tensordict_lite.memmap.disk.mapping import check_room, preallocate, reserve
+from tensordict_lite.memmap.tuning import Tuning, current
 
 __all__ = ["FileData", "Member", "Zeros", "write_archive"]
 
-_SMALL = 1 << 20  # data that is gathered with that of other entries into one write
-_GATHER = 8 << 20
-_PART = 512 << 10  # what is summed, and then written: it stays in the second-level cache
-_PART_OF_THREAD = 4 << 20
-_BLOCK = 8 << 20  # what is deflated at a time
-_WHOLE = 64 << 20  # data that is compressed by other methods in one go
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -152,13 +146,14 @@ def write_archive(
     for member in members:
         if len(member.name) > MAX_LEVELS:  # a shorter one is not deeper
             require_name(path, member.name.encode())
-    nbytes = sum(member.nbytes for member in members)
+    nbytes, tuning = sum(member.nbytes for member in members), current()
     if method == STORED:
         check_room(path, nbytes)
-        if nbytes >= _GATHER:
+        if nbytes >= tuning.gather_bytes:
             preallocate(fd, nbytes)
     pool = ThreadPoolExecutor(num_threads, "archive") if num_threads > 1 else None
-    writer = _Writer(fd, path, pool, 4 * num_threads, crc.fastest() if nbytes >= _SMALL else zlib.crc32)
+    crc32 = crc.fastest() if nbytes >= tuning.small_bytes else zlib.crc32
+    writer = _Writer(fd, path, pool, 4 * num_threads, crc32, tuning)
     try:
         if method == STORED:
             writer.store(members)
@@ -176,25 +171,33 @@ class _Writer:
     """The file, how far it is written, and the records of its directory."""
 
     def __init__(
-        self, fd: int, path: str, pool: ThreadPoolExecutor | None, ahead: int, crc32: Callable[..., int]
+        self,
+        fd: int,
+        path: str,
+        pool: ThreadPoolExecutor | None,
+        ahead: int,
+        crc32: Callable[..., int],
+        tuning: Tuning,
     ) -> None:
         self.fd = fd
         self.path = path
         self.pool = pool
         self.ahead = ahead
         self.crc32 = crc32
+        self.tuning = tuning
         self.at = 0
         self.records: list[bytes] = []
         self.starts: list[int] = []
 
     def end(self) -> None:
         directory = b"".join(self.records)
-        if len(directory) > MAX_DIRECTORY:
+        if len(directory) > self.tuning.directory_bytes:
             raise ValueError(
                 f"an archive has no room for {len(self.records):,} entries, whose directory would have "
                 f"{len(directory):,} bytes: save a folder"
             )
-        write_all(self.fd, directory + end_records(len(self.records), self.at, len(directory)), self.at, self.path)
+        end = end_records(len(self.records), self.at, len(directory), self.tuning)
+        write_all(self.fd, directory + end, self.at, self.path)
 
     def _in_order(self, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Results in the order of the jobs, of which a bounded number is under way."""
@@ -217,31 +220,32 @@ class _Writer:
         pieces: list[Any] = []
         first = at = self.at
         write_large = self._large_writer(members)
-        starts, records, crc32 = self.starts, self.records, self.crc32
+        starts, records, crc32, tuning = self.starts, self.records, self.crc32, self.tuning
+        small_bytes, gather_bytes = tuning.small_bytes, tuning.gather_bytes
         for name, data, nbytes, is_payload in members:
             raw = name.encode()
-            pad = padding(at, raw, nbytes) if is_payload else 0
-            if nbytes < _SMALL:
+            pad = padding(at, raw, nbytes, tuning) if is_payload else 0
+            if nbytes < small_bytes:
                 body = _small_data(data)
-                header, record = stored_headers(raw, crc32(body), nbytes, at, pad)
+                header, record = stored_headers(raw, crc32(body), nbytes, at, pad, tuning)
                 pieces += (header, body)
                 at += len(header)
                 starts.append(at)
                 records.append(record)
                 at += nbytes
-                if at - first >= _GATHER:
+                if at - first >= gather_bytes:
                     write_all(self.fd, b"".join(pieces), first, self.path)
                     pieces, first = [], at
                 continue
             # The header holds the checksum, and so is written behind the data: with the small entries before it.
-            start = at + local_size(raw, nbytes, pad)
+            start = at + local_size(raw, nbytes, pad, tuning)
             end = start + nbytes
             if type(data) is Zeros:
                 reserve(self.fd, end, self.path, start=start)
                 total = crc.of_zeros(nbytes)
             else:
                 total = write_large(data, start, nbytes)
-            header, record = stored_headers(raw, total, nbytes, at, pad)
+            header, record = stored_headers(raw, total, nbytes, at, pad, tuning)
             write_all(self.fd, b"".join((*pieces, header)), first, self.path)
             pieces, first = [], end
             starts.append(start)
@@ -253,18 +257,19 @@ class _Writer:
 
     def _large_writer(self, members: Sequence[Member]) -> Callable[[Any, int, int], int]:
         """What writes large data, entry after entry, and gives its CRC: this thread alone, or with the others."""
-        large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
+        small, size = self.tuning.small_bytes, self.tuning.thread_part_bytes
+        large = [member for member in members if member.nbytes >= small and type(member.data) is not Zeros]
         worth_threads = self.crc32 is zlib.crc32 or any(type(member.data) is FileData for member in large)
         if self.pool is None or not worth_threads:
             return self._write_and_sum
-        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, _PART_OF_THREAD))
+        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, size))
         return functools.partial(self._write_summed, self._in_order(self._summed, jobs))
 
     def _write_and_sum(self, data: Data, start: int, nbytes: int) -> int:
-        crc32, fd, path, total = self.crc32, self.fd, self.path, 0
-        for buffer in _buffers_of(data, nbytes):
-            for first in range(0, len(buffer), _PART):
-                part = buffer[first : first + _PART]
+        crc32, fd, path, size, total = self.crc32, self.fd, self.path, self.tuning.part_bytes, 0
+        for buffer in _buffers_of(data, nbytes, size):
+            for first in range(0, len(buffer), size):
+                part = buffer[first : first + size]
                 total = crc32(part, total)
                 write_all(fd, part, start, path)
                 start += len(part)
@@ -289,10 +294,11 @@ class _Writer:
     def compress(self, members: Sequence[Member], method: int, level: int | None) -> None:
         """Entries, compressed. Where one would claim more than readers believe, it is deflated instead."""
         pending = _Pending(self)
-        for member, chunks, is_last in self._in_order(_packed, _packing_jobs(members, method, level)):
+        jobs = _packing_jobs(members, method, level, self.tuning)
+        for member, chunks, is_last in self._in_order(_packed, jobs):
             pending.add(member, chunks)
             if is_last and not pending.finish(member, method):
-                for job in _packing_jobs([member], DEFLATED, None):
+                for job in _packing_jobs([member], DEFLATED, None, self.tuning):
                     pending.add(member, _packed(*job)[1])
                 pending.finish(member, DEFLATED)
 
@@ -309,7 +315,8 @@ class _Pending:
         writer = self.writer
         if not self.header:
             largest = member.nbytes + (member.nbytes >> 6) + 1024  # of what does not compress
-            self.header = len(local_header(Entry("", member.name.encode(), 0, 0, largest, largest, writer.at)))
+            entry = Entry("", member.name.encode(), 0, 0, largest, largest, writer.at)
+            self.header = len(local_header(entry, writer.tuning))
         for chunk, own, length in chunks:
             self.total = crc.combine(self.total, own, length)
             write_all(writer.fd, chunk, writer.at + self.header + self.packed, writer.path)
@@ -322,9 +329,9 @@ class _Pending:
         self.header = self.packed = self.total = 0
         if method != DEFLATED and not credible(entry):
             return False
-        short = header - len(local_header(entry))  # where there is room for 64-bit sizes
-        write_all(writer.fd, local_header(entry, short), writer.at, writer.path)
-        writer.records.append(central_record(entry))
+        short = header - len(local_header(entry, writer.tuning))  # where there is room for 64-bit sizes
+        write_all(writer.fd, local_header(entry, writer.tuning, short), writer.at, writer.path)
+        writer.records.append(central_record(entry, writer.tuning))
         writer.at += header + packed
         return True
 
@@ -338,38 +345,38 @@ def _small_data(data: Data) -> Any:
     return bytes(data.nbytes) if isinstance(data, Zeros) else data
 
 
-def _buffers_of(data: Data, nbytes: int) -> Iterator[memoryview]:
-    """Data in order: memory as it lies there, files in parts."""
+def _buffers_of(data: Data, nbytes: int, part: int) -> Iterator[memoryview]:
+    """Data in order: memory as it lies there, files in parts of so many bytes."""
     if isinstance(data, Tensor):
         for block in byte_blocks(data):
             yield memoryview(block.reshape(-1).view("u1"))
     elif isinstance(data, FileData):
-        for start in range(0, nbytes, _PART):
-            yield data.read(start, min(start + _PART, nbytes))
+        for start in range(0, nbytes, part):
+            yield data.read(start, min(start + part, nbytes))
     else:
         yield memoryview(_small_data(data))
 
 
 def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
     """Data as (function that reads, start, stop), part by part."""
-    sources = [(data.read, nbytes)] if isinstance(data, FileData) else _readers_of(data, nbytes)
+    sources = [(data.read, nbytes)] if isinstance(data, FileData) else _readers_of(data, nbytes, size)
     for read, length in sources:
         for start in range(0, length, size):
             yield read, start, min(start + size, length)
 
 
-def _readers_of(data: Data, nbytes: int) -> Iterator[tuple[Any, int]]:
-    for buffer in _buffers_of(data, nbytes):
+def _readers_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int]]:
+    for buffer in _buffers_of(data, nbytes, size):
         yield (lambda first, last, buffer=buffer: buffer[first:last]), len(buffer)
 
 
-def _blocks_of(data: Data, nbytes: int) -> Iterator[Any]:
-    """Data in blocks, to be compressed."""
+def _blocks_of(data: Data, nbytes: int, size: int) -> Iterator[Any]:
+    """Data in blocks of so many bytes, to be compressed."""
     if isinstance(data, Tensor):
-        yield from byte_blocks(data, _BLOCK)
+        yield from byte_blocks(data, size)
     elif isinstance(data, FileData):
-        for start in range(0, nbytes, _BLOCK):
-            yield data.read(start, min(start + _BLOCK, nbytes))
+        for start in range(0, nbytes, size):
+            yield data.read(start, min(start + size, nbytes))
     else:
         yield _small_data(data)
 
@@ -384,33 +391,37 @@ def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     yield b"" if previous is None else previous, True
 
 
-def _packing_jobs(members: Sequence[Member], method: int, level: int | None) -> Iterator[tuple[Any, ...]]:
+def _packing_jobs(
+    members: Sequence[Member], method: int, level: int | None, tuning: Tuning
+) -> Iterator[tuple[Any, ...]]:
     """What is compressed at a time: a block that is deflated, or an entry where the method needs all of it."""
     for member in members:
         if method == DEFLATED:
-            for block, is_last in _with_last(_blocks_of(member.data, member.nbytes)):
-                yield member, method, level, block, is_last
+            for block, is_last in _with_last(_blocks_of(member.data, member.nbytes, tuning.deflate_bytes)):
+                yield member, method, level, tuning, block, is_last
         else:
-            yield member, method, level, None, True
+            yield member, method, level, tuning, None, True
 
 
-def _packed(member: Member, method: int, level: int | None, block: Any, is_last: bool) -> tuple[Member, Any, bool]:
+def _packed(
+    member: Member, method: int, level: int | None, tuning: Tuning, block: Any, is_last: bool
+) -> tuple[Member, Any, bool]:
     """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
     if method == DEFLATED:
         chunk = deflated_block(block, level, is_last)
         return member, [(chunk, crc.fastest()(block), memoryview(block).nbytes)], is_last
-    stream = _summed_stream(member, method, level)
+    stream = _summed_stream(member, method, level, tuning.deflate_bytes)
     # A large one is compressed by the thread that writes, as it goes: nothing holds all of it.
-    return member, stream if member.nbytes > _WHOLE else list(stream), is_last
+    return member, stream if member.nbytes > tuning.whole_bytes else list(stream), is_last
 
 
-def _summed_stream(member: Member, method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
+def _summed_stream(member: Member, method: int, level: int | None, size: int) -> Iterator[tuple[bytes, int, int]]:
     """An entry compressed with a method whose blocks depend on each other: the CRC comes at the end."""
     total = nbytes = 0
 
     def summed() -> Iterator[Any]:
         nonlocal total, nbytes
-        for block in _blocks_of(member.data, member.nbytes):
+        for block in _blocks_of(member.data, member.nbytes, size):
             total = crc.fastest()(block, total)
             nbytes += memoryview(block).nbytes
             yield block

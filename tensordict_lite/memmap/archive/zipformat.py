@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tensordict_lite.errors import ArchiveError
 from tensordict_lite.memmap.disk.format import MAX_LEVELS, MAX_NAME
+from tensordict_lite.memmap.tuning import Tuning, current
 
 __all__ = [
     "ALIGN",
@@ -47,12 +48,10 @@ _LOCAL_SIGNATURE, _CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"P
 _END64_SIGNATURE, _LOCATOR64_SIGNATURE = b"PK\6\6", b"PK\6\7"
 
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
-_MANY, _WIDE = _MAX16, _MAX32  # entries, and bytes, from which the 64-bit extensions are written
 _DATE = (1 << 5) | 1  # 1 January 1980, so that the same data makes the same file
 _UNIX_FILE = 0o100644 << 16
 _UTF8, _ENCRYPTED, _STREAMED = 0x800, 0x1 | 0x40 | 0x2000, 0x8
 _PADDING_ID = b"td"
-MAX_DIRECTORY = 1 << 30
 LOCAL_CRC, CENTRAL_CRC = 14, 16  # where the CRC is, from the start of a local header and of a record
 
 
@@ -87,25 +86,25 @@ class Entry(NamedTuple):
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def padding(offset: int, name: bytes, size: int) -> int:
+def padding(offset: int, name: bytes, size: int, tuning: Tuning) -> int:
     """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
-    length = -(offset + _LOCAL.size + len(name) + (20 if size >= _WIDE else 0)) % ALIGN
+    length = -(offset + _LOCAL.size + len(name) + (20 if size >= tuning.wide_bytes else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
 
 
-def local_size(name: bytes, size: int, pad: int) -> int:
+def local_size(name: bytes, size: int, pad: int, tuning: Tuning) -> int:
     """Bytes of the local header of a stored entry."""
-    return _LOCAL.size + len(name) + (20 if size >= _WIDE else 0) + pad
+    return _LOCAL.size + len(name) + (20 if size >= tuning.wide_bytes else 0) + pad
 
 
 _PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
 
 
-def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> tuple[bytes, bytes]:
+def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int, tuning: Tuning) -> tuple[bytes, bytes]:
     """Local header and record of a stored entry. ``pad`` is 0 or at least 4."""
-    if size >= _WIDE or offset >= _WIDE:
+    if size >= tuning.wide_bytes or offset >= tuning.wide_bytes:
         entry = Entry("", name, STORED, crc, size, size, offset)
-        return local_header(entry, pad), central_record(entry)
+        return local_header(entry, tuning, pad), central_record(entry, tuning)
     flags = 0 if name.isascii() else _UTF8
     n = len(name)
     local = _LOCAL.pack(_LOCAL_SIGNATURE, 20, flags, STORED, 0, _DATE, crc, size, size, n, pad) + name + _PADDING[pad]
@@ -115,10 +114,10 @@ def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> t
     return local, record + name
 
 
-def local_header(entry: Entry, pad: int = 0) -> bytes:
+def local_header(entry: Entry, tuning: Tuning, pad: int = 0) -> bytes:
     """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
     name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
-    if size >= _WIDE or compressed >= _WIDE:
+    if size >= tuning.wide_bytes or compressed >= tuning.wide_bytes:
         extra = struct.pack("<2H2Q", 1, 16, size, compressed)
         size = compressed = _MAX32
     needed = 45 if extra else 20
@@ -130,16 +129,16 @@ def local_header(entry: Entry, pad: int = 0) -> bytes:
     return fixed + name + extra
 
 
-def central_record(entry: Entry) -> bytes:
+def central_record(entry: Entry, tuning: Tuning) -> bytes:
     """The record of an entry in the directory."""
     name = entry.raw
     size, compressed, offset, extra = entry.size, entry.compressed, entry.offset, b""
-    if size >= _WIDE or compressed >= _WIDE or offset >= _WIDE:
+    if size >= tuning.wide_bytes or compressed >= tuning.wide_bytes or offset >= tuning.wide_bytes:
         wide = []
-        if size >= _WIDE or compressed >= _WIDE:
+        if size >= tuning.wide_bytes or compressed >= tuning.wide_bytes:
             wide += [size, compressed]
             size = compressed = _MAX32
-        if offset >= _WIDE:
+        if offset >= tuning.wide_bytes:
             wide.append(offset)
             offset = _MAX32
         extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
@@ -152,15 +151,15 @@ def central_record(entry: Entry) -> bytes:
     return fixed + name + extra
 
 
-def end_records(count: int, offset: int, size: int) -> bytes:
+def end_records(count: int, offset: int, size: int, tuning: Tuning) -> bytes:
     """What ends an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
     out = b""
-    if count >= _MANY or offset >= _WIDE or size >= _WIDE:
+    if count >= tuning.wide_entries or offset >= tuning.wide_bytes or size >= tuning.wide_bytes:
         length = _END64.size - 12
         out = _END64.pack(_END64_SIGNATURE, length, 3 << 8 | 45, 45, 0, 0, count, count, size, offset)
         out += _LOCATOR64.pack(_LOCATOR64_SIGNATURE, 0, offset + size, 1)
-    few = _MAX16 if count >= _MANY else count
-    low, short = (_MAX32 if n >= _WIDE else n for n in (offset, size))
+    few = _MAX16 if count >= tuning.wide_entries else count
+    low, short = (_MAX32 if n >= tuning.wide_bytes else n for n in (offset, size))
     return out + _END.pack(_END_SIGNATURE, 0, 0, few, few, short, low, 0)
 
 
@@ -208,7 +207,7 @@ def _directory(path: str, data: Any, end: int, fields: tuple[Any, ...]) -> tuple
             f"its end says that the directory has {size:,} bytes at {offset:,}, and there are {stop:,} bytes before "
             "it: the file was truncated, edited, or something was put in front of it",
         )
-    if size > MAX_DIRECTORY or count * _CENTRAL.size > size:
+    if size > current().directory_bytes or count * _CENTRAL.size > size:
         raise ArchiveError(path, f"a directory of {count:,} entries in {size:,} bytes is not credible")
     return count, offset, size
 

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 
 from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.tuning import current
 
-__all__ = ["PATIENCE", "is_at", "lock", "locked", "open_folder", "reading"]
+__all__ = ["is_at", "lock", "locked", "open_folder", "reading"]
 
-PATIENCE = 60.0
-"""Seconds to wait for another process: a disk may stall, a process be stopped."""
 _LONGEST_PAUSE = 0.016
 
 
@@ -97,7 +96,8 @@ def _outermost(folder: str) -> str:
 
 
 def _wait(fd: int, path: str) -> None:
-    pause, deadline = 0.0005, time.monotonic() + PATIENCE
+    pause, patience = 0.0005, current().lock_seconds
+    deadline = time.monotonic() + patience
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +106,7 @@ def _wait(fd: int, path: str) -> None:
         if late or (pause >= _LONGEST_PAUSE and _is_held_by_a_reader(fd)):
             pid = _holder(fd)
             who = "a process" if pid is None else f"process {pid}"
-            what = f"has been locked for {PATIENCE:.0f} s by {who}"
+            what = f"has been locked for {patience:.0f} s by {who}"
             if not late:
                 what = f"is locked by {who}, whose user may not write to it"
             raise TimeoutError(errno.ETIMEDOUT, f"the folder {what}. End it, or try again when it has ended", path)
@@ -127,8 +127,9 @@ def _shared_lock(folder: str) -> int:
                 return fd
         except BlockingIOError:
             now = time.monotonic()
-            deadline = deadline or now + PATIENCE
-            if now > deadline or (deadline - now < PATIENCE - 0.02 and _is_held_by_a_reader(fd)):
+            patience = current().lock_seconds
+            deadline = deadline or now + patience
+            if now > deadline or (deadline - now < patience - 0.02 and _is_held_by_a_reader(fd)):
                 forks.close(fd)
                 return -1
             time.sleep(0.001)
