@@ -31,6 +31,7 @@ from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map
 from tdmap.runtime.workers.launch import default_method, start_methods
 from tdmap.runtime.workers.pool import WorkerPool
+from tdmap.tuning import current
 from tensordict_lite import TensorDict
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -41,9 +42,6 @@ LITTLE = 1 << 30
 
 FEW_FILES = 1024
 """A limit of open files below this is worth a warning: a mapped dataset opens a file a key."""
-
-SECONDS = 60.0
-"""A worker that has not answered after so long does not start."""
 
 OPTIONAL = (
     "tensordict", "pandas", "pyarrow", "polars", "datasets", "transformers", "tokenizers", "ray", "h5py", "zarr",
@@ -231,7 +229,7 @@ def check_shared_memory() -> Check:
     began = time.monotonic()
     data = torch.zeros(1 << 18)
     with _one_worker(None) as pool:
-        result = map(data, torch.exp, pool=pool, timeout=SECONDS)
+        result = map(data, torch.exp, pool=pool, timeout=current().answer_seconds)
     if not bool((result == 1).all()):
         return Check("shared memory", PROBLEM, "what a worker wrote did not arrive", "report this")
     if not hasattr(os, "memfd_create") and os.path.isdir("/dev/shm"):
@@ -299,7 +297,7 @@ def check_start(method: str) -> Check:
     name = f"workers by {method}"
     began = time.monotonic()
     with _one_worker(method) as pool:
-        result = map(torch.arange(4), torch.neg, pool=pool, timeout=SECONDS)
+        result = map(torch.arange(4), torch.neg, pool=pool, timeout=current().answer_seconds)
     if result.tolist() != [0, -1, -2, -3]:
         return Check(name, PROBLEM, "a worker gave a wrong answer", "report this")
     return Check(name, OK, f"the first answer after {time.monotonic() - began:.2f} s")

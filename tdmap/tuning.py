@@ -42,6 +42,12 @@ class Tuning:
     leave_seconds: float = 5.0
     """Time that an abandoned iteration waits for chunks that run in threads. They end unheard then."""
 
+    exit_seconds: float = 10.0
+    """Time that a worker on a Ray cluster has to end by itself before it is killed."""
+
+    answer_seconds: float = 60.0
+    """`tdmap doctor`: a worker that has not answered after so long does not start."""
+
     # Rows that move
 
     available_memory: int | None = None

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tdmap import doctor
+from tdmap import doctor, tuning
 from tdmap.cli import app
 
 
@@ -24,12 +25,13 @@ def _forks_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _a_machine_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_machine_with_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """However little memory and disk other tests have left, and however long a worker takes to begin beside them."""
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(doctor, "system_memory", lambda: 8 << 30)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(8 << 30, 0, 8 << 30))
-    monkeypatch.setattr(doctor, "SECONDS", 3600.0)
+    with tuning.use(answer_seconds=3600.0):
+        yield
 
 
 def checks(folder: Path) -> dict[str, doctor.Check]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import RayCluster
+from tdmap import RayCluster, tuning
 from tdmap.testing.executor import CASES
 from tensordict_lite import TensorDict
 
@@ -296,16 +296,13 @@ def test_several_folders_are_one_dataset_on_the_cluster(cluster: Any, transport:
     assert len(shards.ends) == 10 and torch.equal(shards["y"], whole["x"] + 1)
 
 
-def test_workers_that_are_not_needed_any_more_leave_quietly(
-    cluster: Any, transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_are_not_needed_any_more_leave_quietly(cluster: Any, transport: str) -> None:
     """They end by themselves: Ray tells the world of each worker that is killed."""
     if transport != "store":
         pytest.skip("the last ones of the session are enough")
     tdmap.map(rows(), grow_copy, **on(transport))
     from tdmap.runtime.executors import raypool
 
-    monkeypatch.setattr(raypool, "LEAVE_SECONDS", 100.0)  # a busy machine takes its time
     (pool,) = raypool._warm.values()
     while not all(member.ready for member in pool.members.values()):  # one that has not started yet has nothing to end
         tdmap.map(rows(), grow_copy, **on(transport))
@@ -313,7 +310,8 @@ def test_workers_that_are_not_needed_any_more_leave_quietly(
     killed: list[int] = []
     for member in members:
         member.process.kill = lambda: killed.append(1)
-    tdmap.close_pools()
+    with tuning.use(exit_seconds=100.0):  # a busy machine takes its time
+        tdmap.close_pools()
     assert members and not killed and all(member.closed for member in members)
 
 

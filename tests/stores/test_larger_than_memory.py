@@ -19,8 +19,6 @@ from tests.stores.kinds import same
 
 LENGTHS = (18_001, 30_000, 1, 31_998)
 ROWS = sum(LENGTHS)
-MOST = ROWS // 4
-"""Rows of an entry that is no key, at a time."""
 
 
 def rows_of(first: int, count: int) -> TensorDict:
@@ -59,13 +57,13 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever reads more rows of a wide entry at a time fails, in workers too."""
-    load, take = ShardedDataset._load, ShardedDataset._take
+def few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """To read more rows of a wide entry than a quarter, or than the parameter, at a time fails, in workers too."""
+    load, take, most = ShardedDataset._load, ShardedDataset._take, getattr(request, "param", ROWS // 4)
 
     def is_wide(data: ShardedDataset, rows: int) -> bool:
         names = entry_names(data._no_rows) if data._keys is None else data._keys
-        return rows > MOST and any("wide" in (name if isinstance(name, tuple) else (name,)) for name in names)
+        return rows > most and any("wide" in (name if isinstance(name, tuple) else (name,)) for name in names)
 
     def checked_load(self: ShardedDataset, first: int, last: int) -> Any:
         copies = len(list(self._pieces(first, last))) > 1  # within a folder, rows are views of its files
@@ -154,14 +152,12 @@ def test_a_join_of_folders_with_folders(how: str, folders: list[str], few_rows: 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("key", ["id", "name"])
-def test_a_join_with_strings_beside_the_rows(
-    how: str, key: str, few_rows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("few_rows", [1_024], indirect=True)
+def test_a_join_with_strings_beside_the_rows(how: str, key: str, few_rows: None, tmp_path: Path) -> None:
     first, lengths = 0, (1_900, 1, 2_099)
     for place, count in enumerate(lengths):
         named_rows(first, count).memmap(f"{tmp_path}/part{place}")
         first += count
-    monkeypatch.setattr("tests.stores.test_larger_than_memory.MOST", 1_024)
     data, whole = tdmap.open([f"{tmp_path}/part{n}" for n in range(3)]), named_rows(0, first)
     more = TensorDict({"x": torch.arange(40)}, [40])
     more["id"] = whole["id"][::100].clone()

@@ -33,12 +33,10 @@ from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
+from tdmap.tuning import current
 
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
-
-LEAVE_SECONDS = 10.0
-"""A worker that is asked to end has so long to do so."""
 
 IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
@@ -260,7 +258,7 @@ class RayMember(Member):
                 return None
             self.closed = True
             os.close(self._bell)
-        if not self.leaving or (self.pidfd >= 0 and not _wait_end(self.pidfd, LEAVE_SECONDS)):
+        if not self.leaving or (self.pidfd >= 0 and not _wait_end(self.pidfd, current().exit_seconds)):
             self.process.kill()
         self.reader.close()
         if self.pidfd >= 0:
