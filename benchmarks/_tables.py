@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/performance.md, from what the benchmarks have recorded.
+"""The tables of the README and of docs/performance.md, from the recorded benchmarks.
 
 Every figure between the two marks of these pages comes from a file of ``benchmarks/results``; a test holds them equal.
 """
@@ -16,8 +16,6 @@ from typing import Any
 from benchmarks._harness import RESULTS
 
 _ROOT = Path(__file__).parents[1]
-PAGES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
-"""Where the tables are shown."""
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 THROUGHPUT = {
@@ -108,11 +106,11 @@ def _throughput(recorded: Recorded) -> Iterator[str]:
     rows = number(file["settings"]["rows"])
     yield _paragraph(
         f"`benchmarks.map_throughput`: {rows} rows of uint8 `[3, 32, 32]` to float32, {file['settings']['workers']} "
-        f"workers ({_facts(file)}). The floor is a hand-written loop in two forked processes over reserved "
-        "memory-mapped files, at the same chunk size. The range is that of the rounds."
+        f"workers ({_facts(file)}). The hand-written loop runs in two forked processes over reserved memory-mapped "
+        "files, at the same chunk size. The range is that of the rounds."
     )
     yield ""
-    yield "| case | rows/s | of the floor | range |"
+    yield "| case | rows/s | × the hand-written loop | range |"
     yield "|---|---|---|---|"
     for label, name in THROUGHPUT.items():
         case = _find(recorded, name)
@@ -246,8 +244,70 @@ def render(folder: Path = RESULTS) -> str:
     return "\n\n".join("\n".join(part(recorded)) for part in parts)
 
 
+GLANCE: dict[str, tuple[tuple[str, str, str, bool], ...]] = {
+    "load epochs of images": (
+        ("torch DataLoader", "loader", "torch DataLoader by batches", True),
+        ("`datasets`", "loader", "datasets.IterableDataset in a DataLoader", True),
+        ("mosaicml-streaming", "loader", "mosaicml-streaming in a DataLoader", True),
+        ("grain", "loader", "grain", True),
+    ),
+    "group 10 M rows by 1 M keys, sum and count": (
+        ("Polars", "mapreduce_group", "tdmap.group_by", False),
+        ("DuckDB", "mapreduce_group", "DuckDB, own table", True),
+        ("Dask DataFrame", "mapreduce_group", "Dask DataFrame, split_out=1", True),
+        ("Ray Data", "mapreduce_group", "Ray Data groupby", True),
+    ),
+    **{
+        f"{job} 5 M rows{how}": tuple((peer, "tables", f"{peer}, {case}", False) for peer in ("Polars", "DuckDB"))
+        for job, how, case in (
+            ("sort", " by an integer", "sort by integer"),
+            ("join", "", "join"),
+            ("filter", "", "filter"),
+            ("filter", " by a function", "filter by function"),
+        )
+    },
+    "mean and variance of 2 GB of float32": (
+        ("two processes of NumPy", "mapreduce_moments", "tdmap.reduce", False),
+    ),
+    "shuffle 5 GB, 12 KiB per row": (("`cp`", "mapreduce_shuffle", "tdmap.shuffle, 12288 bytes a row", False),),
+    "map from and to an S3 server": (("bare GETs and PUTs", "object_store", "tdmap map, store to store", False),),
+}  # fmt: skip
+"""Rows of the table in the README: a job, and its peers as in `BESIDE`."""
+
+WIDEST = 2.0
+"""The README leaves out a comparison if its largest ratio of a round is more than this many times its smallest."""
+
+
+def glance(folder: Path = RESULTS) -> str:
+    """The table of the README: one row per job, with every comparison that is certain enough."""
+    recorded = Recorded(folder)
+    lines = ["| job, 2 workers on 2 cores | speed of tdmap, as a multiple of the speed of |", "|---|---|"]
+    wide = []
+    for job, peers in GLANCE.items():
+        told = []
+        for peer, file, case, inverse in peers:
+            if file in ON_DEMAND and not recorded.has(file):
+                continue
+            low, high = _spread(recorded.case(file, case), recorded.file(file))
+            if low == high or high > WIDEST * low:  # one round alone, or rounds that disagree
+                wide.append(f"{job} beside {peer}")
+            else:
+                told.append(f"{peer}: **{number(recorded.ratio(file, case, inverse))} ×**")
+        if told:
+            lines.append(f"| {job} | {', '.join(told)} |")
+    note = (
+        "Above 1 × tdmap is faster. Each figure is the median over the rounds; in a round all contenders take turns. "
+        f"Left out are comparisons of one round, and those whose rounds differ by more than a factor of {WIDEST:g}"
+    )
+    return "\n".join([*lines, "", _paragraph(f"{note}: {'; '.join(wide)}." if wide else f"{note}.")])
+
+
+PAGES = {_ROOT / "README.md": glance, _ROOT / "docs" / "performance.md": render}
+"""The pages that show tables, and which."""
+
+
 def section(text: str) -> tuple[str, str, str]:
-    """What is before the tables of the README, the tables, and what is behind."""
+    """What is before the tables of a page, the tables, and what is behind."""
     before, _, rest = text.partition(BEGIN + "\n")
     tables, _, behind = rest.partition("\n" + END)
     return before + BEGIN + "\n", tables, "\n" + END + behind
@@ -261,9 +321,9 @@ def update(check: bool, *pages: Path, folder: Path = RESULTS) -> int:
         pages: files with the two marks. Default: `PAGES`.
         folder: of the recorded files.
     """
-    wanted = render(folder)
-    texts = {page: section(page.read_text()) for page in pages or PAGES}
-    old = [page for page, (_, tables, _) in texts.items() if tables != wanted]
+    wanted = {page: PAGES.get(page, render)(folder) for page in pages or PAGES}
+    texts = {page: section(page.read_text()) for page in wanted}
+    old = [page for page, (_, tables, _) in texts.items() if tables != wanted[page]]
     if not old:
         print("the tables of the README are those of the recorded files")
         return 0
@@ -273,6 +333,6 @@ def update(check: bool, *pages: Path, folder: Path = RESULTS) -> int:
         return 1
     for page in old:
         before, _, behind = texts[page]
-        page.write_text(before + wanted + behind)
+        page.write_text(before + wanted[page] + behind)
     print(f"wrote the tables of {names}")
     return 0
