@@ -173,7 +173,9 @@ class ConvertOps(StateOps):
             else:
                 out[key] = value.to_tensordict(retain_none=retain_none)
         names = None if self._names is None else list(self._names)
-        return self._plain_class()._trusted(out, self._batch_size, self._device, names)
+        new = self._plain_class()._trusted(out, self._batch_size, self._device, names)
+        new._types = self._types
+        return new
 
     def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
         """All leaves as the columns of one contiguous tensor, and the layout that :meth:`PackLayout.unpack` takes.
