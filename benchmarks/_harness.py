@@ -262,8 +262,8 @@ class Benchmark:
     def save(self, folder: Path = RESULTS, *, chart: bool = True) -> None:
         """Write ``<name>.json`` and, where matplotlib is installed, ``<name>.png`` into ``folder``.
 
-        A machine that was busy with something else does not record: the file is then ``<name>.busy.json``, which
-        nothing else reads, unless the variable BENCH_BUSY is set; and either says what others did.
+        If other programs used the CPU, the file is ``<name>.busy.json``, which no table reads, unless the variable
+        BENCH_BUSY is set. Both files say how much CPU the other programs used.
         """
         folder.mkdir(parents=True, exist_ok=True)
         stem = recorded_stem(self.name, bool(self.quiet.get("busy")))

@@ -121,7 +121,7 @@ def _throughput(recorded: Recorded) -> Iterator[str]:
     yield ""
     calls = {one["start_method"]: one["beyond_ms"] for one in file["settings"]["latency"]}
     told = ", ".join(f"{number(value)} ms ({method})" for method, value in calls.items())
-    yield f"A call on a warm pool over 1000 rows costs beyond the work: {told}."
+    yield _paragraph(f"Cost of a call over 1000 rows on a warm pool, without the work itself: {told}.")
 
 
 def _find(recorded: Recorded, name: str) -> dict[str, Any] | None:
@@ -145,8 +145,8 @@ def _core(recorded: Recorded) -> Iterator[str]:
     worst = max(case["ratio"] for case in file["cases"] if case["ratio"])
     mean = number(file["geometric_mean"])
     yield _paragraph(
-        f"`benchmarks.core_ops`: {len(file['cases'])} operations of `tensordict_lite` take {mean} of the time of the "
-        f"reference package (geometric mean), the slowest {number(worst)}."
+        f"`benchmarks.core_ops`: {len(file['cases'])} operations of `tensordict_lite` take {mean} times as long as in "
+        f"the `tensordict` package (geometric mean); the slowest takes {number(worst)} times as long."
     )
 
 
@@ -155,8 +155,8 @@ def _serialization(recorded: Recorded) -> Iterator[str]:
     tensors, megabytes = settings["transformer: tensors, MB, threads"][:2]
     small = settings["small: tensors, MB, threads"][0]
     yield _paragraph(
-        f"`benchmarks.serialization`, seconds over seconds: a transformer of {megabytes} MB in {tensors} tensors, and "
-        f"{number(small)} tensors of 256 bytes (a file each, in this format)."
+        f"`benchmarks.serialization`, time as a multiple of the other's time (below 1 is faster): a transformer of "
+        f"{megabytes} MB in {tensors} tensors, and {number(small)} tensors of 256 bytes, one file each in this format."
     )
     yield ""
     yield "| | transformer | many small tensors |"
@@ -180,7 +180,7 @@ BESIDE = (
     ("the same beside Ray Data", "mapreduce_group", "Ray Data groupby", True),
     ("5 GB in random order, beside `cp`: 12 KiB a row", "mapreduce_shuffle", "tdmap.shuffle, 12288 bytes a row", False),
     ("the same, 256 bytes a row", "mapreduce_shuffle", "tdmap.shuffle, 256 bytes a row", False),
-    ("epochs of pictures, beside torch's DataLoader by batches", "loader", "torch DataLoader by batches", True),
+    ("epochs of images, beside torch's DataLoader by batches", "loader", "torch DataLoader by batches", True),
     ("the same beside torch's DataLoader by rows", "loader", "torch DataLoader by rows", True),
     ("the same beside `datasets`", "loader", "datasets.IterableDataset in a DataLoader", True),
     ("the same beside mosaicml-streaming", "loader", "mosaicml-streaming in a DataLoader", True),
@@ -202,7 +202,7 @@ def _beside(recorded: Recorded) -> Iterator[str]:
     facts = _facts(recorded.file("loader"))
     yield f"`benchmarks.mapreduce` and `benchmarks.loader`, 2 workers, all contenders interleaved ({facts}):"
     yield ""
-    yield "| case | as fast | work per processor second |"
+    yield "| case | times as fast | work per CPU second |"
     yield "|---|---|---|"
     for label, file, case, inverse in BESIDE:
         if file in ON_DEMAND and not recorded.has(file):
@@ -217,7 +217,7 @@ def _of_tables(recorded: Recorded) -> Iterator[str]:
     rows = number(file["settings"]["rows"])
     yield _paragraph(
         f"`benchmarks.tables`: {rows} rows of three columns, {file['settings']['workers']} workers ({_facts(file)}); "
-        "how many times as fast as"
+        "times as fast as"
     )
     yield ""
     yield "| | Polars | DuckDB |"
@@ -228,7 +228,7 @@ def _of_tables(recorded: Recorded) -> Iterator[str]:
 
 
 def _overhead(recorded: Recorded) -> Iterator[str]:
-    yield "`benchmarks.overhead`, time with over time without:"
+    yield "`benchmarks.overhead`, time with a feature as a multiple of the time without it:"
     yield ""
     yield "| | ratio |"
     yield "|---|---|"
