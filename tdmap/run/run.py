@@ -154,7 +154,8 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
             if not changes:
                 return
             of_steps = old["kind"] == STEPWISE and history.begun
-            if history.ranges or history.by_ranks or of_steps or ledgers.has_changes(folder):
+            said = History(path).ranges  # also what was lost with the machine: rows of it may have reached the disk
+            if said or history.by_ranks or of_steps or ledgers.has_changes(folder):
                 refuse(
                     folder,
                     changes,

@@ -80,6 +80,16 @@ def test_redo_runs_again_what_may_not_have_reached_the_disk(data, tmp_path, monk
     assert torch.equal(TensorDict.load_memmap(tmp_path / "in")["row"], torch.arange(200))
 
 
+@pytest.mark.parametrize("resume", ["trust", "redo"])
+def test_another_run_does_not_begin_over_rows_that_may_be_changed(data, tmp_path, monkeypatch, resume):
+    interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
+    for pattern in ("done", "undo-*"):  # the ledger was lost, and rows were not
+        for file in (tmp_path / "in" / ".tdmap").glob(pattern):
+            file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(ResumeMismatch, match="not finished, and is not this one"):
+        tdmap.map(data, lambda td: td["x"].mul_(3), out=data, resume=resume, **OPTIONS)
+
+
 def test_redo_keeps_what_had_reached_the_disk(data, tmp_path, monkeypatch):
     fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
     path = tmp_path / "in" / ".tdmap" / "journal"
