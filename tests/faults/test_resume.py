@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import textwrap
@@ -14,6 +15,7 @@ import tensordict as reference
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
 from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
@@ -21,7 +23,7 @@ from tdmap.run import disk
 from tdmap.run.log import History
 from tensordict_lite import TensorDict
 from tests import interpreters, journals
-from tests.processes import comes_true
+from tests.processes import comes_true, in_child
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
@@ -505,6 +507,23 @@ def test_the_same_program_goes_on_at_once_after_an_exception(data, tmp_path, met
         except Interrupt:
             continue
     assert TensorDict.load_memmap(tmp_path / "out").shape == (200,)
+
+
+@pytest.mark.parametrize("row", [0, 5])
+def test_another_run_does_not_begin_over_changes_that_no_log_knows_of(data, tmp_path, row):
+    """The program was killed before the log said that a chunk was done: in the first chunk, or after it."""
+
+    def killed(td):
+        td["x"].add_(1)
+        if int(td["meta", "row"][0]) == row:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with tuning.use(log_seconds=600):
+        work = functools.partial(tdmap.map, data, killed, out=data, resume=True, num_workers=0, chunksize=5)
+        assert in_child(work) == signal.SIGKILL
+    assert not History(tmp_path / "in" / ".tdmap" / "journal").ranges
+    with pytest.raises(ResumeMismatch, match="not finished, and is not this one"):
+        tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
 
 
 def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_path):
