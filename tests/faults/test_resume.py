@@ -526,6 +526,19 @@ def test_another_run_does_not_begin_over_changes_that_no_log_knows_of(data, tmp_
         tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_function_that_raised_at_once_may_be_mended(data, num_workers):
+    def raises(td):
+        td["x"].add_(1)
+        raise Interrupt
+
+    before = data["x"].clone()
+    with pytest.raises(Interrupt):
+        tdmap.map(data, raises, out=data, resume=True, num_workers=num_workers, chunksize=5)
+    tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
+    assert torch.equal(data["x"], before + 1)
+
+
 def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_path):
     fn = failing(increment, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
