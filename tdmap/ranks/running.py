@@ -197,7 +197,7 @@ class RankSink(Folder):
 
     def __init__(self, folder: RankFolder, name: str, log: Log) -> None:
         objects = ObjectLog(log.folder)
-        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data, objects), objects)
+        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data), objects)
 
     def result(self) -> Any:
         return self._data

@@ -523,11 +523,6 @@ class Log:
             *(b"K" + json.dumps([0, chunk, bad]).encode() for chunk, bad in sorted(skipped.items())),
         )
 
-    def clean(self) -> None:
-        """Remove what waited between the jobs."""
-        for path in [*self.folder.glob(f"{SPILL}*"), *self.folder.glob(f"{STATES}*")]:
-            remove_tree(path)
-
     def failed(self, error: BaseException) -> None:
         """The call ended with an error; what is done stays done."""
         if not self._owner.is_here:
@@ -573,7 +568,7 @@ class LoggedSpill(Spill):
         return extent
 
     def remove(self) -> None:
-        """Nothing yet: see `Log.clean`."""
+        """Nothing yet: see `clean`."""
 
 
 def _is_spill_file(name: str) -> bool:
@@ -799,6 +794,12 @@ def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> A
     return execution.run(job, sink) if log is None else log.run(job, sink, execution.run)
 
 
+def clean(folder: Path) -> None:
+    """Remove what a call that is over has kept beside its log."""
+    for path in [*folder.glob(f"{SPILL}*"), *folder.glob(f"{STATES}*"), folder / OBJECTS]:
+        remove_tree(path)
+
+
 @contextlib.contextmanager
 def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
     """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `begun`.
@@ -813,7 +814,7 @@ def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Ite
     try:
         yield log
         if not keep:  # also of a session that was killed when it had ended
-            log.clean()
+            clean(folder)
     except BaseException as error:
         log.failed(error)
         raise

@@ -9,26 +9,22 @@ from pathlib import Path
 
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
-from tdmap.data.objectlog import ObjectLog
+from tdmap.data.objectlog import OBJECTS, ObjectLog
 from tdmap.data.objects import object_paths
 from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
-from tdmap.memory.hidden import HIDDEN, remove_tree
+from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import Spill
 from tdmap.output.spilled import PlaceSpilled
 from tdmap.run.identity import IN_PLACE, MAP
-from tdmap.run.log import Log
+from tdmap.run.log import SPILL, Log, clean, run_logged
 from tdmap.run.run import Resume, can_begin_anew, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite.memmap.plan import replaced_file
-
-SPILL = "spill-"
-"""Beginning of the names of files in which ragged results wait; files of such names are brought to the disk with the
-journal."""
 
 
 def map_to_folder(
@@ -47,19 +43,39 @@ def map_to_folder(
     """
     store = OutputFolder.of(out)
     with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
-        if resume:
-            return _resume_to_folder(job, store, execution, resume)
-        if job.plan.length:
-            _fill(
-                job,
-                Folder(store, _ignore, spill=(spill := _spill(store, execution, spill_dir))),
-                store,
-                spill,
-                execution,
-            )
-        else:
-            _put_no_rows(job, store)
+        if not resume:
+            return _written(job, store, execution, spill_dir)
+        if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
+            store.begin_anew()  # nothing was begun, or the dataset was removed
+        with open_run(store.hidden, job, MAP, [], resume) as log:
+            result = store.publish() if log is None else _written(job, store, execution, None, log)
+            if log is not None:
+                log.finish(job.plan.length, files_of(result))  # whose names have changed
+        clean(store.hidden)  # also of a session that was killed before it did
+        return result
+
+
+def _written(
+    job: Job,
+    store: OutputFolder,
+    execution: Execution,
+    spill_dir: str | os.PathLike[str] | None,
+    log: Log | None = None,
+) -> Data:
+    """Run a job, bring ragged results to their places, and publish the dataset."""
+    if not job.plan.length:
+        _put_no_rows(job, store)
         return store.publish()
+    spill, objects = _spill(store, execution, spill_dir), None if log is None else ObjectLog(store.hidden)
+    sink = Folder(store, lambda data: use_files(log, data), objects, spill)
+    try:
+        run_logged(log, execution, job, sink)
+        if spill is not None:
+            sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
+    finally:
+        if log is None and spill is not None:
+            spill.remove()
+    return store.publish()
 
 
 def _spill(store: OutputFolder, execution: Execution, spill_dir: str | os.PathLike[str] | None = None) -> Spill | None:
@@ -72,27 +88,6 @@ def _spill(store: OutputFolder, execution: Execution, spill_dir: str | os.PathLi
     return Spill(temporary_path("tdmap-spill", spill_dir))
 
 
-def _fill(
-    job: Job,
-    sink: Folder,
-    store: OutputFolder,
-    spill: Spill | None,
-    execution: Execution,
-    log: Log | None = None,
-) -> None:
-    """Run a job, then bring ragged results to their places."""
-    try:
-        if log is None:
-            execution.run(job, sink)
-        else:
-            log.run(job, sink, execution.run)
-        if spill is not None:
-            sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
-    finally:
-        if log is None and spill is not None:
-            spill.remove()
-
-
 def _put_no_rows(job: Job, store: OutputFolder) -> None:
     """Put what the function makes of zero rows where the results of chunks would be."""
     rows = result_of_no_rows(job.fn, job.source.data, job.plan)
@@ -102,31 +97,10 @@ def _put_no_rows(job: Job, store: OutputFolder) -> None:
     store.put(rows)
 
 
-def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resume: Resume) -> Data:
-    if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
-        store.begin_anew()  # nothing was begun, or somebody removed it
-    objects = ObjectLog(store.hidden)
-    with open_run(store.hidden, job, MAP, [], resume) as log:
-        if log is None:
-            result = store.publish()
-        else:
-            if job.plan.length:
-                spill = _spill(store, execution)
-                sink = Folder(store, lambda data: use_files(log, data, objects), objects, spill)
-                _fill(job, sink, store, spill, execution, log)
-            else:
-                _put_no_rows(job, store)
-            result = store.publish()
-            log.finish(job.plan.length, files_of(result))  # whose names have changed
-    for path in store.hidden.glob(f"{SPILL}*"):  # also of a session that was killed before it did
-        remove_tree(path)
-    objects.forget()
-    return result
-
-
-def use_files(log: Log, data: Data, objects: ObjectLog) -> None:
+def use_files(log: Log | None, data: Data) -> None:
     """Have the files of an output reach the disk before its chunks are durable."""
-    log.files = [str(log.path), *files_of(data), str(objects.path)]
+    if log is not None:
+        log.files = [str(log.path), *files_of(data), str(log.folder / OBJECTS)]
 
 
 def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
@@ -195,7 +169,3 @@ def own_folder(data: Data, name: str) -> Path:
         )
     require_room_for_hidden(data)
     return folder
-
-
-def _ignore(data: Data) -> None:
-    pass
