@@ -127,6 +127,8 @@ def map(
     """
     resume, on_error = check_resume(ctx.options.get("resume", False)), ctx.options.get("on_error", "raise")
     overwrite, rows_per_shard = ctx.options.get("overwrite", False), ctx.options.get("rows_per_shard")
+    if ctx.options.get("spill_dir") is not None and (shard is not None or not isinstance(out, (str, os.PathLike))):
+        raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
     target = Target.of(out, data, device, shard, resume, overwrite)
     if rows_per_shard is not None or is_url(out):
         storage_options = ctx.options.get("storage_options")

@@ -144,10 +144,6 @@ class InFolder(Target):
             return map_dropping(job, self.folder, ctx)
         if self.rank is None:
             return map_to_folder(job, self.folder, self.resume, ctx.execution, ctx.options.get("spill_dir"))
-        if ctx.options.get("spill_dir") is not None:
-            raise ValueError(
-                "spill_dir= is for results that wait in files, and those of ranks (shard=) wait in memory."
-            )
         if isinstance(self.folder, OutputFolder):
             raise ValueError(
                 "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "

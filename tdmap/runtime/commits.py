@@ -1,4 +1,4 @@
-"""Which chunks are done already, and who wants to know which ones are done now."""
+"""Commit logs: which chunks of a job are done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class CommitLog(Protocol):
-    """Where it is noted which chunks are done, for a run that can be resumed."""
+    """Keeps which chunks of a job are done, for a call that can be resumed (see `tdmap.run.log`)."""
 
     @property
     def committed(self) -> Ranges:
@@ -26,7 +26,7 @@ class CommitLog(Protocol):
 
     @property
     def skips(self) -> SkippedBefore | None:
-        """Where the rows that were skipped are noted; None when nobody wants to know."""
+        """The rows that were skipped; None where they are not kept."""
         ...
 
     def add(self, start: int, stop: int) -> None:
@@ -39,7 +39,7 @@ class CommitLog(Protocol):
 
 
 class KnownChunks:
-    """The commit log of a job that has some chunks left out, and of which nobody wants to know more.
+    """The commit log of a job that leaves out some chunks, and is not kept.
 
     Args:
         committed: chunks that are done.

@@ -63,6 +63,14 @@ def test_every_operation_resumes_in_a_folder_alone(name):
         OPERATIONS[name].call(plain(), resume="redone")
 
 
+@pytest.mark.parametrize("target", [{}, {"out": "the data"}, {"out": "a folder", "shard": (0, 2)}])
+def test_a_folder_for_intermediate_files_needs_results_that_wait_in_files(target, table, tmp_path):
+    places = {"the data": table, "a folder": tmp_path / "out"}
+    options = {name: places[value] if name == "out" else value for name, value in target.items()}
+    with pytest.raises(ValueError, match="spill_dir= is for ragged results"):
+        tdmap.map(table, len, spill_dir=tmp_path, **options)
+
+
 def test_an_option_of_other_operations_has_no_meaning_here(table):
     with pytest.raises(
         TypeError, match=r"no option 'resume'\. Other operations take it; it has no meaning here\. It takes "
