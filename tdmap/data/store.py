@@ -24,7 +24,7 @@ from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
+from tdmap.memory.folderlock import LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
@@ -380,7 +380,7 @@ class OutputFolder:
             return
         with contextlib.suppress(FileNotFoundError):  # somebody has removed it all
             for name in os.listdir(self.hidden):
-                if name not in (LOCK, HELD):
+                if name != LOCK:
                     hidden.remove_tree(self.hidden / name)
 
 

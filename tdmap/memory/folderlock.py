@@ -5,10 +5,7 @@
 The lock belongs to one call, in one thread of one process. Workers that are forked for the call share it: if the driver
 is killed, the lock is free when these workers have ended as well. Other children of the process do not share it, and a
 worker that stays warm releases it together with its driver. The lock is on a file, not on the folder, because network
-file systems can lock files only.
-
-On a file system without locks, a file that is created exclusively (`lock.held`) takes their place. It stays when its
-process is killed, so the error of the next call names the file that must be removed.
+file systems can lock files only. On a file system without locks, calls are not told apart.
 """
 
 from __future__ import annotations
@@ -31,14 +28,11 @@ from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process_state import ProcessId, is_forking_worker
 
-LOCK, HELD = "lock", "lock.held"
-"""Names in the hidden folder."""
+LOCK = "lock"
+"""Its name in the hidden folder."""
 
 STRAY_SECONDS = 10.0
 """Seconds until the children of a killed process have ended, at most."""
-
-UNKNOWN_SECONDS = 1.0
-"""Seconds to wait for a lock whose holder is unknown: the holder may be about to write its name."""
 
 _PAUSE = 0.01
 _NOBODY = bytes(1)  # replaces the first byte of the holder's text: nobody holds the lock
@@ -67,24 +61,29 @@ class Holder(NamedTuple):
         return json.dumps([*self.process, *self[1:]]).encode() + _END
 
     @staticmethod
-    def unpack(data: bytes) -> Holder | None:
-        """What `pack` wrote; None when it is something else."""
+    def unpack(data: bytes) -> Holder:
+        """What `pack` wrote; `UNKNOWN` where it is something else, or the holder is about to write it."""
         try:
             pid, host, boot, space, start, thread, since, call, program = hidden.parse_json(data.partition(_END)[0])
             numbers = [int(number) for number in (pid, boot, space, start)]
             process = ProcessId(numbers[0], printable(host), *numbers[1:])
             return Holder(process, printable(thread), float(since), printable(call), printable(program))
         except (ValueError, TypeError, OverflowError):
-            return None
+            return UNKNOWN
 
     def describe(self) -> str:
         """The holder for an error message: who, where, since when."""
+        if self is UNKNOWN:
+            return self.call
         pid, host = self.process.pid, self.process.host
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.since, 0), 1 << 36)))
         place = "" if host == os.uname().nodename else f" on {host}"
         if self.process == ProcessId.own():
             return f"{self.call}, in the thread {self.thread} of this process ({pid}), since {when}"
         return f"{self.call}, in process {pid}{place}, since {when} ({self.program})"
+
+
+UNKNOWN = Holder(ProcessId(0, "", 0, 0, 0), "", 0.0, "another call", "")
 
 
 class FolderLock:
@@ -94,13 +93,12 @@ class FolderLock:
         made: the folder was not there; it is removed again when it stays empty.
     """
 
-    def __init__(self, folder: Path, fd: int, made: bool, held: Path | None) -> None:
+    def __init__(self, folder: Path, fd: int, made: bool) -> None:
         self.made = made
         self._folder = folder
         self._hidden = os.path.join(folder, HIDDEN)
         self._fd = fd
         self._pid = os.getpid()
-        self._held = held
         _locks.add(self)
 
     def __del__(self) -> None:  # a signal handler raised after the lock was taken and before `locked` held it
@@ -122,22 +120,18 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 self._clear(fd)
         finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
-            if self._held is not None:
-                hidden.remove(self._held)
-            else:
+            with contextlib.suppress(OSError):  # no locks here
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def _clear(self, fd: int) -> None:
         path = os.path.join(self._hidden, LOCK)
-        if set(os.listdir(self._hidden)) - {LOCK, HELD}:
+        if set(os.listdir(self._hidden)) - {LOCK}:
             os.pwrite(fd, _NOBODY, 0)  # not cut: a file system may take care that such a file reaches the disk
             return
         if not _is_file(fd, path):
             return
         os.unlink(path)  # whoever has opened it already sees that it is gone, and makes another
-        if self._held is not None:
-            os.unlink(self._held)
         os.rmdir(self._hidden)
         if self.made and not os.listdir(self._folder):
             os.rmdir(self._folder)
@@ -182,9 +176,7 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
         lock.release()
 
 
-def take(
-    folder: Path, call: str, stray_seconds: float = STRAY_SECONDS, unknown_seconds: float = UNKNOWN_SECONDS
-) -> FolderLock:
+def take(folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> FolderLock:
     """Take the lock of a folder. Does not wait for a call that is at work. Errors as `locked`."""
     began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
     while True:
@@ -197,22 +189,20 @@ def take(
             continue
         except OSError as error:
             raise _cannot_write(folder, error) from None
-        held: Path | None = None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _wait_for(_holder_in(fd), path, began, stray_seconds, unknown_seconds)
+                _wait_for(_holder_in(fd), path, began, stray_seconds)
                 continue
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
-                held = _make_held(path, _holder_in(fd))
             if not _is_file(fd, path):
                 continue
             with contextlib.suppress(OSError):  # a full disk: the errors of others will not say who holds the lock
                 os.pwrite(fd, Holder.own(call).pack(), 0)
-            lock, fd = FolderLock(folder, fd, made, held), -1
+            lock, fd = FolderLock(folder, fd, made), -1
             return lock
         finally:
             if fd >= 0:
@@ -263,85 +253,49 @@ def _is_file(fd: int, path: str | Path) -> bool:
         return False
 
 
-def _make_held(path: Path, holder: Holder | None) -> Path:
-    held, folder = path.with_name(HELD), path.parent.parent
-    try:
-        os.close(hidden.open_file(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        who = "somebody" if holder is None else holder.describe()
-        text = (
-            f"{folder} is being written by {who}. Its file system has no locks, so nobody can tell whether that still "
-            f"runs: if it has ended, remove {held}."
-        )
-        raise _in_use(text, folder, holder) from None
-    return held
-
-
-def _holder_in(fd: int) -> Holder | None:
+def _holder_in(fd: int) -> Holder:
     """The holder that is written in an open lock file."""
     return Holder.unpack(os.pread(fd, 1 << 16, 0))
 
 
-def _wait_for(
-    holder: Holder | None,
-    path: Path,
-    began: float,
-    stray_seconds: float = STRAY_SECONDS,
-    unknown_seconds: float = UNKNOWN_SECONDS,
-) -> None:
-    """Wait a moment for the holder of a lock, if it is about to give it up.
+def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float = STRAY_SECONDS) -> None:
+    """Wait a moment where the holder of a lock has ended: its workers are about to.
 
     Raises:
-        FolderInUse: it is not.
+        FolderInUse: it has not.
     """
-    folder, waited = path.parent.parent, time.monotonic() - began
-    alive = None if holder is None else holder.process.is_alive
-    if alive is False and waited < stray_seconds or alive is None and waited < unknown_seconds:
+    folder, ended = path.parent.parent, holder.process.is_alive is False
+    if ended and time.monotonic() - began < stray_seconds:
         time.sleep(_PAUSE)
         return
-    if holder is None:
-        text = f"{folder} is being written by somebody, who holds {path}."
-    elif alive is False:
+    if ended:
         text = (
             f"{folder} was being written by {holder.describe()}, which has ended; but something that it started has "
             f"not, and holds {path}. End that, or wait for it."
         )
     else:
         text = f"{folder} is being written by {holder.describe()}. Wait until that is done, or choose another folder."
-    raise _in_use(text, folder, holder)
+    known = () if holder is UNKNOWN else (holder.process.pid, holder.process.host, holder.since, holder.call)
+    raise FolderInUse(text, str(folder), *known)
 
 
-def _in_use(text: str, folder: Path, holder: Holder | None) -> FolderInUse:
-    if holder is None:
-        return FolderInUse(text, str(folder))
-    return FolderInUse(text, str(folder), holder.process.pid, holder.process.host, holder.since, holder.call)
-
-
-class Somebody(NamedTuple):
-    """A writer of a folder whose lock file does not say who it is."""
-
-    def describe(self) -> str:
-        return "somebody"
-
-
-def holder_of(folder: Path) -> Holder | Somebody | None:
+def holder_of(folder: Path) -> Holder | None:
     """The current writer of a folder, or None. This only looks: it creates nothing and does not wait.
 
     Raises:
         UntrustedFile: the lock is a link or something else.
     """
-    path = folder / HIDDEN / LOCK
     try:
-        fd = hidden.open_file(path, own=False)
+        fd = hidden.open_file(folder / HIDDEN / LOCK, own=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return _holder_in(fd) or Somebody()
+        return _holder_in(fd)
     except OSError:  # no locks here
-        return (_holder_in(fd) or Somebody()) if hidden.exists(path.with_name(HELD)) else None
+        return None
     finally:
         os.close(fd)
 
@@ -361,7 +315,7 @@ def without_strays(path: Path) -> FileLock:
 
 
 def refuse_writers(folder: Path) -> None:
-    """Raise FolderInUse when somebody writes a folder at this moment, and is not about to leave."""
+    """Raise FolderInUse when another call writes a folder at this moment, and is not about to leave."""
     began = time.monotonic()
     while (holder := holder_of(folder)) is not None:
-        _wait_for(holder if isinstance(holder, Holder) else None, folder / HIDDEN / LOCK, began)
+        _wait_for(holder, folder / HIDDEN / LOCK, began)

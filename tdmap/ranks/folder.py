@@ -27,7 +27,7 @@ from tdmap.data.objects import KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import Holder, holder_of, locked
+from tdmap.memory.folderlock import holder_of, locked
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
@@ -139,7 +139,7 @@ class RankFolder:
                     (f"the world size was {other.world_size}, and is {rank.world_size}",),
                 )
             holder = holder_of(home)
-            if holder is not None and not (isinstance(holder, Holder) and holder.process.is_alive is False):
+            if holder is not None and holder.process.is_alive is not False:
                 raise FolderInUse(
                     f"{self.path} is being written by {other}, {holder.describe()}: end it before {rank} begins.",
                     str(self.path),

@@ -12,7 +12,7 @@ from typing import Any
 
 from tdmap.errors import RemoteError, UntrustedFile
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import Holder, Somebody, holder_of
+from tdmap.memory.folderlock import UNKNOWN, Holder, holder_of
 from tdmap.memory.hidden import HIDDEN, printable
 from tdmap.output.shards import ROWS
 from tdmap.plan import merge_ranges
@@ -167,7 +167,7 @@ def _status_of_shards(path: Path) -> Status | None:
 
 
 def _told_by(
-    header: Mapping[str, Any], identity: Mapping[str, Any], complete: bool, writer: Holder | Somebody | None
+    header: Mapping[str, Any], identity: Mapping[str, Any], complete: bool, writer: Holder | None
 ) -> dict[str, Any]:
     """What a status says of every kind of run, by the header that it began with."""
     return {
@@ -187,15 +187,15 @@ def _rate(log: History) -> float | None:
     return found[-1][0] / max(found[-1][1] / 1000, 1e-3) if found else None
 
 
-def _writer_of(folder: Path) -> Holder | Somebody | None:
+def _writer_of(folder: Path) -> Holder | None:
     writer = holder_of(folder)
-    if isinstance(writer, Holder) and writer.process.is_alive is False:
+    if writer is not None and writer.process.is_alive is False:
         return None  # killed; its workers are about to vanish
     return writer
 
 
-def _describe_writer(writer: Holder | Somebody | None) -> dict[str, Any] | None:
-    if not isinstance(writer, Holder):
+def _describe_writer(writer: Holder | None) -> dict[str, Any] | None:
+    if writer is None or writer is UNKNOWN:
         return None if writer is None else {}
     pid, host = writer.process.pid, writer.process.host
     return {"pid": pid, "host": host, "since": writer.since, "call": writer.call, "program": writer.program}
