@@ -100,7 +100,9 @@ def test_a_worker_that_dies(name: str) -> None:
         (pool.terminate if hasattr(pool, "terminate") else pool.shutdown)()
 
 
-@pytest.mark.parametrize("pool", [concurrent.futures.ThreadPoolExecutor(1), 3, object()], ids=str)
+@pytest.mark.parametrize(
+    "pool", [concurrent.futures.ThreadPoolExecutor(1), 3, object()], ids=["threads", "3", "object"]
+)
 def test_other_things_are_no_pools(pool: Any) -> None:
     with pytest.raises(TypeError, match="pool must be"):
         tdmap.map(torch.arange(3), torch.neg, pool=pool)

@@ -29,13 +29,13 @@ from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers, run_lease
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers, opened, run_lease
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused, Segment
+from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.wire.payload import JobPacker, load_loop
-from tdmap.runtime.wire.remote import pack_error, unpack_error
+from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers.control import local_control
 from tdmap.sinks import Sink
 from tensordict_lite.memmap.disk.mapping import release
@@ -240,23 +240,11 @@ class ForeignWorkers(Workers):
         self._flying.pop(worker, None)
         if isinstance(data, BaseException):
             raise data
-        messages = []
-        for message in pickle.loads(data):
-            if isinstance(message, Segment):
-                message = self._opened(message)
-            elif isinstance(message, Done) and message.segment is not None:
-                message = message._replace(segment=self._opened(message.segment))
-            elif isinstance(message, (Failed, Refused)):
-                message = message._replace(error=unpack_error(message.error))
+        messages = [opened(message, self._reader) for message in pickle.loads(data)]
+        for message in messages:
             if isinstance(message, (Done, Failed)):
                 self._packing.check_mutation(message.mutated)
-            messages.append(message)
         return messages
-
-    def _opened(self, segment: Segment) -> Segment:
-        if not segment.kind.travels:
-            return segment
-        return segment._replace(values=tuple(self._reader.unpack(parcel) for parcel in segment.values))
 
     def _look_for_deaths(self) -> None:
         """A foreign pool replaces dead processes and forgets their tasks: without this, the job would hang."""

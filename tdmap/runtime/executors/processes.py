@@ -16,7 +16,7 @@ from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers, opened
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room
@@ -39,7 +39,6 @@ from tdmap.runtime.wire.messages import (
     Segment,
 )
 from tdmap.runtime.wire.payload import JobPacker
-from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool
 from tdmap.sinks import Sink
@@ -258,13 +257,10 @@ class ProcessWorkers(Workers):
             self._packing.check_mutation(message.mutated)
         if isinstance(message, Segment):
             self._safe[member.number] = (message.lease, message.stop)
-            return _opened(member, message)
-        if isinstance(message, Done) and message.segment is not None:
-            segment = _opened(member, message.segment)
-            # A parcel that cannot be opened any more belongs to a worker that has died: its chunks run again.
-            return message._replace(segment=segment) if segment is not None else None
-        if isinstance(message, (Failed, Refused)):
-            message = message._replace(error=unpack_error(message.error))
+        try:
+            message = opened(message, member.reader)
+        except OSError:  # the worker has died: its chunks run again
+            return None
         if isinstance(message, Refused) and message.output and self._device_writer is not None:
             self._refused = NotLent(f"memory of the output could not be opened {self.seat(member.number).text}")
             self._refused.__cause__ = message.error
@@ -390,12 +386,3 @@ class ProcessWorkers(Workers):
                 self._begun.discard(member.number)
                 self.pool.remove(member)
                 self._put_back(member)
-
-
-def _opened(member: Member, segment: Segment) -> Segment | None:
-    if not segment.kind.travels:
-        return segment
-    try:
-        return segment._replace(values=tuple(member.reader.unpack(parcel) for parcel in segment.values))
-    except OSError:
-        return None

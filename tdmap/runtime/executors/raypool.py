@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -24,15 +23,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tdmap.errors import WorkerStartError
-from tdmap.process_state import Owner
 from tdmap.runtime.executors.probes import Probes
 from tdmap.runtime.executors.raycluster import RayCluster
 from tdmap.runtime.executors.slot import Place, Slot
 from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.wire.messages import Grant, Refused
-from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
+from tdmap.runtime.workers.pool import Member, WorkerPool, is_readable, pidfd_of
 from tdmap.tuning import current
 
 PROBE_SECONDS = 60.0
@@ -74,25 +71,18 @@ class RayMember(Member):
         folder: for sockets, open to nobody else.
     """
 
-    process: Any
     on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
     """What becomes of the answers of a worker on another machine."""
 
     def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
-        self.number = next(numbers)
-        self.method = "ray"
         self.place: Place | None = None
         self.failure: BaseException | None = None
         self.mail: deque[tuple[str, Any, Any]] = deque()
-        self.block = at.ControlBlock()
-        self.control: Any = self.block.slots
-        self.keeps_slots = self.ready = self.closed = self.gone = self.leaving = False
-        self.outstanding = self.granted = self.chunks = self.rows = 0
-        self.reader = ParcelReader()
-        self.started = self.heard = time.monotonic()
-        self.pidfd = -1
-        self.connection: Any = None
-        self._owner = Owner()
+        self.gone = self.leaving = False
+        self.transport = cluster.transport
+        variables = tuple(cluster.runtime_env.get("env_vars", ()))
+        self.actor = ray.remote(Slot).options(**cluster.options).remote(threads, variables)
+        super().__init__("ray", at.ControlBlock(), _ActorProcess(ray, self.actor), None)
         self._ray = ray
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -105,11 +95,7 @@ class RayMember(Member):
         """It has read the function of that job."""
         self._listener: socket.socket | None = _listen(folder, self.number)
         self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
-        variables = tuple(cluster.runtime_env.get("env_vars", ()))
         number = self.control[at.SINCE] = secrets.randbits(62)
-        self.transport = cluster.transport
-        self.actor = ray.remote(Slot).options(**cluster.options).remote(threads, variables)
-        self.process = _ActorProcess(ray, self.actor)
         self.call("where", self.block.path, number)
 
     @property
@@ -173,7 +159,7 @@ class RayMember(Member):
                 self._failed(error)
             else:
                 yield from self.answered(method, argument, answer)
-        if self._listener is not None and _is_readable(self._listener.fileno()):
+        if self._listener is not None and is_readable(self._listener.fileno()):
             self._accept(self._listener)
         if self.connection is not None:
             yield from super().receive()
@@ -210,8 +196,7 @@ class RayMember(Member):
         self.process.pid = place.pid
         self.process.near = place.near
         if place.near:
-            with contextlib.suppress(AttributeError, OSError):
-                self.pidfd = os.pidfd_open(place.pid)
+            self.pidfd = pidfd_of(place.pid)
         if place.near and self.transport in ("auto", "memory"):
             self.call("serve", self._address, self.block.path)
             return
@@ -248,7 +233,7 @@ class RayMember(Member):
     def has_ended(self) -> bool:
         if self.gone or self.pidfd < 0:
             return self.gone
-        return _is_readable(self.pidfd)
+        return is_readable(self.pidfd)
 
     def close(self, kill: bool = True) -> int | None:
         if not self._owner.is_here:
@@ -258,11 +243,11 @@ class RayMember(Member):
                 return None
             self.closed = True
             os.close(self._bell)
-        if not self.leaving or (self.pidfd >= 0 and not _wait_end(self.pidfd, current().exit_seconds)):
+        if not self.leaving or (self.pidfd >= 0 and not is_readable(self.pidfd, current().exit_seconds)):
             self.process.kill()
         self.reader.close()
         if self.pidfd >= 0:
-            _wait_end(self.pidfd, 5.0)
+            is_readable(self.pidfd, 5.0)
             os.close(self.pidfd)
         if self.connection is not None:
             self.connection.close()
@@ -278,18 +263,6 @@ def _listen(folder: int, number: int) -> socket.socket:
     listener.bind(f"/proc/self/fd/{folder}/{number}")
     listener.listen(1)
     return listener
-
-
-def _is_readable(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
-
-
-def _wait_end(pidfd: int, seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
 
 
 class RayPool(WorkerPool):

@@ -40,21 +40,38 @@ IDLE_SECONDS = 30.0
 MAX_WARM = 3
 """Idle pools that are kept."""
 
-numbers = itertools.count(1)
+_numbers = itertools.count(1)
 """Of members, in all pools."""
 
 
-class Member:
-    """The driver's view of one worker process."""
+def pidfd_of(pid: int) -> int:
+    """What becomes readable when a process ends; -1 where that cannot be had, or `pid` is 0."""
+    try:
+        return os.pidfd_open(pid) if pid else -1
+    except (AttributeError, OSError):
+        return -1
 
-    def __init__(self, method: str, threads: int, idle_seconds: float) -> None:
-        self.number = next(numbers)
-        self.block = at.ControlBlock()
-        try:
-            self.process, self.connection = launch.start_worker(method, self.block.path, threads, idle_seconds)
-        except BaseException:
-            self.block.close()
-            raise
+
+def is_readable(descriptor: int, seconds: float = 0) -> bool:
+    """Whether a descriptor is readable within so many seconds."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+class Member:
+    """The driver's view of one worker process.
+
+    Args:
+        method: how it was started.
+        block: its control block.
+        process: its process.
+        connection: the driver's end of its pipe.
+    """
+
+    def __init__(self, method: str, block: at.ControlBlock, process: Any, connection: Any) -> None:
+        self.number = next(_numbers)
+        self.block, self.process, self.connection = block, process, connection
         self.method = method
         self.control: Any = self.block.slots
         self.reader = ParcelReader()
@@ -73,15 +90,23 @@ class Member:
         self._owner = Owner()
         self.started = self.heard = time.monotonic()
         """`heard`: when it last sent something, or got work while it had none."""
+        self.pidfd = pidfd_of(process.pid)
+
+    @classmethod
+    def started_by(cls, method: str, threads: int, idle_seconds: float) -> Member:
+        """A new worker process."""
+        block = at.ControlBlock()
         try:
-            self.pidfd = os.pidfd_open(self.process.pid)
-        except (AttributeError, OSError):
-            self.pidfd = -1
+            return cls(method, block, *launch.start_worker(method, block.path, threads, idle_seconds))
+        except BaseException:
+            block.close()
+            raise
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self.process.pid
+        found: int = self.process.pid
+        return found
 
     def send(self, message: Any) -> None:
         """Send a message; a worker that has gone is noticed by whoever waits."""
@@ -126,16 +151,15 @@ class Member:
         """Whether the process is over."""
         if self.pidfd < 0:
             return self.process.poll() is not None
-        poller = select.poll()
-        poller.register(self.pidfd, select.POLLIN)
-        return bool(poller.poll(0))
+        return is_readable(self.pidfd)
 
     def close(self, kill: bool = True) -> int | None:
         """End the process and give its resources back; its exit status. Nothing in a fork of the one it serves."""
         if not self._owner.is_here:
             return None
         if self.closed:
-            return self.process.poll()
+            code: int | None = self.process.poll()
+            return code
         self.closed = True
         self.reader.close()
         close_end(self.connection)
@@ -284,7 +308,7 @@ class WorkerPool:
             WorkerStartError: it does not start.
         """
         self.check_open()
-        member = Member(self._method(forks), self.worker_threads, self.idle_seconds)
+        member = Member.started_by(self._method(forks), self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1
         return member
