@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,25 @@ def test_workers_that_are_not_needed_any_more_leave_quietly(cluster: Any, transp
     with tuning.use(exit_seconds=100.0):  # a busy machine takes its time
         tdmap.close_pools()
     assert members and not killed and all(member.closed for member in members)
+
+
+def test_the_death_of_the_only_machine_with_room_is_told(cluster: Any) -> None:
+    """Long before the time that a cluster has to start a worker is over."""
+    node = cluster.add_node(resources={"lone": 1}, num_cpus=1, object_store_memory=100 << 20, include_dashboard=False)
+
+    class Remove(tdmap.Callback):
+        def on_lease_done(self, event: Any) -> None:
+            if node in cluster.worker_nodes:
+                cluster.remove_node(node, allow_graceful=False)
+
+    lone = RayCluster(resources={"lone": 1}, start_timeout=1e6)
+    with pytest.raises(tdmap.WorkerStartError, match="no machine of the cluster has so much"):
+        tdmap.map(torch.arange(64), _slowly, chunksize=1, executor=lone, num_workers=1, callbacks=[Remove()])
+
+
+def _slowly(chunk: Any) -> Any:
+    time.sleep(0.2)
+    return chunk
 
 
 @pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.soak), "store"])

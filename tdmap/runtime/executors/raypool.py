@@ -35,6 +35,9 @@ from tdmap.tuning import current
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
 
+NODE_SECONDS = 20.0
+"""When no worker has started for so long, a machine may be gone: are those that are left large enough?"""
+
 IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
 
@@ -308,6 +311,8 @@ class RayPool(WorkerPool):
         found = super().wait(timeout)
         if not found and not any(member.ready for member in self.members.values()):
             waited = time.monotonic() - self._waiting_since
+            if waited > NODE_SECONDS:
+                self.cluster.slots()  # raises where no machine that is left has room for a worker
             if waited > self.cluster.start_timeout:
                 raise WorkerStartError(f"no worker has started within {waited:.0f} s. {self._why_not()}")
         return found
