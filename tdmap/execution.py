@@ -179,6 +179,13 @@ class Execution:
             return self
         return replace(self, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
 
+    def with_bars(self, bars: Callable[[], Callback]) -> Execution:
+        """With other progress bars, where any are asked for."""
+        if not self.pbar:
+            return self
+        others = (one for one in self.callbacks if not isinstance(one, _Bar))
+        return replace(self, pbar=False, callbacks=(*others, bars()))
+
     def available_memory(self) -> int:
         """Bytes that the call may take for the rows of a dataset."""
         known = self.tuning.available_memory

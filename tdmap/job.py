@@ -182,6 +182,11 @@ class Wrapped:
         self._positional = takes_start(fn)
         self.__qualname__ = function_name(fn)
 
+    @property
+    def takes_whole(self) -> bool:
+        """Whether the function takes its chunk as a whole: its results of parts only tell which rows raise."""
+        return bool(getattr(self.fn, "takes_whole", False))
+
     def call(self, chunk: Any, start: int) -> Any:
         """What the user's function returns."""
         return self.fn(chunk, start) if self._positional else self.fn(chunk)

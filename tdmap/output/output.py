@@ -100,16 +100,25 @@ class Output:
         self._like: Data | None = None
         if isinstance(out, (str, os.PathLike, OutputFolder)):
             self.store = OutputFolder.of(out)
-            folder = folder_of(source)
-            if self.store.is_at(folder):
-                raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
-            self.store.refuse_to_remove(folder)
+            self.refuse(folder_of(source))
         elif out is not None:
             if not is_data(out):
                 raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")
             require_writable(out)
-            require_apart(source, out)
             self.given = out
+            self.require_apart(source)
+
+    def refuse(self, folder: str | os.PathLike[str] | None) -> None:
+        """Raise FileExistsError where rows would go to a folder that is read, or its folder be removed."""
+        if self.store is not None and self.store.is_at(folder):
+            raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
+        if self.store is not None:
+            self.store.refuse_to_remove(folder)
+
+    def require_apart(self, source: Data) -> None:
+        """Raise ValueError where rows would be written over rows of this dataset before they are read."""
+        if self.given is not None:
+            require_apart(source, self.given)
 
     @contextlib.contextmanager
     def claimed(self, call: str, resume: bool = False) -> Iterator[None]:

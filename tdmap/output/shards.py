@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tdmap.data.kinds import Data
@@ -166,20 +166,6 @@ def remove_if_empty(folder: str) -> None:
     """Remove a folder, unless something is in it."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-
-
-def in_shards(
-    run: Callable[[str], Data],
-    out: str | os.PathLike[str],
-    rows_per_shard: int | None,
-    execution: Execution,
-    overwrite: bool = False,
-    options: dict[str, Any] | None = None,
-) -> Data:
-    """What `run` writes into the folder that it is called with, as shards. Arguments and errors as `Shards`."""
-    shards = Shards(out, rows_per_shard, execution, overwrite, options)
-    with shards.claimed("rows_per_shard=", resume=False):
-        return shards.write(run(shards.folder))
 
 
 def as_it_is(rows: Data) -> Data:

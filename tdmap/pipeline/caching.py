@@ -16,11 +16,14 @@ from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
+from tdmap.output.output import Output
 from tdmap.pipeline import terminals
 from tdmap.pipeline.planning import Plan, is_one_pass
-from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.rounds import Settings
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
 from tdmap.pipeline.work import stage_parts
+from tdmap.run.call import resumable_call
+from tdmap.run.context import Context
 from tdmap.run.fingerprint import source_parts
 
 if TYPE_CHECKING:
@@ -29,9 +32,14 @@ if TYPE_CHECKING:
 NAME = "pipeline.json"
 
 
+def source(pipeline: Chain, prefix: str = "") -> dict[str, str]:
+    """What the data of a pipeline is, part by part."""
+    return {f"{prefix}source {key}": value for key, value in source_parts(pipeline.data).items()}
+
+
 def identity(pipeline: Chain, prefix: str = "") -> dict[str, str]:
-    """What a pipeline is, part by part: the same in every process."""
-    parts = {f"{prefix}source {key}": value for key, value in source_parts(pipeline._data).items()}
+    """What else a pipeline is, part by part: the same in every process."""
+    parts = {}
     parts[f"{prefix}seed"] = str(pipeline._seed)
     parts[f"{prefix}number of stages"] = str(len(pipeline._stages))
     stages = [Stage() if isinstance(stage, (Zip, Concat)) else stage for stage in pipeline._stages]
@@ -39,27 +47,41 @@ def identity(pipeline: Chain, prefix: str = "") -> dict[str, str]:
     for number, stage in enumerate(pipeline._stages, 1):
         if isinstance(stage, (Zip, Concat)):
             parts[f"{prefix}stage {number}"] = stage.name
-            parts |= identity(stage.other, f"{prefix}stage {number}, {stage.name}: ")
+            name = f"{prefix}stage {number}, {stage.name}: "
+            parts |= source(stage.other, name) | identity(stage.other, name)
     return parts
 
 
-def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Data:
+def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: Settings) -> Data:
     """The dataset of a cache, written if it is not there.
 
     Args:
         before: the pipeline up to the cache.
         cache: the stage.
         plan: of `before`.
-        context: how to run it.
+        settings: how to run it.
 
     Raises:
         ResumeMismatch: the folder holds the rows of another pipeline; names what differs.
         FolderInUse: somebody else writes it.
         FileExistsError: it holds something else.
     """
-    store, now, resume = OutputFolder(cache.path), identity(before), is_one_pass(plan)
-    note = store.hidden / NAME
-    text = json.dumps(now, indent=1).encode()
+    store, now, resume = OutputFolder(cache.path), source(before) | before.identity_parts(), is_one_pass(plan)
+    note, text = store.hidden / NAME, json.dumps(now, indent=1).encode()
+
+    def write(store: OutputFolder, resume: bool) -> Data:
+        assert settings.execution is not None
+        ctx = Context("Pipeline.cache", settings.execution, Output(store, None), {"resume": resume})
+
+        def work(ctx: Context) -> Data:
+            replace_file(store.hidden / NAME, text)  # first: what is whole is known from its first moment on
+            return terminals.write(plan, settings, ctx)
+
+        made = resumable_call(ctx, before.data, before.identity_parts, work)
+        if not exists(note):
+            replace_file(note, text)
+        return made
+
     if not store.is_whole or (store.has_journal and not exists(note)):  # the second: killed before it was noted
         try:
             with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), without_warnings(AlreadyComplete):
@@ -67,17 +89,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Dat
                     if not cache.overwrite:
                         raise _mismatch(cache, changes)
                     store.begin_anew()
-                replace_file(note, text)  # first: what is whole is known from its first moment on
-                try:
-                    data = terminals.write(plan, context, store, resume)
-                except ResumeMismatch:
-                    if not cache.overwrite:
-                        raise
-                    store.begin_anew()  # it was cut into other chunks
-                    data = terminals.write(plan, context, store, resume)
-                if not exists(note):  # it has gone with the remains of another run
-                    replace_file(note, text)
-                return data
+                return write(store, resume)
         except FileExistsError:
             if not store.is_whole:
                 raise  # else somebody has written it at this moment
@@ -85,8 +97,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Dat
     if changes and cache.overwrite:
         with (store := OutputFolder(cache.path, overwrite=True)).claimed("Pipeline.cache"):
             if _changes(note, now, cache):  # else another process has written it before us
-                replace_file(store.hidden / NAME, text)
-                return terminals.write(plan, context, store, False)
+                return write(store, False)
     elif changes:
         raise _mismatch(cache, changes)
     known = OutputFolder(cache.path).load()

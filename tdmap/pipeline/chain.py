@@ -13,16 +13,17 @@ from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow
-from tdmap.pipeline.caching import dataset_of
-from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
-from tdmap.pipeline.rounds import Context
+from tdmap.output.output import Output
+from tdmap.pipeline.caching import dataset_of, identity
+from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start, uncounted_call
+from tdmap.pipeline.rounds import Settings
 from tdmap.pipeline.rows import Pending, View
 from tdmap.pipeline.shares import Epochs, Share
 from tdmap.pipeline.stages import (
-    CALLING,
     KEEPING_ROWS,
     SAME_ENTRIES,
     Cache,
+    Call,
     Concat,
     Key,
     Shard,
@@ -45,6 +46,9 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         data: a tensor or a collection of tensors, with rows in dimension 0.
         seed: of the random streams of functions.
 
+    Attributes:
+        data: the dataset.
+
     Raises:
         TypeError: `data` has no rows.
     """
@@ -54,7 +58,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got {instead_of_data(data)}")
         if not data.shape:
             raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
-        self._data = data
+        self.data = data
         self._seed = checked_seed(seed)
         self._epochs = Epochs()
         self._begun: tuple[int, int] | None = None
@@ -78,9 +82,9 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def describe(self) -> str:
         """The chain as it was written."""
-        rows = data_length(self._data, 0)
+        rows = data_length(self.data, 0)
         seed = "" if self._seed is None else f", seed={self._seed}"
-        return ".".join([f"Pipeline({type(self._data).__name__} [{rows}]{seed})", *map(str, self._stages)])
+        return ".".join([f"Pipeline({type(self.data).__name__} [{rows}]{seed})", *map(str, self._stages)])
 
     def __repr__(self) -> str:
         return self.describe()
@@ -97,7 +101,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
     @property
     def _calls(self) -> bool:
         """Whether a function of the user's is called, which may draw random numbers, in any part."""
-        own = any(isinstance(stage, CALLING) for stage in self._stages)
+        own = any(isinstance(stage, Call) for stage in self._stages)
         return own or any(other._calls for other in self._others)
 
     @property
@@ -121,8 +125,8 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def _require_entry(self, key: Key, what: str) -> None:
         """Raise KeyError if there is no such entry, where it is known which there are."""
-        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
-            require_entry(self._data, key, what)
+        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self.data):
+            require_entry(self.data, key, what)
 
     def _require_common_order(self, count: int) -> None:
         """Raise ValueError where each of several ranks would put the rows into an order of its own."""
@@ -136,7 +140,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         """No rows, which look like those of the pipeline, without objects; None where functions make the rows."""
         if not all(isinstance(stage, KEEPING_ROWS) for stage in self._stages):
             return None
-        rows = narrow(self._data, 0, 0, 0)
+        rows = narrow(self.data, 0, 0, 0)
         return without_objects(rows) if is_dense(rows) or isinstance(rows, Tensor) else None
 
     # -- the plan ----------------------------------------------------------------------------------------
@@ -154,7 +158,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def _plan(self, leaf_of: Callable[[Chain, Cache, Plan], Any]) -> Plan:
         """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""
-        plan = start(self._data)
+        plan = start(self.data)
         for number, stage in enumerate(self._stages):
             if isinstance(stage, Cache):
                 before = object.__new__(type(self))
@@ -171,6 +175,31 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         row_bytes = leaf_row_bytes(heads_of(plan)[0].view)
         return Pending(cache.path, plan.elements, row_bytes)
 
-    def _opened(self, context: Context) -> Plan:
-        """The plan with every cache written."""
-        return self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, context))
+    def _opened(self, settings: Settings) -> Plan:
+        """The plan with every cache written.
+
+        Raises:
+            ValueError: rows that raise are to be skipped, and a function is called where that cannot be.
+        """
+        plan = self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, settings))
+        stage = uncounted_call(plan) if settings.failures.skip else None
+        if stage is not None:
+            raise ValueError(
+                f"on_error= needs functions that workers call with chunks of rows, and .{stage} is called elsewhere "
+                "(explain() shows where). Put it before the stages that count filtered rows, such as .batch(), and "
+                "after .concat() and .zip(); or put .cache(path) before it."
+            )
+        return plan
+
+    def check_output(self, output: Output) -> None:
+        """Raise where rows would go to a folder or memory that is read."""
+        for head in heads_of(self._plan(Chain._pending)):
+            for folder in head.view.folders:
+                output.refuse(folder)
+        for other in self._others:
+            output.require_apart(other.data)
+            other.check_output(output)
+
+    def identity_parts(self) -> dict[str, str]:
+        """What the pipeline is beside its data, part by part: the same in every process."""
+        return identity(self)

@@ -13,7 +13,7 @@ from tdmap.memory.resources import one_thread
 from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.pipeline.pieces import State, Stream, next_of_round
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
-from tdmap.pipeline.rounds import Context, chunk_sizes
+from tdmap.pipeline.rounds import Settings, chunk_sizes
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import open_stream
@@ -50,7 +50,7 @@ class PipelineIterator(Iterator[Any]):
     def __init__(
         self,
         plan: Plan,
-        context: Context,
+        settings: Settings,
         description: str,
         device: torch.device | None = None,
         prefetch: int = 0,
@@ -63,11 +63,11 @@ class PipelineIterator(Iterator[Any]):
         self._all = elements
         self._share = share
         chunks, self._every = divided(plan, share)
-        context = context.sharing(chunks)
+        settings = settings.sharing(chunks)
         # Positions are numbers of chunks, so what a chunk is goes with them.
-        self._chunks = chunk_sizes(plan, context)
+        self._chunks = chunk_sizes(plan, settings)
         self._plan = with_chunks(plan, iter(self._chunks))
-        self._context = context.keeping()
+        self._settings = settings.keeping()
         self._description = description
         self._device = device
         self._prefetch = prefetch
@@ -75,7 +75,7 @@ class PipelineIterator(Iterator[Any]):
 
     def _begin(self, state: State | None) -> None:
         link = None if self._device is None else open_link(self._device)
-        self._stream = open_stream(self._plan, self._context.over(link))
+        self._stream = open_stream(self._plan, self._settings.over(link))
         self._elements: Iterator[Any]
         if self._plan.batched:
             elements = _Batches(self._stream, self._every)
@@ -102,7 +102,7 @@ class PipelineIterator(Iterator[Any]):
         if self.at_first is not None:
             first, self.at_first = self.at_first, None
             first()
-        execution = self._context.execution
+        execution = self._settings.execution
         alone = execution is None or execution.executor == "serial"
         before = self._state() if self._stream.positional else None
         try:
@@ -159,8 +159,8 @@ class PipelineIterator(Iterator[Any]):
         return {
             "version": VERSION,
             "pipeline": self._description,
-            "seed": self._context.seed,
-            "epoch": self._context.epoch,
+            "seed": self._settings.seed,
+            "epoch": self._settings.epoch,
             "share": [self._share.world_size, self._share.worker, self._share.workers],
             "chunks": list(self._chunks),
             "used": self._used,
@@ -197,7 +197,7 @@ class PipelineIterator(Iterator[Any]):
             )
         self.close()
         self._chunks, self._plan = chunks, with_chunks(self._plan, iter(chunks))
-        self._context = self._context.starting(state["seed"], state["epoch"])
+        self._settings = self._settings.starting(state["seed"], state["epoch"])
         self._used = int(state["used"])
         self._begin(state["position"])
 

@@ -6,26 +6,22 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
-from tdmap.execution import Execution
 from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
-from tdmap.output.shards import in_shards
 from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
-from tdmap.pipeline.planning import heads_of
 from tdmap.pipeline.ragged import PackRows, PadRows, SortByLength, require_block_columns
-from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.rounds import Settings
 from tdmap.pipeline.stages import (
     Batch,
     Cache,
@@ -48,14 +44,10 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.run.operation import entry_point
+from tdmap.run.context import Context
+from tdmap.run.operation import operation_method
+from tdmap.run.options import FunctionOptions, MapOptions
 from tdmap.seeding import drawn_seed
-from tensordict_lite.paths import is_url
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from tdmap.execution import WorkerOptions
 
 
 @on_host
@@ -308,19 +300,17 @@ class Pipeline(Chain):
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    @entry_point
+    @operation_method
     def iter(
         self,
+        ctx: Context,
         *,
         device: Device | None = None,
         prefetch: int | None = None,
         epoch: int | None = None,
-        chunksize: int | None = None,
         shard: ShardLike = None,
         even: str | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[FunctionOptions],
     ) -> PipelineIterator:
         """Yield rows, or batches after `.batch`, in order.
 
@@ -329,49 +319,46 @@ class Pipeline(Chain):
             prefetch: batches that workers may be ahead of you; at least 1. Default: three a worker, or a few megabytes
                 of small ones.
             epoch: number of the epoch: another one shuffles and augments differently. Default: that of `set_epoch`.
-            chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
             shard: `(rank, world_size)` or `"auto"`: one of so many shares, as `.shard()` at the end of the chain.
             even: as `.shard()`: `"drop"` or `"pad"` gives every rank as many elements.
-            retries: how often a chunk runs again when its worker dies.
-            timeout: seconds that a chunk may run.
-            **options: about workers: `num_workers`, `executor`, `pool`... as `tdmap.map`.
+            **options: see `tdmap.FunctionOptions`. `chunksize` and `num_chunks` count where no batch decides; `seed`
+                takes the place of the pipeline's. With `on_error="skip"` or a function, a batch lacks the rows that
+                raise, and its function is called with the others.
 
         Returns:
-            An iterator with `state_dict()` and `load_state_dict()`, and a length where it is known.
+            An iterator with `state_dict()` and `load_state_dict()`, and a length where it is known: rows that
+            `on_error` leaves out count.
+
+        Raises:
+            ValueError: an option is out of range; or `on_error`, and a function is not called with chunks of rows by
+                workers.
         """
         rank = rank_of(shard)
         if rank is None and even is not None:
             raise ValueError("even= is about shares: pass shard=(rank, world_size) or shard='auto' with it.")
+        pipeline = self
         if rank is not None:
             if isinstance(shard, str):
                 self._require_common_order(rank.world_size)
-            return self.shard(*rank, even=even).iter(
-                device=device,
-                prefetch=prefetch,
-                epoch=epoch,
-                chunksize=chunksize,
-                retries=retries,
-                timeout=timeout,
-                **options,
-            )
+            pipeline = self.shard(*rank, even=even)
         numbered = epoch is not None
         epoch = self._epochs.number if epoch is None else epoch
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
-        context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
-        if context.seed is None and self._calls:
-            context = context.starting(drawn_seed(), epoch)
+        settings = Settings.of(ctx, self._used_seed, epoch, prefetch)
+        if settings.seed is None and self._calls:
+            settings = settings.starting(drawn_seed(), epoch)
         if target is not None and target.type == "cpu":
             target = None
-        if target is not None and context.execution is not None:
-            check_start_method(context.execution, target)
-        chain, share = self._without_share()
-        plan = chain._opened(context)
+        if target is not None:
+            check_start_method(ctx.execution, target)
+        chain, share = pipeline._without_share()
+        plan = chain._opened(settings)
         ahead = min(prefetch or 2, 2)
-        elements = PipelineIterator(plan, context, chain.describe(), target, ahead, share, plan.elements)
+        elements = PipelineIterator(plan, settings, chain.describe(), target, ahead, share, plan.elements)
         if not numbered:
-            elements.at_first = functools.partial(self._warn_of_repeated, epoch)
+            elements.at_first = functools.partial(pipeline._warn_of_repeated, epoch)
         return elements
 
     def _warn_of_repeated(self, epoch: int) -> None:
@@ -418,112 +405,64 @@ class Pipeline(Chain):
         if place is None:
             elements: Any = self.iter()
         else:
-            context = Context(None, self._used_seed, self._epochs.number)
+            settings = Settings(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
-            elements = Sendable(PipelineIterator(chain._opened(context), context, chain.describe(), share=share))
+            elements = Sendable(PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share))
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
-    @entry_point
-    def write(
-        self,
-        out: Data | str | os.PathLike[str],
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
-    ) -> Data:
+    @operation_method
+    def write(self, ctx: Context, out: Data | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Data:
         """Write all rows; batches are joined.
 
         Args:
             out: a folder for a new memory-mapped dataset, which appears there when it is whole; or a dataset with room
-                for the rows, which is written into.
-            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
-            rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
-                in one folder first, in `out/.tdmap` or among the temporary files.
-            resume: the same call goes on after any interruption; see `tdmap.map`.
-            chunksize: rows that a worker reads at once. Default: from the bytes of a row.
-            retries, timeout, **options: as `iter`.
+                for the rows, which is written into, and must not share memory with the pipeline's.
+            **options: see `tdmap.MapOptions`, and `iter`. With `resume`, stages must be such that workers do them one
+                chunk at a time; else put `.cache(path)` before the stage that is not.
 
         Returns:
             The dataset.
 
         Raises:
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
+            ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         """
-        if rows_per_shard is not None or is_url(out):
-            if resume:
-                raise ValueError(
-                    "resume=True needs one folder: write a folder, then copy it into shards with "
-                    "tdmap.map(tdmap.open(folder), lambda chunk: chunk, out=..., rows_per_shard=..., resume=True)."
-                )
-            how: Any = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
-            execution = Execution.of(**options)
-            return in_shards(
-                lambda folder: self.write(folder, **how),
-                out,
-                rows_per_shard,
-                execution,
-                overwrite,
-                dict(storage_options or {}),
-            )
-        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        out = destination(out, overwrite)
-        if not isinstance(out, (str, os.PathLike, OutputFolder)):
-            return terminals.write(self._opened(context), context, out, resume)
-        store = OutputFolder.of(out)
-        heads = heads_of(self._plan(Chain._pending))
-        for folder in (folder for head in heads for folder in head.view.folders):
-            if store.is_at(folder):
-                raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
-            store.refuse_to_remove(folder)
-        with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
-            return terminals.write(self._opened(context), context, store, resume)
+        settings = Settings.of(ctx, self._used_seed)
+        return terminals.write(self._opened(settings), settings, ctx)
 
-    @entry_point
+    @operation_method
     def reduce(
         self,
+        ctx: Context,
         reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
-        *,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[FunctionOptions],
     ) -> Any:
         """Fold all rows in one pass; see `tdmap.reduce`, whose answers these are, bit for bit, for the same chunks."""
-        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return terminals.reduce(self._opened(context), context, as_reducer(reducer))
+        settings = Settings.of(ctx, self._used_seed)
+        return terminals.reduce(self._opened(settings), settings, as_reducer(reducer))
 
-    @entry_point
-    def collect(
-        self,
-        *,
-        chunksize: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        **options: Unpack[WorkerOptions],
-    ) -> Data:
-        """All rows in memory; batches are joined.
+    @operation_method
+    def collect(self, ctx: Context, **options: Unpack[FunctionOptions]) -> Data:
+        """All rows in memory; batches are joined. Options as `iter`.
 
         Raises:
             ValueError: no row is left, and a function does not work on zero rows, so their schema is not known.
         """
-        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return terminals.collect(self._opened(context), context)
+        settings = Settings.of(ctx, self._used_seed)
+        return terminals.collect(self._opened(settings), settings)
 
-    @entry_point
-    def count(self, **options: Unpack[WorkerOptions]) -> int:
-        """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
+    @operation_method
+    def count(self, ctx: Context, **options: Unpack[FunctionOptions]) -> int:
+        """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known.
+
+        With `on_error="skip"` or a function, rows that raise do not count.
+        """
+        settings = Settings.of(ctx, self._used_seed)
         known = self._plan(Chain._pending).elements
-        if known is not None:
+        if known is not None and not (settings.failures.skip and self._calls):
             return terminals.finite(known)
-        context = self._context(dict(options), 0, None, None, 2, None)
-        return terminals.count(self._opened(context), context)
+        return terminals.count(self._opened(settings), settings)
 
     def __len__(self) -> int:
         known = self._plan(Chain._pending).elements
@@ -574,17 +513,6 @@ class Pipeline(Chain):
 
     def _repr_html_(self) -> str:
         return self.svg
-
-    def _context(
-        self,
-        options: dict[str, Any],
-        epoch: int,
-        prefetch: int | None,
-        chunksize: int | None,
-        retries: int,
-        timeout: float | None,
-    ) -> Context:
-        return terminals.make_context(options, self._used_seed, epoch, prefetch, chunksize, retries, timeout)
 
 
 def _pipeline(other: Any, name: str) -> Pipeline:

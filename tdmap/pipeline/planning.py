@@ -22,6 +22,7 @@ from tdmap.pipeline.rows import Joined, View, Zipped
 from tdmap.pipeline.stages import (
     ROW_WISE,
     Batch,
+    Call,
     Concat,
     Filter,
     FlatMap,
@@ -380,6 +381,18 @@ def leaf_row_bytes(view: View) -> int:
     if hasattr(leaf, "row_bytes"):
         return int(leaf.row_bytes)
     return data_row_bytes(leaf, data_length(leaf, 0))
+
+
+def uncounted_call(plan: Plan, zipped: bool = False) -> Stage | None:
+    """A stage of whose function no row can be left out: no worker calls it with chunks, or rows are `zipped` later."""
+    if isinstance(plan, Head):
+        own = (stage for stage in plan.stages if zipped and isinstance(stage, Call))
+        return plan.view.part_call or next(own, None)
+    if isinstance(plan, Local) and isinstance(plan.stage, Call):
+        return plan.stage
+    zipped = zipped or (isinstance(plan, Both) and isinstance(plan.stage, Zip))
+    found = (uncounted_call(one, zipped) for one in (plan.sources if isinstance(plan, Both) else [plan.source]))
+    return next((stage for stage in found if stage is not None), None)
 
 
 def is_one_pass(plan: Plan) -> TypeGuard[Head]:

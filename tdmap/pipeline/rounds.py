@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tenso
 from tdmap.data.reader import window as part_of
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
+from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import DeviceLink
@@ -24,6 +25,8 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.run.arguments import handler_of
+from tdmap.run.context import Context
 from tdmap.seeding import Captured, derive, seeded
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection
@@ -33,7 +36,7 @@ OUTPUT_FACTOR = 4
 
 
 @dataclass(frozen=True)
-class Context:
+class Settings:
     """How a plan is run."""
 
     execution: Execution | None
@@ -45,14 +48,54 @@ class Context:
     """Chunks that may be under way; None: see `default_ahead`."""
     chunksize: int | None = None
     """Rows of a chunk where no batch decides."""
+    num_chunks: int | None = None
+    """Instead, how many chunks."""
     share: Share = Share()
     """Of the chunks: that of a rank, and of a worker of torch's DataLoader."""
-    retries: int = 2
-    timeout: float | None = None
+    failures: Policy = field(default_factory=Policy)
+    """What is done about failures; its seed does not count."""
+    on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
+    """Called with each row that is skipped."""
     link: DeviceLink | None = None
     """Where results go on to."""
     shared: dict[int, Data] | None = None
     """Datasets that have been moved to shared memory for all epochs, by the number of the original."""
+
+    @classmethod
+    def of(cls, ctx: Context, seed: int | None, epoch: int = 0, prefetch: int | None = None) -> Settings:
+        """Those of a call.
+
+        Args:
+            ctx: the call.
+            seed: of the pipeline; an option of the call takes its place.
+            epoch, prefetch: as the attributes.
+
+        Raises:
+            ValueError: an option is out of range.
+        """
+        if ctx.chunksize == 0:
+            raise ValueError(
+                "chunksize must be a number of rows, at least 1: got 0. For a function of rows: .map_rows()."
+            )
+        make_plan(0, chunksize=ctx.chunksize, num_chunks=ctx.options.get("num_chunks"))
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
+        return cls(
+            ctx.execution.with_bars(StageBars),
+            seed if ctx.function.seed is None else ctx.function.seed,
+            epoch,
+            prefetch,
+            ctx.chunksize,
+            ctx.options.get("num_chunks"),
+            failures=ctx.function,
+            on_row_error=handler_of(ctx.options.get("on_error", "raise")),
+        )
+
+    def chunk_of(self, head: Head) -> int | None:
+        """Rows of a chunk, as the call asks for them; None where it does not."""
+        if self.num_chunks is not None:
+            return make_plan(head.view.rows or 0, num_chunks=self.num_chunks).size
+        return self.chunksize
 
     @property
     def is_here(self) -> bool:
@@ -67,33 +110,33 @@ class Context:
             self.shared[id(data)] = shared_copy(data)
         return self.shared[id(data)]
 
-    def over(self, link: DeviceLink | None) -> Context:
+    def over(self, link: DeviceLink | None) -> Settings:
         """With results that go on over a link."""
         return replace(self, link=link)
 
-    def epoch_of(self, number: int, epochs: int) -> Context:
-        """The context of one of several epochs."""
+    def epoch_of(self, number: int, epochs: int) -> Settings:
+        """The settings of one of several epochs."""
         base = self.epoch << 32 if epochs == ENDLESS else self.epoch * epochs
         return replace(self, epoch=base + number)
 
-    def other(self) -> Context:
+    def other(self) -> Settings:
         """With other random streams, for a second source of rows."""
         return self if self.seed is None else replace(self, seed=derive(self.seed, 1 << 40) >> 1)
 
-    def starting(self, seed: int | None, epoch: int) -> Context:
+    def starting(self, seed: int | None, epoch: int) -> Settings:
         """With another seed and epoch."""
         return replace(self, seed=seed, epoch=epoch)
 
-    def keeping(self) -> Context:
+    def keeping(self) -> Settings:
         """For many jobs over the same datasets."""
         return replace(self, shared={})
 
-    def sharing(self, share: Share) -> Context:
+    def sharing(self, share: Share) -> Settings:
         """With a share of the chunks."""
         return replace(self, share=share)
 
     def policy(self, epoch: int) -> Policy:
-        return Policy(self.seed_of(epoch), self.retries, self.timeout)
+        return replace(self.failures, seed=self.seed_of(epoch))
 
     def seed_of(self, epoch: int) -> int | None:
         """Of the random streams in an epoch."""
@@ -124,33 +167,35 @@ def open_plan(head: Head, rows: int) -> ChunkPlan:
     return make_plan(rows, row_bytes=own * (1 + OUTPUT_FACTOR), most=most)
 
 
-def chunk_sizes(plan: Plan, context: Context, batch: int | None = None) -> list[int]:
+def chunk_sizes(plan: Plan, settings: Settings, batch: int | None = None) -> list[int]:
     """Rows of a chunk of each head, in the order of `heads_of`; `batch`: rows of the batches that are made later.
 
     Where nothing else says so, workers try the first rows: chunks of an iteration must be known before it begins,
     because its position is a number of them.
     """
     if isinstance(plan, Head):
-        if context.execution is None or not is_open(plan, context.chunksize):
-            return [chunk_rows(plan, context.chunksize, batch)]
-        return [max(_tried(plan, context), batch or 1)]
+        asked = settings.chunk_of(plan)
+        if settings.execution is None or not is_open(plan, asked):
+            return [chunk_rows(plan, asked, batch)]
+        return [max(_tried(plan, settings), batch or 1)]
     if isinstance(plan, Both):
-        return [size for source in plan.sources for size in chunk_sizes(source, context, batch)]
+        return [size for source in plan.sources for size in chunk_sizes(source, settings, batch)]
     if isinstance(plan, Local) and isinstance(plan.stage, Batch):
         batch = plan.stage.size
-    return chunk_sizes(plan.source, context, batch)
+    return chunk_sizes(plan.source, settings, batch)
 
 
-def _tried(head: Head, context: Context) -> int:
+def _tried(head: Head, settings: Settings) -> int:
     """Rows of a chunk, by what the stages make of the first rows; a guess where they do not get through."""
     rows, guess = head.view.rows or 0, chunk_rows(head, None)
-    if not head.stages or rows <= MIN_CHUNKS or context.execution is None:
+    if not head.stages or rows <= MIN_CHUNKS or settings.execution is None:
         return guess
     found: list[int] = []
     with contextlib.suppress(Exception):  # the iteration itself will raise it, and say for which rows
         plain = Head(_first_rows(head.view), tail=head.tail)
-        job = head_job(Rounds(plain, LEAD_ROWS), 0, replace(context, shared=None), then=_measured)
-        quiet = replace(context.execution, callbacks=(), pbar=False)
+        tried = replace(settings, shared=None, failures=replace(settings.failures, skip=""))
+        job = head_job(Rounds(plain, LEAD_ROWS), 0, tried, then=_measured)
+        quiet = replace(settings.execution, callbacks=(), pbar=False)
         found = [size for size in quiet.run(job, Collect()) if isinstance(size, int)]
     if not found:
         return guess
@@ -219,25 +264,25 @@ class Rounds:
         """The first chunk that begins in an epoch."""
         return -(-epoch * self.rows // self.size) if self.head.across else epoch * self._each
 
-    def source(self, epoch: int, context: Context) -> tuple[Source, ChunkPlan]:
+    def source(self, epoch: int, settings: Settings) -> tuple[Source, ChunkPlan]:
         """The rows of a round, and how they are cut."""
         view, epochs = self.head.view, self.head.epochs
         chunks = min(self.first(epoch + 1), self.stop) - self.first(epoch)
-        index = view.index(context.epoch_of(epoch, epochs).epoch)
+        index = view.index(settings.epoch_of(epoch, epochs).epoch)
         wanted = min(chunks * self.size, self.rows) if not self.head.across else chunks * self.size
         if self.head.across:
             index, later = index[self.first(epoch) * self.size - epoch * self.rows :], epoch
             while len(index) < wanted and later + 1 < epochs:
                 later += 1
-                more = view.index(context.epoch_of(later, epochs).epoch)
+                more = view.index(settings.epoch_of(later, epochs).epoch)
                 index = torch.cat([_tensor(index), _tensor(more)[: wanted - len(index)]])
         index = index[:wanted]
-        number = context.epoch_of(epoch, epochs).epoch
-        table = view.table(number, context.keep)
-        seed = context.seed_of(number)
+        number = settings.epoch_of(epoch, epochs).epoch
+        table = view.table(number, settings.keep)
+        seed = settings.seed_of(number)
         if isinstance(table, Table) and seed is not None:
             table.seed = derive(apart(seed, view.shares), 1 << 42)
-        return _source(table, index), ChunkPlan(len(index), self.size)
+        return _source(table, index, bool(settings.failures.skip)), ChunkPlan(len(index), self.size)
 
 
 def _tensor(index: Picks) -> torch.Tensor:
@@ -257,12 +302,15 @@ def shared_copy(data: Data) -> Data:
     return with_tensors(data, copies)
 
 
-def _source(table: Data, index: Picks) -> Source:
+def _source(table: Data, index: Picks, numbered: bool) -> Source:
+    """These rows; `numbered`: they keep their numbers, by which those that raise are reported."""
     if not isinstance(index, range):
         return Source(table, index)
     if index == range(table.shape[0]):
         return Source(table)
-    return Source(table, _tensor(index)) if isinstance(table, Table) else Source(_window(table, index))
+    if numbered or isinstance(table, Table):
+        return Source(table, _tensor(index))
+    return Source(_window(table, index))
 
 
 def _window(table: Data, index: range) -> Data:
@@ -274,7 +322,7 @@ def _window(table: Data, index: range) -> Data:
 def head_job(
     rounds: Rounds,
     epoch: int,
-    context: Context,
+    settings: Settings,
     then: Callable[[Any, int], Any] | None = None,
     empty: Any = None,
     only: range | None = None,
@@ -285,23 +333,23 @@ def head_job(
     Args:
         rounds: the chunks.
         epoch: which round.
-        context: seed and policy.
+        settings: seed and policy.
         only: of its chunks, numbered in the round.
         then: see `Work`.
         empty: see `Work`.
         given: the results go to the user.
     """
     head = rounds.head
-    source, plan = rounds.source(epoch, context)
+    source, plan = rounds.source(epoch, settings)
     if only is not None:
         source, plan = _every(source, plan, only)
-    number = context.epoch_of(epoch, head.epochs).epoch
+    number = settings.epoch_of(epoch, head.epochs).epoch
     views = source.order is None and not isinstance(source.data, Table)
-    order = ", ".join(map(str, head.view.picks)) + (f", epoch {number}" if number else "")
-    policy = context.policy(number)
+    policy = settings.policy(number)
     if policy.seed is not None:
         policy = replace(policy, seed=apart(policy.seed, head.view.shares))
-    return Job(source, plan, Work(head.stages, views, order, then, empty, given and context.is_here), policy)
+    work = Work(head.stages, views, then, empty, given and settings.is_here)
+    return Job(source, plan, work, policy, on_row_error=settings.on_row_error)
 
 
 def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkPlan]:

@@ -22,7 +22,7 @@ from tdmap.data.kinds import Data, data_length, is_data, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.data.schema import join_pieces
 from tdmap.data.store import folder_of
-from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
+from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
 from tdmap.seeding import Captured, derive, permutation, seeded
 from tensordict_lite import is_tensor_collection
@@ -101,6 +101,13 @@ class View:
         parts = self.leaf.parts if isinstance(self.leaf, (Joined, Zipped)) else ()
         own = (pick.index for pick in self.picks if isinstance(pick, Shard))
         return (*own, *(index for part in parts for index in part.shares))
+
+    @property
+    def part_call(self) -> Stage | None:
+        """A stage of a part of the leaf that calls a function of the user's, while rows are read."""
+        parts = self.leaf.parts if isinstance(self.leaf, (Joined, Zipped)) else ()
+        stages = (stage for part in parts for stage in (*part.stages, part.part_call))
+        return next((stage for stage in stages if isinstance(stage, Call)), None)
 
     def picking(self, pick: Stage) -> View:
         """The view with one more pick."""
@@ -231,7 +238,7 @@ class Table:
     @property
     def calls(self) -> bool:
         """Whether a part calls a function of the user's."""
-        own = any(isinstance(stage, CALLING) for part in self.parts for stage in part.stages)
+        own = any(isinstance(stage, Call) for part in self.parts for stage in part.stages)
         return own or any(isinstance(part.table, Table) and part.table.calls for part in self.parts)
 
     @property
@@ -240,15 +247,6 @@ class Table:
 
     def _leaves(self) -> list[Tensor]:
         return [leaf for part in self.parts for leaf in tensors_of(part.table)]
-
-    def items(self, *how: Any) -> Iterator[tuple[Any, Any]]:
-        """What the table consists of, for the identity of a run."""
-        for number, part in enumerate(self.parts):
-            name = f"part {number}"
-            pairs = [("the tensor", part.table)] if isinstance(part.table, Tensor) else part.table.items(*how)
-            yield from (((name, *(key if isinstance(key, tuple) else (key,))), leaf) for key, leaf in pairs)
-            if isinstance(part.index, Tensor):
-                yield (name, "order"), part.index
 
     def __getitem__(self, index: Any) -> Any:
         (wanted,) = index if isinstance(index, tuple) else (index,)

@@ -258,9 +258,6 @@ ROW_WISE = (Map, MapRows, Select)
 """Stages that make one row out of each, whatever the order of the rows."""
 
 
-CALLING = (Map, MapRows, Filter, FlatMap)
-"""Stages that call a function of the user's, which may draw random numbers."""
-
 SAME_ENTRIES = (Filter, Take, Skip, Shard, Shuffle, Repeat, Batch, Unbatch)
 """Stages after which there are the same entries as before."""
 

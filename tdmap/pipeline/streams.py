@@ -21,7 +21,7 @@ from tdmap.pipeline.pieces import (
     ZippedStream,
 )
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, heads_of, shares_of
-from tdmap.pipeline.rounds import Context, Rounds, apart, chunk_rows, default_ahead, head_job, run_here
+from tdmap.pipeline.rounds import Rounds, Settings, apart, chunk_rows, default_ahead, head_job, run_here
 from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
@@ -36,23 +36,23 @@ def patience(rows: int) -> int:
     return min(max(VAIN_ROWS // max(rows, 1), 1), 100)
 
 
-def open_stream(plan: Plan, context: Context, batch: int | None = None) -> Stream:
+def open_stream(plan: Plan, settings: Settings, batch: int | None = None) -> Stream:
     """The stream of a plan.
 
     Args:
         plan: what to run.
-        context: how.
+        settings: how.
         batch: rows of the batches that will be made of the pieces.
     """
     if isinstance(plan, Head):
-        return HeadStream(plan, context, batch)
+        return HeadStream(plan, settings, batch)
     if isinstance(plan, Again):
-        return AgainStream(plan, context, batch)
+        return AgainStream(plan, settings, batch)
     if isinstance(plan, Both):
-        sources = [open_stream(plan.sources[0], context, batch), open_stream(plan.sources[1], context.other(), batch)]
+        sources = [open_stream(plan.sources[0], settings, batch), open_stream(plan.sources[1], settings.other(), batch)]
         return JoinedStream(sources) if isinstance(plan.stage, Concat) else ZippedStream(sources, plan.batched)
     stage = plan.stage
-    below = open_stream(plan.source, context, stage.size if isinstance(stage, Batch) else batch)
+    below = open_stream(plan.source, settings, stage.size if isinstance(stage, Batch) else batch)
     batched = plan.source.batched
     if isinstance(stage, Take):
         return TakeStream(below, stage.count, batched)
@@ -63,17 +63,17 @@ def open_stream(plan: Plan, context: Context, batch: int | None = None) -> Strea
     if isinstance(stage, Batch):
         return BatchStream(below, stage)
     if isinstance(stage, Shuffle):
-        return BufferStream(below, stage, epoch_seed(stage.seed, context.epoch))
-    return CallStream(below, plan, context)
+        return BufferStream(below, stage, epoch_seed(stage.seed, settings.epoch))
+    return CallStream(below, plan, settings)
 
 
 class HeadStream(Stream):
     """What workers make of chunks."""
 
-    def __init__(self, head: Head, context: Context, batch: int | None) -> None:
-        self._context = context
-        self._rounds = Rounds(head, chunk_rows(head, context.chunksize, batch))
-        self._share = context.share
+    def __init__(self, head: Head, settings: Settings, batch: int | None) -> None:
+        self._settings = settings
+        self._rounds = Rounds(head, chunk_rows(head, settings.chunk_of(head), batch))
+        self._share = settings.share
         self._at = self._rounds.start
         self._values: Iterator[Any] | None = None
         self._patience = 0 if head.epochs < ENDLESS else self._rounds.first(patience(self._rounds.rows))
@@ -101,17 +101,17 @@ class HeadStream(Stream):
 
     def _run(self, chunk: int) -> Iterator[Any]:
         """The rest of the epoch that the next chunk is in, as far as this process has it."""
-        rounds, context, only = self._rounds, self._context, None
+        rounds, settings, only = self._rounds, self._settings, None
         epoch = rounds.epoch_of(chunk)
         start = chunk - rounds.first(epoch)
         if self._share.step > 1:
             only = self._own(chunk, epoch)
-        if context.execution is None:
-            job = head_job(rounds, epoch, context, given=True)
+        if settings.execution is None:
+            job = head_job(rounds, epoch, settings, given=True)
             return run_here(job, iter(range(start, job.plan.num_chunks) if only is None else only))
-        job = head_job(rounds, epoch, context, only=only, given=True)
-        ahead = context.prefetch or default_ahead(rounds.head, rounds.size, context.execution.workers)
-        return stream_values(job, context.execution, start if only is None else 0, ahead, context.link)
+        job = head_job(rounds, epoch, settings, only=only, given=True)
+        ahead = settings.prefetch or default_ahead(rounds.head, rounds.size, settings.execution.workers)
+        return stream_values(job, settings.execution, start if only is None else 0, ahead, settings.link)
 
     def _own(self, chunk: int, epoch: int) -> range:
         """The chunks of this process from one on to the end of the epoch, numbered in it.
@@ -142,10 +142,10 @@ class HeadStream(Stream):
 class AgainStream(Stream):
     """A stream anew for each epoch."""
 
-    def __init__(self, plan: Again, context: Context, batch: int | None) -> None:
+    def __init__(self, plan: Again, settings: Settings, batch: int | None) -> None:
         self._epochs = plan.epochs
         self._open: Callable[[int], Stream] = lambda epoch: open_stream(
-            plan.source, context.epoch_of(epoch, plan.epochs), batch
+            plan.source, settings.epoch_of(epoch, plan.epochs), batch
         )
         self._epoch = 0
         self._below = self._open(0)
@@ -184,10 +184,10 @@ class AgainStream(Stream):
 class CallStream(Over):
     """A function of rows or batches, called here because what comes before is in order only here."""
 
-    def __init__(self, below: Stream, plan: Local, context: Context) -> None:
+    def __init__(self, below: Stream, plan: Local, settings: Settings) -> None:
         super().__init__(below, plan.source.batched)
         self._stage = plan.stage
-        seed = context.seed_of(context.epoch)
+        seed = settings.seed_of(settings.epoch)
         self._seed = None if seed is None else derive(apart(seed, shares_of(plan.source)), 1 << 41)
         self._number = 0
         self._fresh, self._captured = FreshResults(), Captured(plan.stage)

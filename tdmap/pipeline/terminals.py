@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from tdmap.data.join import check_rows
-from tdmap.data.kinds import Data, data_length, is_data, require_writable
+from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, join_pieces
-from tdmap.data.store import OutputFolder
 from tdmap.data.writer import RowWriter
-from tdmap.diagnostics.progress import StageBars
 from tdmap.errors import OutputMismatch
-from tdmap.execution import Execution
-from tdmap.memory.spill import Spill
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
-from tdmap.output.output import Output, spill_folder
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
-from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
+from tdmap.pipeline.rounds import Rounds, Settings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.rows import Joined, View, Zipped, merge
-from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage, Unbatch
+from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage
 from tdmap.pipeline.streams import open_stream
-from tdmap.pipeline.work import apply_stage
+from tdmap.pipeline.work import apply_stage, with_batches
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.run.adapters import ANY, plain_rows
-from tdmap.run.arguments import policy_for
-from tdmap.run.call import parts_of_job, resumable_call
-from tdmap.run.context import Context as Call
-from tdmap.run.resumable import map_to_files, map_to_folder
+from tdmap.run.context import Context
+from tdmap.run.resumable import fill_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
 
@@ -49,7 +41,7 @@ def check_ends(plan: Plan) -> None:
         check_ends(source)
 
 
-def keeps_rows(plan: Plan) -> bool:
+def keeps_rows(plan: Plan) -> TypeGuard[Head]:
     """Whether one job gives one row for each row of its source, in order."""
     if not is_one_pass(plan):
         return False
@@ -57,24 +49,25 @@ def keeps_rows(plan: Plan) -> bool:
     return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
 
 
-def one_job(head: Head, context: Context, gives_rows: bool = False, **ends: Any) -> Any:
+def one_job(head: Head, settings: Settings, gives_rows: bool = False, **ends: Any) -> Any:
     """The single job of a head with one epoch.
 
     Args:
         head: the rows, and what is done to them.
-        context: how to run it.
+        settings: how to run it.
         gives_rows: its results are rows, so that the first of them may settle how large chunks are.
         **ends: see `head_job`.
     """
-    job = head_job(Rounds(head, chunk_rows(head, context.chunksize)), 0, context, **ends)
-    if gives_rows and head.stages and is_open(head, context.chunksize):
+    asked = settings.chunk_of(head)
+    job = head_job(Rounds(head, chunk_rows(head, asked)), 0, settings, **ends)
+    if gives_rows and head.stages and is_open(head, asked):
         return replace(job, plan=open_plan(head, job.plan.length))
     return job
 
 
-def pieces_of(plan: Plan, context: Context) -> Iterator[Data]:
+def pieces_of(plan: Plan, settings: Settings) -> Iterator[Data]:
     """All rows of a plan, piece by piece, batches among them; checked to be rows."""
-    stream = open_stream(with_chunks(plan, iter(chunk_sizes(plan, context))), context)
+    stream = open_stream(with_chunks(plan, iter(chunk_sizes(plan, settings))), settings)
     try:
         while True:
             try:
@@ -104,15 +97,15 @@ def as_rows(value: Any, start: int = 0) -> Data:
 # -- collect -------------------------------------------------------------------------------------------
 
 
-def collect(plan: Plan, context: Context) -> Data:
+def collect(plan: Plan, settings: Settings) -> Data:
     """All rows in memory."""
     check_ends(plan)
-    execution = context.execution
+    execution = settings.execution
     if is_one_pass(plan) and execution is not None:
-        job = one_job(plan, context, True, then=as_rows, empty=_none)
+        job = one_job(plan, settings, True, then=as_rows, empty=_none)
         value = execution.run(job, Gather()) if job.plan.length else None
     else:
-        pieces = [piece.clone() for piece in pieces_of(plan, context)]
+        pieces = [piece.clone() for piece in pieces_of(plan, settings)]
         value = join_pieces(pieces) if pieces else None
     return no_rows(plan) if value is None else value
 
@@ -162,11 +155,8 @@ def _dry_view(view: View, rows: int) -> Data:
 
 
 def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
-    batched = False
-    for stage in stages:
-        if isinstance(stage, (Batch, Unbatch)):
-            batched = isinstance(stage, Batch)
-        elif isinstance(stage, FlatMap):
+    for stage, batched in with_batches(stages):
+        if isinstance(stage, FlatMap):
             value = next(each_result(stage.fn(value)))
         elif isinstance(stage, ROW_WISE):
             value = apply_stage(stage, value, batched)
@@ -176,16 +166,16 @@ def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
 # -- reduce --------------------------------------------------------------------------------------------
 
 
-def reduce(plan: Plan, context: Context, reducer: Reducer[Any]) -> Any:
+def reduce(plan: Plan, settings: Settings, reducer: Reducer[Any]) -> Any:
     """Fold all rows. Workers fold their chunks where they can."""
     check_ends(plan)
-    execution = context.execution
+    execution = settings.execution
     if is_one_pass(plan) and execution is not None:
-        job = one_job(plan, context, then=_Fold(reducer, None), empty=reducer.init)
+        job = one_job(plan, settings, then=_Fold(reducer, None), empty=reducer.init)
         state = execution.run(job, Fold(reducer)) if job.plan.length else reducer.init()
         return reducer.finish(state)
     state, start = reducer.init(), 0
-    for piece in pieces_of(plan, context):
+    for piece in pieces_of(plan, settings):
         state = reducer.update(state, piece, start)
         start += int(piece.shape[0])
     return reducer.finish(state)
@@ -212,15 +202,15 @@ def finite(count: int) -> int:
     return count
 
 
-def count(plan: Plan, context: Context) -> int:
+def count(plan: Plan, settings: Settings) -> int:
     """Rows, or batches after `.batch`, by running the stages."""
     check_ends(plan)
     batched = plan.batched
-    execution = context.execution
+    execution = settings.execution
     if is_one_pass(plan) and execution is not None:
-        job = one_job(plan, context, then=_one if batched else _rows, empty=int)
+        job = one_job(plan, settings, then=_Tally(batched), empty=int)
         return sum(execution.run(job, Collect())) if job.plan.length else 0
-    stream = open_stream(plan, context)
+    stream = open_stream(plan, settings)
     total = 0
     try:
         while True:
@@ -233,60 +223,50 @@ def count(plan: Plan, context: Context) -> int:
         stream.close()
 
 
-def _one(value: Any, start: int) -> int:
-    return 1
+class _Tally:
+    """Counts the rows of a chunk, or its batch."""
 
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
 
-def _rows(value: Any, start: int) -> int:
-    return int(value.shape[0])
+    def __call__(self, value: Any, start: int) -> int:
+        return 1 if self.batched else int(value.shape[0])
 
-
-def make_context(
-    options: dict[str, Any],
-    seed: int | None,
-    epoch: int,
-    prefetch: int | None = None,
-    chunksize: int | None = None,
-    retries: int = 2,
-    timeout: float | None = None,
-) -> Context:
-    """The context of a terminal, checked."""
-    if chunksize is not None and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
-        raise ValueError(f"chunksize must be a number of rows, at least 1: got {chunksize!r}.")
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-        raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
-    policy_for(seed, None, retries, timeout)
-    if options.get("pbar") is True:
-        options = {**options, "pbar": False, "callbacks": (*options.get("callbacks", ()), StageBars())}
-    return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, retries=retries, timeout=timeout)
+    def join_states(self, counts: list[int]) -> int:
+        """Of a chunk, from those of its parts."""
+        return max(counts) if self.batched else sum(counts)
 
 
 # -- write ---------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | OutputFolder, resume: bool) -> Data:
-    """All rows into a folder, or into rows that exist already."""
+def write(plan: Plan, settings: Settings, ctx: Context) -> Data:
+    """All rows into the folder of the output, or into rows that exist already."""
     check_ends(plan)
-    require_writable(out)
-    if is_data(out):
-        return _write_into(plan, context, out, resume)
-    if not isinstance(out, (str, os.PathLike, OutputFolder)):
-        raise TypeError(f".write() takes the path of a folder, or a dataset to write into: got a {type(out).__name__}.")
-    store = OutputFolder.of(out)
-    if keeps_rows(plan):
-        assert isinstance(plan, Head) and context.execution is not None
-        job = one_job(plan, context, True)
+    if ctx.output.given is not None:
+        return _write_into(plan, settings, ctx.output.given)
+    if ctx.output.store is None:
+        raise TypeError(".write() takes the path of a folder, or a dataset to write into: got None; see .collect().")
+    if keeps_rows(plan) and not settings.failures.skip:
+        job = one_job(plan, settings, True)
         if job.plan.length == 0:
             job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
-        return map_to_folder(job, store, resume, context.execution)
-    return write_growing(plan, context, store, resume)
+        return fill_folder(job, ctx.output.store, ctx.execution, ctx.log, ctx.options.get("spill_dir"))
+    if is_one_pass(plan):
+        return append_rows(ctx, one_job(plan, settings, True, then=as_rows, empty=_none), empty=_schema(plan))
+    if ctx.options.get("resume"):
+        raise ValueError(
+            "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "
+            "all rows before it (explain() shows which). Put .cache(path) before that stage: the cache is resumed."
+        )
+    return _write_here(plan, settings, ctx)
 
 
-def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:
+def _write_into(plan: Plan, settings: Settings, out: Data) -> Data:
     room = data_length(out, 0)
-    if keeps_rows(plan):
-        assert isinstance(plan, Head) and context.execution is not None
-        job = one_job(plan, context)
+    if keeps_rows(plan) and not settings.failures.skip:
+        assert settings.execution is not None
+        job = one_job(plan, settings)
         rows = job.plan.length
         if rows > room:
             raise too_small(rows, room)
@@ -294,19 +274,10 @@ def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:
         check_rows(target, job.plan, (rows,))
         if rows == 0:
             return out
-        if resume:
-            if rows != room:
-                raise ValueError(f"resume=True needs an out of exactly {rows} rows: got {room}.")
-            map_to_files(job, out, context.execution)
-        else:
-            context.execution.run(job, Preallocated(target))
+        settings.execution.run(job, Preallocated(target))
         return out
-    if resume:
-        raise ValueError(
-            "resume=True needs a number of rows that is known before: write to a folder (a path), which can be resumed."
-        )
     at = 0
-    for piece in pieces_of(plan, context):
+    for piece in pieces_of(plan, settings):
         rows = int(piece.shape[0])
         if at + rows > room:
             counted = plan.elements if not plan.batched else None
@@ -329,24 +300,6 @@ def too_small(rows: int | None, room: int) -> OutputMismatch:
 # -- rows whose number is not known before: they wait in spill files until it is -------------------------------
 
 
-def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool) -> Data:
-    """All rows of a plan into a new dataset in a folder."""
-    assert context.execution is not None
-    if is_one_pass(plan):
-        job = one_job(plan, context, True, then=as_rows, empty=_none)
-        data, empty = job.source.data, _schema(plan)
-        call = Call(f"Pipeline.write({job.name})", context.execution, Output(out, None), {"resume": resume})
-        return resumable_call(
-            call, data, lambda: parts_of_job(job), lambda call: append_rows(call, job, empty=empty), job
-        )
-    if resume:
-        raise ValueError(
-            "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "
-            "all rows before it (explain() shows which). Put .cache(path) before that stage: the cache is resumed."
-        )
-    return _write_here(plan, context, out)
-
-
 def _schema(plan: Plan) -> Schema | None:
     try:
         return Schema(no_rows(plan))
@@ -354,24 +307,19 @@ def _schema(plan: Plan) -> Schema | None:
         return None
 
 
-def _write_here(plan: Plan, context: Context, out: OutputFolder) -> Data:
+def _write_here(plan: Plan, settings: Settings, ctx: Context) -> Data:
     """Spill pieces as they come out of the pipeline, in this process."""
-    assert context.execution is not None
-    call = Call("Pipeline.write", context.execution, Output(out, None))
-    output = call.output
-    with output.claimed(call.name):
-        with Spill(spill_folder(output, None)) as spill:
-            pieces, row = Pieces(output), 0
-            pieces.open(ChunkPlan(0, 1), None)
-            spilling, kept = SpillRows(_same, spill), []
-            for number, rows in enumerate(pieces_of(plan, context)):
-                found = spilling(rows)
-                pieces.learn(number, found)
-                kept += [piece for piece in found if piece.rows]
-                row += sum(piece.rows for piece in found)
-            schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
-            place_pieces(call, kept, schema, spill)
-        return output.result()
+    with ctx.spill() as spill:
+        pieces = Pieces(ctx.output)
+        pieces.open(ChunkPlan(0, 1), None)
+        spilling, kept = SpillRows(_same, spill), []
+        for number, rows in enumerate(pieces_of(plan, settings)):
+            found = spilling(rows)
+            pieces.learn(number, found)
+            kept += [piece for piece in found if piece.rows]
+        schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
+        place_pieces(ctx, kept, schema, spill)
+    return ctx.output.result()
 
 
 def _same(rows: Data) -> Data:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,6 @@ class Work:
     Args:
         stages: what is done to each chunk.
         views: chunks are views of the dataset, which the functions must leave as it is.
-        order: how the rows were picked, for the identity of a run.
         then: called with (rows, number of the first source row) at the end, if there are any rows.
         empty: makes the result of a chunk of which nothing is left. Default: None.
         given: the results are given to the user in this process, who may write into them: they do not lie in the
@@ -58,7 +57,6 @@ class Work:
         self,
         stages: Sequence[Stage],
         views: bool,
-        order: str = "",
         then: Callable[[Any, int], Any] | None = None,
         empty: Callable[[], Any] | None = None,
         given: bool = False,
@@ -66,7 +64,6 @@ class Work:
         self.stages = tuple(stages)
         self.given = given
         self.views = views
-        self.order = order
         self.then = then
         self.empty = empty
         self._compared = Comparisons()
@@ -79,9 +76,22 @@ class Work:
         merge: Callable[[Any, Any], Any] | None = getattr(self.then, "merge_states", None)
         return merge
 
-    def identity_parts(self) -> dict[str, str]:
-        """What the work consists of, for runs that can be resumed."""
-        return {"order of rows": self.order, **stage_parts(self.stages)}
+    @property
+    def takes_whole(self) -> bool:
+        """Whether a function gets a batch, whose rows belong together."""
+        return any(batched and isinstance(stage, Call) for stage, batched in with_batches(self.stages))
+
+    def join_states(self, states: list[Any]) -> Any:
+        """The result of a chunk of which some rows are left out, from those of its parts."""
+        if len(states) > 1:
+            join = getattr(self.then, "join_states", None)
+            if join is not None:
+                return join(states)
+            rows = [state for state in states if state is not NOTHING and state is not None]
+            states = [join_pieces(rows)] if rows else []
+        if states:
+            return states[0]
+        return NOTHING if self.empty is None else self.empty()
 
     def __call__(self, chunk: Data, start: int = 0) -> Any:
         # Tensors of torch's inference mode count no versions.
@@ -129,6 +139,15 @@ def stage_parts(stages: Sequence[Stage], prefix: str = "") -> dict[str, str]:
     return parts
 
 
+def with_batches(stages: Iterable[Stage]) -> Iterator[tuple[Stage, bool]]:
+    """Each stage, and whether there are batches then."""
+    batched = False
+    for stage in stages:
+        if isinstance(stage, (Batch, Unbatch)):
+            batched = isinstance(stage, Batch)
+        yield stage, batched
+
+
 def run_stages(stages: Sequence[Stage], value: Any) -> Any:
     """Apply stages to a chunk, or to a batch; NOTHING when no row is left.
 
@@ -137,11 +156,9 @@ def run_stages(stages: Sequence[Stage], value: Any) -> Any:
     """
     if is_tensor_collection(value) and value.is_locked:
         value = value.copy()
-    batched = False
-    for number, stage in enumerate(stages):
+    for number, (stage, batched) in enumerate(with_batches(stages)):
         try:
             if isinstance(stage, (Batch, Unbatch)):
-                batched = isinstance(stage, Batch)
                 if not batched and not _count(stage, value):
                     return NOTHING
             else:

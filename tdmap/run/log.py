@@ -437,6 +437,10 @@ class Log:
         self.files = [str(self.path), *files_of(data)]
         return data
 
+    def lost(self, name: str) -> None:
+        """The file that jobs from here on have filled is gone: they run again."""
+        self._note_made(name, None)
+
     def _was_made(self, name: str, what: Any) -> bool:
         return self._history.made.get(name) == (self._begun, what)
 

@@ -114,13 +114,16 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         if len(args) > len(names) or not required <= given.keys() or len(given) < len(args) + len(kwargs):
             _refuse(fn.__name__, shown, args, kwargs)
         data = given[names[0]]
-        if hasattr(type(data), "identity_parts"):  # rows and how they are looked at
-            data = data.data
+        looked_at = data if hasattr(type(data), "identity_parts") else None
+        if looked_at is not None:  # rows and how they are looked at
+            data = looked_at.data
         if has_output:
             require_rows(data, fn.__name__)
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options, skip)
+        if looked_at is not None and hasattr(type(looked_at), "check_output"):  # which reads other rows, too
+            looked_at.check_output(ctx.output)
 
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)

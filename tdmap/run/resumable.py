@@ -44,29 +44,35 @@ def map_to_folder(
     store = OutputFolder.of(out)
     with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
         if not resume:
-            return _written(job, store, execution, spill_dir)
+            return fill_folder(job, store, execution, None, spill_dir)
         if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
             store.begin_anew()  # nothing was begun, or the dataset was removed
         with open_run(store.hidden, job, MAP, [], resume) as log:
-            result = store.publish() if log is None else _written(job, store, execution, None, log)
+            result = store.publish() if log is None else fill_folder(job, store, execution, log)
             if log is not None:
                 log.finish(job.plan.length, files_of(result))  # whose names have changed
         clean(store.hidden)  # also of a session that was killed before it did
         return result
 
 
-def _written(
+def fill_folder(
     job: Job,
     store: OutputFolder,
     execution: Execution,
-    spill_dir: str | os.PathLike[str] | None,
-    log: Log | None = None,
+    log: Log | None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> Data:
-    """Run a job, bring ragged results to their places, and publish the dataset."""
+    """Run a job of a call that has claimed the folder, bring ragged results to their places, and publish the dataset.
+
+    Errors as `map_to_folder`.
+    """
     if not job.plan.length:
         _put_no_rows(job, store)
         return store.publish()
-    spill, objects = _spill(store, execution, spill_dir), None if log is None else ObjectLog(store.hidden)
+    if log is not None and store.load() is None:
+        log.lost("output")
+    spill = _spill(store, execution, spill_dir if log is None else None)
+    objects = None if log is None else ObjectLog(store.hidden)
     sink = Folder(store, lambda data: use_files(log, data), objects, spill)
     try:
         run_logged(log, execution, job, sink)
@@ -75,7 +81,10 @@ def _written(
     finally:
         if log is None and spill is not None:
             spill.remove()
-    return store.publish()
+    made = store.publish()
+    if objects is not None:
+        objects.forget()
+    return made
 
 
 def _spill(store: OutputFolder, execution: Execution, spill_dir: str | os.PathLike[str] | None = None) -> Spill | None:

@@ -140,7 +140,8 @@ class Skipper:
         """Put the results of the parts where the result of the whole chunk belongs."""
         join_states = getattr(self.loop.fn, "join_states", None)
         if join_states is not None:
-            return join_states([part.value for part in search.parts])
+            whole = search.parts and getattr(self.loop.fn, "takes_whole", False)
+            return join_states([search.again(bad)] if whole else [part.value for part in search.parts])
         parts = [part for part in search.parts if part.value is not None]
         complete = len(parts) == len(search.parts)
         writer = self.loop.writer

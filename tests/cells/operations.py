@@ -210,12 +210,16 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def resumable() -> list[str]:
-    """The names of operations that resume into each kind of output. A pipeline resumes into one folder."""
-    return [name for name, operation in OPERATIONS.items() if operation.has_output and name != "Pipeline.write"]
+    """The names of operations that resume into each kind of output."""
+    return [name for name, operation in OPERATIONS.items() if operation.has_output]
 
 
 def _written(pipeline: Any, options: dict[str, Any]) -> Any:
-    return pipeline.write(**options) if "out" in options else pipeline.collect(**options)
+    return (
+        pipeline.write(**{"out": None, **options})
+        if {"out", "resume"} & options.keys()
+        else pipeline.collect(**options)
+    )
 
 
 ELSEWHERE = {

@@ -250,9 +250,7 @@ def test_an_unfinished_cache_in_other_chunks_is_begun_anew(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         pipeline.cache(path).collect(num_workers=0, chunksize=4)
     (tmp_path / "go").touch()
-    with pytest.raises(ResumeMismatch, match="chunk size"):
-        pipeline.cache(path).collect(num_workers=0, chunksize=5)
-    again = pipeline.cache(path, overwrite=True).collect(num_workers=0, chunksize=5)
+    again = pipeline.cache(path).collect(num_workers=0, chunksize=5)
     assert again["y"].tolist() == [10 * x for x in range(40)]
 
 
