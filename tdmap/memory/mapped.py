@@ -7,12 +7,15 @@ and after a worker has ended by SIGBUS. A file that is truncated while the calle
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import SharedHandle, region_of
+from tdmap.memory.regions import Region, SharedHandle, region_of
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
@@ -45,11 +48,7 @@ class MappedFiles:
                 continue
             # A shorter file that has taken the name of the mapped one does no harm.
             if info.st_size < nbytes and inodes_of_mappings().get(address, info.st_ino) == info.st_ino:
-                raise DatasetError(
-                    path,
-                    f"{nbytes:,} bytes are mapped and the file has {info.st_size:,}: it was truncated after it was "
-                    "opened. Load the dataset again",
-                )
+                raise _truncated(path, nbytes, info.st_size)
 
 
 def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
@@ -80,6 +79,55 @@ def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
         else:
             found.append(None)
     return found
+
+
+LARGE_BYTES = 4 << 20
+"""Smaller tensors are copied in the time that it takes to ask the system whether they are mapped."""
+
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .(.).s ([0-9a-f]+) \S+ ([1-9][0-9]*) +(/.*)$", re.MULTILINE)
+
+
+def mapped_elsewhere(tensor: Tensor) -> Region | None:
+    """Where a large strided CPU tensor lies in a file that another library has mapped, as `np.memmap` does.
+
+    None where it lies in ordinary memory, where the mapping is copy-on-write, and where the file was replaced.
+
+    Raises:
+        DatasetError: the file has been truncated.
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes < LARGE_BYTES or tensor.untyped_storage().nbytes() < LARGE_BYTES:
+        return None
+    first = tensor.data_ptr()
+    last = first + (sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
+    try:
+        mappings = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    except OSError:  # not Linux
+        return None
+    for start, end, writes, offset, inode, path in _MAPPING.findall(mappings):
+        if not int(start, 16) <= first < last <= int(end, 16):
+            continue
+        begins = int(offset, 16) - int(start, 16)
+        try:
+            info = os.stat(path)
+        except OSError:  # removed
+            return None
+        if info.st_ino != int(inode) or not stat.S_ISREG(info.st_mode) or (begins + first) % tensor.element_size():
+            return None
+        if begins + last > info.st_size:
+            raise _truncated(path, begins + last, info.st_size)
+        handle = SharedHandle(path, min(begins + int(end, 16), info.st_size), info.st_dev, info.st_ino)
+        at = (begins + first) // tensor.element_size()
+        return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), at, writes == "w")
+    return None
+
+
+def _truncated(path: str, mapped: int, found: int) -> DatasetError:
+    return DatasetError(
+        path,
+        f"{mapped:,} bytes are mapped and the file has {found:,}: it was truncated after it was opened. Load the "
+        "dataset again",
+    )
 
 
 def is_private(tensor: Tensor) -> bool:

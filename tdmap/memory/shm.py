@@ -23,7 +23,7 @@ import weakref
 import torch
 
 from tdmap.frames import warn_user
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import MappedFiles, mapped_elsewhere
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
 from tensordict_lite.memmap.disk import mapping
@@ -180,8 +180,10 @@ def shared_region(tensor: torch.Tensor) -> Region | None:
         MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
         return None
     storage = tensor.untyped_storage()
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not storage.is_shared():
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None
+    if not storage.is_shared():
+        return mapped_elsewhere(tensor)
     if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return None
     try:
