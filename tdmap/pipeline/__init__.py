@@ -6,9 +6,8 @@ stages.py     what they wrote, one frozen object a stage
 planning.py   which stages are arithmetic, which run in workers, which in the calling process
 rows.py       rows at random access, several datasets included
 work.py       what a worker does with a chunk
-rounds.py     chunks of all epochs, and the jobs that compute them
-pieces.py     streams of rows and batches, with a position that can be saved
-streams.py    a plan as it runs
+epochs.py     chunks of all epochs, and the jobs that compute them
+iterators.py  a plan as it runs: rows and batches, with a position that can be saved
 loader.py     iteration
 terminals.py  writing, folding, collecting, counting
 caching.py    `.cache(path)`

@@ -18,9 +18,9 @@ from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.output.output import Output
 from tdmap.pipeline import terminals
+from tdmap.pipeline.epochs import Settings
 from tdmap.pipeline.planning import Plan, is_one_pass
-from tdmap.pipeline.rounds import Settings
-from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
+from tdmap.pipeline.stages import Cache, ConcatWith, Stage, ZipWith
 from tdmap.pipeline.work import stage_parts
 from tdmap.run.call import resumable_call
 from tdmap.run.context import Context
@@ -42,10 +42,10 @@ def identity(pipeline: Chain, prefix: str = "") -> dict[str, str]:
     parts = {}
     parts[f"{prefix}seed"] = str(pipeline._seed)
     parts[f"{prefix}number of stages"] = str(len(pipeline._stages))
-    stages = [Stage() if isinstance(stage, (Zip, Concat)) else stage for stage in pipeline._stages]
+    stages = [Stage() if isinstance(stage, (ZipWith, ConcatWith)) else stage for stage in pipeline._stages]
     parts |= stage_parts(stages, prefix)
     for number, stage in enumerate(pipeline._stages, 1):
-        if isinstance(stage, (Zip, Concat)):
+        if isinstance(stage, (ZipWith, ConcatWith)):
             parts[f"{prefix}stage {number}"] = stage.name
             name = f"{prefix}stage {number}, {stage.name}: "
             parts |= source(stage.other, name) | identity(stage.other, name)

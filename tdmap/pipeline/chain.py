@@ -15,21 +15,21 @@ from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow
 from tdmap.output.output import Output
 from tdmap.pipeline.caching import dataset_of, identity
-from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start, uncounted_call
-from tdmap.pipeline.rounds import Settings
-from tdmap.pipeline.rows import Pending, View
-from tdmap.pipeline.shares import Epochs, Share
+from tdmap.pipeline.epochs import Settings
+from tdmap.pipeline.planning import Head, Plan, extend, heads_of, start, uncounted_call
+from tdmap.pipeline.rows import Dataset, Index, Pending, Rows
+from tdmap.pipeline.shares import EpochNumber, Share
 from tdmap.pipeline.stages import (
     KEEPING_ROWS,
     SAME_ENTRIES,
     Cache,
     Call,
-    Concat,
+    ConcatWith,
     Key,
     Shard,
     Shuffle,
     Stage,
-    Zip,
+    ZipWith,
 )
 from tdmap.runtime.wire import byvalue
 from tdmap.seeding import checked_seed
@@ -60,7 +60,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
         self.data = data
         self._seed = checked_seed(seed)
-        self._epochs = Epochs()
+        self._epochs = EpochNumber()
         self._begun: tuple[int, int] | None = None
         self._stages: tuple[Stage, ...] = ()
 
@@ -96,7 +96,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     @property
     def _others(self) -> list[Chain]:
-        return [stage.other for stage in self._stages if isinstance(stage, (Zip, Concat))]
+        return [stage.other for stage in self._stages if isinstance(stage, (ZipWith, ConcatWith))]
 
     @property
     def _calls(self) -> bool:
@@ -156,24 +156,23 @@ class Chain(torch.utils.data.IterableDataset[Any]):
                 return chain, Share(last.index, last.count, last.even)
         return self, Share()
 
-    def _plan(self, leaf_of: Callable[[Chain, Cache, Plan], Any]) -> Plan:
-        """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""
+    def _plan(self, rows_of: Callable[[Chain, Cache, Plan], Rows]) -> Plan:
+        """The plan; `rows_of` gives the rows of a cache and the pipeline before it."""
         plan = start(self.data)
         for number, stage in enumerate(self._stages):
             if isinstance(stage, Cache):
                 before = object.__new__(type(self))
                 before.__dict__.update(self.__dict__)
                 before._stages = self._stages[:number]
-                plan = Head(View(leaf_of(before, stage, plan)))
+                plan = Head(Index(rows_of(before, stage, plan)))
             else:
-                plan = extend(plan, stage, lambda other: other._plan(leaf_of))
+                plan = extend(plan, stage, lambda other: other._plan(rows_of))
         return plan
 
     def _pending(self, cache: Cache, plan: Plan) -> Pending:
         if plan.batched:
             raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
-        row_bytes = leaf_row_bytes(heads_of(plan)[0].view)
-        return Pending(cache.path, plan.elements, row_bytes)
+        return Pending(cache.path, plan.elements, heads_of(plan)[0].view.row_bytes)
 
     def _opened(self, settings: Settings) -> Plan:
         """The plan with every cache written.
@@ -181,7 +180,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         Raises:
             ValueError: rows that raise are to be skipped, and a function is called where that cannot be.
         """
-        plan = self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, settings))
+        plan = self._plan(lambda before, cache, plan: Dataset(dataset_of(before, cache, plan, settings)))
         stage = uncounted_call(plan) if settings.failures.skip else None
         if stage is not None:
             raise ValueError(

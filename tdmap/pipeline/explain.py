@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tdmap.data.kinds import data_length, data_row_bytes, is_data
+from tdmap.data.kinds import data_row_bytes, is_data
 from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written
-from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
-from tdmap.pipeline.rounds import chunk_rows, default_ahead
-from tdmap.pipeline.rows import Joined, Pending, View, Zipped
+from tdmap.pipeline.epochs import chunk_rows, default_ahead
+from tdmap.pipeline.planning import Head, Local, Plan
+from tdmap.pipeline.rows import Concat, Dataset, Index, Pending, Rows, Zip
 from tdmap.pipeline.shares import Share
-from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
+from tdmap.pipeline.stages import ENDLESS, Batch, Cache, Call, ConcatWith, Repeat, Shuffle, Stage
 from tdmap.seeding import own_streams
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
     """
     caches: list[Box] = []
 
-    def leaf_of(before: Chain, cache: Cache, plan: Plan) -> Any:
+    def rows_of(before: Chain, cache: Cache, plan: Plan) -> Rows:
         facts = (
             ["written already, and read from there"] if is_written(cache) else ["not written yet: a pass of its own"]
         )
@@ -57,10 +57,10 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
         return before._pending(cache, plan)
 
     chain, share = pipeline._without_share()
-    plan = pipeline._plan(leaf_of)
+    plan = pipeline._plan(rows_of)
     if share.world_size > 1:
         caches.clear()
-        whole = chain._plan(leaf_of)
+        whole = chain._plan(rows_of)
         top = _share_box(str(pipeline._stages[-1]), share, whole, _boxes(whole, num_workers, caches, None))
     else:
         top = _boxes(plan, num_workers, caches, None)
@@ -80,15 +80,15 @@ def _share_box(stage: str, share: Share, whole: Plan, above: Box) -> Box:
 def _boxes(plan: Plan, workers: int, caches: list[Box], batch: int | None) -> Box:
     if isinstance(plan, Head):
         return _head_boxes(plan, workers, caches, batch)
-    if isinstance(plan, Again):
-        epochs = "without end" if plan.epochs == ENDLESS else f"{plan.epochs} times"
+    if isinstance(plan.stage, Repeat):
+        epochs = "without end" if plan.stage.count is None else f"{plan.stage.count} times"
         return Box("here", f"again, {epochs}", [], [], [_boxes(plan.source, workers, caches, batch)])
-    if isinstance(plan, Both):
+    if len(plan.sources) > 1:
         above = [_boxes(source, workers, caches, batch) for source in plan.sources]
-        title = "one after the other" if plan.stage.name == "concat" else "side by side"
+        title = "one after the other" if isinstance(plan.stage, ConcatWith) else "side by side"
         return Box("here", f"in this process, {title}", [plan.stage.name], [], above)
     stages, source = [plan.stage], plan.source
-    while isinstance(source, Local):
+    while isinstance(source, Local) and len(source.sources) == 1 and not isinstance(source.stage, Repeat):
         stages.insert(0, source.stage)
         source = source.source
     size = next((stage.size for stage in stages if isinstance(stage, Batch)), batch)
@@ -100,8 +100,8 @@ def _boxes(plan: Plan, workers: int, caches: list[Box], batch: int | None) -> Bo
 
 def _head_boxes(head: Head, workers: int, caches: list[Box], batch: int | None) -> Box:
     rows = _rows_box(head.view, caches)
-    count, size = head.view.rows, chunk_rows(head, None, batch)
-    row_bytes = leaf_row_bytes(head.view)
+    count, size = head.view.length, chunk_rows(head, None, batch)
+    row_bytes = head.view.row_bytes
     facts = []
     if head.epochs != 1:
         facts.append("epochs without end" if head.epochs == ENDLESS else f"{head.epochs} epochs")
@@ -118,24 +118,25 @@ def _head_boxes(head: Head, workers: int, caches: list[Box], batch: int | None) 
     return Box("workers", f"one pass, {who}", [str(stage) for stage in head.stages] or ["read"], facts, [rows])
 
 
-def _rows_box(view: View, caches: list[Box]) -> Box:
-    leaf = view.leaf
+def _rows_box(view: Index, caches: list[Box]) -> Box:
+    over = view.over
     picks = [str(pick) for pick in view.picks]
     facts = ["row numbers only: nothing is moved"] if picks else []
-    if isinstance(leaf, (Joined, Zipped)):
-        above = []
-        for part in leaf.parts:
+    above = []
+    if isinstance(over, (Concat, Zip)):
+        for part in over.parts:
+            assert isinstance(part, Index)
             box = _rows_box(part, caches)
             box.stages += [f"{stage} (in the workers)" for stage in part.stages]
             above.append(box)
-        title = "one after the other" if isinstance(leaf, Joined) else "side by side"
-        return Box("rows", f"{_count(view.leaf_rows)}, {title}", picks, facts, above)
-    if isinstance(leaf, Pending):
-        above = [box for box in caches if box.title == f"cache {leaf.path}"][-1:]
-        return Box("rows", f"{_count(leaf.rows)} of the cache", picks, facts, above)
-    size = leaf_row_bytes(view)
-    title = f"{type(leaf).__name__}, {_count(data_length(leaf, 0))} of {_bytes(size)}"
-    return Box("rows", title, picks, facts)
+        title = f"{_count(over.length)}, {'one after the other' if isinstance(over, Concat) else 'side by side'}"
+    elif isinstance(over, Pending):
+        above = [box for box in caches if box.title == f"cache {over.path}"][-1:]
+        title = f"{_count(over.length)} of the cache"
+    else:
+        assert isinstance(over, Dataset)
+        title = f"{type(over.data).__name__}, {_count(over.length)} of {_bytes(over.row_bytes)}"
+    return Box("rows", title, picks, facts, above)
 
 
 def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int | None) -> list[str]:
@@ -160,9 +161,9 @@ def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int | Non
     total, parts = 0, []
     for head, batch in _heads(plan, None):
         size = chunk_rows(head, None, batch)
-        busy = max(workers, 1) * size * (leaf_row_bytes(head.view) + out_bytes)
+        busy = max(workers, 1) * size * (head.view.row_bytes + out_bytes)
         ahead = (prefetch or default_ahead(head, size, max(workers, 1))) * size * out_bytes
-        order = 8 * (head.view.rows or 0) * any(isinstance(pick, Shuffle) for pick in head.view.picks)
+        order = 8 * (head.view.length or 0) * any(isinstance(pick, Shuffle) for pick in head.view.picks)
         total += busy + ahead + order
         parts.append(
             f"{_bytes(busy)} in workers, {_bytes(ahead)} ahead" + (f", {_bytes(order)} of order" * bool(order))
@@ -177,22 +178,17 @@ def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int | Non
 def _heads(plan: Plan, batch: int | None) -> Iterator[tuple[Head, int | None]]:
     if isinstance(plan, Head):
         yield plan, batch
-    elif isinstance(plan, Both):
-        for source in plan.sources:
-            yield from _heads(source, batch)
-    else:
-        size = plan.stage.size if isinstance(plan, Local) and isinstance(plan.stage, Batch) else batch
-        yield from _heads(plan.source, size)
+        return
+    size = plan.stage.size if isinstance(plan.stage, Batch) else batch
+    for source in plan.sources:
+        yield from _heads(source, size)
 
 
 def _locals(plan: Plan) -> Iterator[Stage]:
-    if isinstance(plan, Local):
+    if not isinstance(plan, Head):
         yield plan.stage
-    if isinstance(plan, Both):
         for source in plan.sources:
             yield from _locals(source)
-    elif not isinstance(plan, Head):
-        yield from _locals(plan.source)
 
 
 def _probe(plan: Plan) -> Any:

@@ -11,17 +11,16 @@ import torch
 from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
 from tdmap.ops.iteration.prefetch import prefetch_over
-from tdmap.pipeline.pieces import State, Stream, next_of_round
-from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
-from tdmap.pipeline.rounds import Settings, chunk_sizes
+from tdmap.pipeline.epochs import Settings, chunk_sizes
+from tdmap.pipeline.iterators import ElementIterator, State, open_iterator
+from tdmap.pipeline.planning import Plan, with_chunks
 from tdmap.pipeline.shares import Share
-from tdmap.pipeline.stages import STAGES
-from tdmap.pipeline.streams import open_stream
+from tdmap.pipeline.stages import ENDLESS, STAGES
 from tdmap.pipeline.torchloader import divided
 from tdmap.process_state import on_host
 from tdmap.run.operation import hide_engine
 
-VERSION = 3
+VERSION = 4
 
 NO_SHARE = Share()
 
@@ -75,21 +74,19 @@ class PipelineIterator(Iterator[Any]):
 
     def _begin(self, state: State | None) -> None:
         link = None if self._device is None else open_link(self._device)
-        self._stream = open_stream(self._plan, self._settings.over(link))
-        self._elements: Iterator[Any]
-        if self._plan.batched:
-            elements = _Batches(self._stream, self._every)
-        else:
-            elements = _Rows(self._stream, self._every)
+        pieces = open_iterator(self._plan, self._settings.over(link))
+        elements = ElementIterator(pieces, self._plan.batched, self._every)
         if state is not None:
             elements.load(state)
+        self._positional = elements.positional
         self._state: Callable[[], State] = elements.state
         self._last_state = elements.state
-        self._elements = elements
+        self._close = elements.close
+        self._elements: Iterator[Any] = elements
         if link is not None:
             # Elements are asked for ahead of their turn, so each one carries its own place; unless that is costly.
-            depth = self._prefetch if self._stream.positional else 0
-            places = self._stream.positional
+            depth = self._prefetch if self._positional else 0
+            places = self._positional
             self._elements = prefetch_over(link, _placed(elements, places), depth)
             if places:
                 self._first = self._state()
@@ -104,7 +101,7 @@ class PipelineIterator(Iterator[Any]):
             first()
         execution = self._settings.execution
         alone = execution is None or execution.executor == "serial"
-        before = self._state() if self._stream.positional else None
+        before = self._state() if self._positional else None
         try:
             with contextlib.nullcontext() if alone else one_thread():
                 element = next(self._elements)
@@ -152,7 +149,7 @@ class PipelineIterator(Iterator[Any]):
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
-        self._stream.close()
+        self._close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator is: plain numbers, and with `.shuffle(buffer=n)` the rows of the buffer."""
@@ -233,68 +230,3 @@ def _placed(elements: Any, places: bool) -> Iterator[Any]:
             yield [value, _Carried(elements.state() if places else None)]
     finally:
         elements.close()
-
-
-class _Batches(Iterator[Any]):
-    """Batches of a stream, or those of a share."""
-
-    def __init__(self, stream: Stream, share: Share) -> None:
-        self._stream = stream
-        self._share = share
-        self._index, self._count = share.worker, share.workers
-        self._number = 0
-        """Of rounds, which have an element for each rank."""
-
-    def __next__(self) -> Any:
-        while True:
-            alone = self._share.world_size == 1
-            piece = self._stream.next() if alone else next_of_round(self._stream, self._share)
-            self._number += 1
-            if (self._number - 1) % self._count == self._index:
-                return piece
-
-    def state(self) -> State:
-        return {"number": self._number, "stream": self._stream.state()}
-
-    def load(self, state: State) -> None:
-        self._number = state["number"]
-        self._stream.load(state["stream"])
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _Rows(_Batches):
-    """Rows of a stream, without their dimension."""
-
-    def __init__(self, stream: Stream, share: Share) -> None:
-        super().__init__(stream, share)
-        self._rows: list[Any] = []
-        self._used = 0
-        self._before: State = stream.state() if stream.positional else {}
-
-    def __next__(self) -> Any:
-        while True:
-            while self._used >= len(self._rows):
-                if self._stream.positional:
-                    self._before = self._stream.state()
-                skipped = self._used - len(self._rows) if not self._rows else 0
-                self._rows = list(self._stream.next().unbind(0))
-                self._used = skipped
-            row = self._rows[self._used]
-            self._used += 1
-            self._number += 1
-            if (self._number - 1) % self._count == self._index:
-                return row
-
-    def state(self) -> State:
-        if self._stream.positional:
-            return {"number": self._number, "used": self._used, "stream": self._before}
-        rows = [row.clone() for row in self._rows[self._used :]]
-        return {"number": self._number, "rows": rows, "stream": self._stream.state()}
-
-    def load(self, state: State) -> None:
-        super().load(state)
-        self._before = state["stream"]
-        self._rows = list(state.get("rows", ()))
-        self._used = state.get("used", 0)

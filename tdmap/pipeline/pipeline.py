@@ -18,14 +18,14 @@ from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
 from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
+from tdmap.pipeline.epochs import Settings
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.ragged import PackRows, PadRows, SortByLength, require_block_columns
-from tdmap.pipeline.rounds import Settings
 from tdmap.pipeline.stages import (
     Batch,
     Cache,
-    Concat,
+    ConcatWith,
     Filter,
     FlatMap,
     Key,
@@ -38,7 +38,7 @@ from tdmap.pipeline.stages import (
     Skip,
     Take,
     Unbatch,
-    Zip,
+    ZipWith,
 )
 from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
@@ -267,7 +267,7 @@ class Pipeline(Chain):
 
     def zip(self, other: Pipeline | Data) -> Pipeline:
         """Entries of both, row by row. Both must have as many rows, and no entry in common. Seeds: see `concat`."""
-        return self._then(Zip(_pipeline(other, "zip")))
+        return self._then(ZipWith(_pipeline(other, "zip")))
 
     def concat(self, other: Pipeline | Data) -> Pipeline:
         """The rows of `other` after these. Both must have the same entries, dtypes and row shapes.
@@ -283,7 +283,7 @@ class Pipeline(Chain):
         if mine is not None and theirs is not None and not fits(mine, theirs):
             difference = describe_difference(mine, theirs).replace("this one", "the second one", 1)
             raise OutputMismatch(f"concat: the rows of both must look alike: {difference}.")
-        return self._then(Concat(other))
+        return self._then(ConcatWith(other))
 
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
         """Write the rows to a folder the first time that they are needed, and read them there from then on.

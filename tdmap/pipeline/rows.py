@@ -1,16 +1,21 @@
 """Rows at random access: the part of a pipeline whose rows can be numbered before anything runs.
 
-    View  =  leaf            a dataset, or views side by side (Zipped) or after one another (Joined)
-          +  picks           take, skip, shard, shuffle: arithmetic on row numbers, no data is moved
-          +  stages          map, map_rows, select: functions of rows
+    Index  =  over            a dataset, a cache, or others side by side (Zip) or after one another (Concat)
+           +  picks           take, skip, shard, shuffle: arithmetic on row numbers, no data is moved
+           +  stages          map, map_rows, select: functions of rows
 
 The order of picks and stages does not matter, because the stages are row-wise; so all picks become one index into
-the leaf. Everything about order, resuming and sharing out work then is arithmetic, as long as rows can be numbered.
+what is below. Everything about order, resuming and sharing out work then is arithmetic.
+
+Rows are described without an epoch. `at` gives those of an epoch, whose order is known: they can be read, and the
+engine's `Reader` takes them for a dataset.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -18,122 +23,324 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_length, is_data, tensors_of
+from tdmap.data.kinds import Data, data_length, data_row_bytes, tensors_of
 from tdmap.data.reader import narrow
+from tdmap.data.reader import window as part_of
 from tdmap.data.schema import join_pieces
 from tdmap.data.store import folder_of
 from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
+from tdmap.plan import LEAD_ROWS
 from tdmap.seeding import Captured, derive, permutation, seeded
 from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""
 
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """Views after one another."""
-
-    parts: tuple[View, ...]
+Keep: TypeAlias = "Callable[[Data], Data]"
+"""Gives a dataset a place where workers can read it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Zipped:
-    """Views side by side."""
+class Rows(ABC):
+    """Numbered rows.
 
-    parts: tuple[View, ...]
+    Attributes:
+        parts: what they are made of.
+        seed: of the random streams of the parts' functions, which run before the chunk has streams of its own.
+    """
 
+    parts: tuple[Rows, ...] = ()
+    seed: int | None = None
 
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """A cache that is not written yet: how many rows it will have is known sometimes."""
+    @property
+    @abstractmethod
+    def length(self) -> int | None:
+        """How many; None while that is not known."""
 
-    path: str
-    rows: int | None
-    row_bytes: int
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Bytes that are read for one row."""
 
+    @abstractmethod
+    def at(self, epoch: int, keep: Keep) -> Rows:
+        """The rows of an epoch."""
 
-Leaf: TypeAlias = "Data | Joined | Zipped | Pending"
+    @abstractmethod
+    def few(self) -> Rows:
+        """Some of them, in no particular order: enough to see how large they are."""
 
+    @abstractmethod
+    def example(self, count: int) -> Data:
+        """What the stages make of the first so many rows of a dataset."""
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """Numbered rows."""
-
-    leaf: Leaf
-    picks: tuple[Stage, ...] = ()
-    stages: tuple[Stage, ...] = ()
+    @abstractmethod
+    def read(self, rows: Picks) -> Data:
+        """Rows of an epoch, as a collection or a tensor in new memory."""
 
     @property
     def folders(self) -> set[str]:
         """Where the datasets lie that are read."""
-        leaf = self.leaf
-        if isinstance(leaf, (Joined, Zipped)):
-            return set().union(*(part.folders for part in leaf.parts))
-        folder = leaf.path if isinstance(leaf, Pending) else folder_of(leaf)
+        return set().union(*(part.folders for part in self.parts))
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The index of each share that was taken, of parts too."""
+        return tuple(index for part in self.parts for index in part.shares)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether rows are others, or in another order, in another epoch."""
+        return any(part.shuffles for part in self.parts)
+
+    @functools.cached_property
+    def call(self) -> Stage | None:
+        """A stage that calls a function of the user's while rows are read."""
+        return next((part.call for part in self.parts if part.call is not None), None)
+
+    # -- as the engine's reader sees the rows of an epoch ---------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([self.length or 0])
+
+    def _leaves(self) -> list[Tensor]:
+        return [leaf for part in self.parts for leaf in part._leaves()]
+
+    def __getitem__(self, index: Any) -> Any:
+        (wanted,) = index if isinstance(index, tuple) else (index,)
+        if isinstance(wanted, slice):
+            return Index(self, order=range(self.length or 0)[wanted])
+        return self.draw(wanted)
+
+    def split(self, size: int, dim: int = 0) -> Iterator[Data]:
+        """Read piece by piece."""
+        rows = range(self.length or 0)
+        return (self.draw(rows[start : start + size]) for start in range(0, len(rows), size))
+
+    def draw(self, rows: Picks) -> Data:
+        """`read`, with random streams that the seed and the first row decide."""
+        if self.seed is None or not len(rows) or self.call is None:
+            return self.read(rows)
+        with seeded(self.seed, int(rows[0]), self._captured):
+            return self.read(rows)
+
+    @functools.cached_property
+    def _captured(self) -> Captured:
+        return Captured(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset(Rows):
+    """Those of a dataset."""
+
+    data: Data
+
+    @property
+    def length(self) -> int:
+        return data_length(self.data, 0)
+
+    @property
+    def row_bytes(self) -> int:
+        return data_row_bytes(self.data, self.length)
+
+    @property
+    def folders(self) -> set[str]:
+        folder = folder_of(self.data)
         return set() if folder is None else {os.path.abspath(folder)}
 
-    @property
-    def leaf_rows(self) -> int | None:
-        """Rows of the leaf; None while that is not known."""
-        leaf = self.leaf
-        if isinstance(leaf, Pending):
-            return leaf.rows
-        if isinstance(leaf, Joined):
-            counts = [part.rows for part in leaf.parts]
-            return None if None in counts else sum(count for count in counts if count is not None)
-        if isinstance(leaf, Zipped):
-            return leaf.parts[0].rows
-        return data_length(leaf, 0)
+    def at(self, epoch: int, keep: Keep) -> Dataset:
+        return Dataset(keep(self.data))
+
+    def few(self) -> Dataset:
+        return Dataset(window(self.data, range(min(LEAD_ROWS, self.length))))
+
+    def example(self, count: int) -> Data:
+        return narrow(self.data, 0, 0, min(count, self.length)).clone()
+
+    def read(self, rows: Picks) -> Data:
+        if isinstance(rows, range):
+            return narrow(self.data, 0, rows.start, rows.stop).clone()
+        return self.data[rows]
+
+    def _leaves(self) -> list[Tensor]:
+        return tensors_of(self.data)
+
+
+@dataclass(frozen=True, eq=False)
+class Pending(Rows):
+    """Those of a cache that is not written yet: how many it will have is known sometimes."""
+
+    path: str
+    count: int | None
+    bytes_each: int
 
     @property
-    def rows(self) -> int | None:
-        """Rows of the view; None while that is not known."""
-        rows = self.leaf_rows
+    def length(self) -> int | None:
+        return self.count
+
+    @property
+    def row_bytes(self) -> int:
+        return self.bytes_each
+
+    @property
+    def folders(self) -> set[str]:
+        return {os.path.abspath(self.path)}
+
+    def _missing(self, *args: Any) -> Any:
+        raise FileNotFoundError(f"the cache {self.path} is not written yet")
+
+    at = few = example = read = _missing  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Rows):
+    """Those of parts after one another."""
+
+    parts: tuple[Rows, ...]
+    seed: int | None = None
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """One-past-last row of each part, behind a 0."""
+        ends = [0]
+        for part in self.parts:
+            ends.append(ends[-1] + (part.length or 0))
+        return ends
+
+    @property
+    def length(self) -> int | None:
+        return None if any(part.length is None for part in self.parts) else self._ends[-1]
+
+    @property
+    def row_bytes(self) -> int:
+        return max(part.row_bytes for part in self.parts)
+
+    def at(self, epoch: int, keep: Keep) -> Concat:
+        return Concat(tuple(part.at(epoch, keep) for part in self.parts), self.seed)
+
+    def few(self) -> Concat:
+        return Concat((self.parts[0].few(),))
+
+    def example(self, count: int) -> Data:
+        return self.parts[0].example(count)
+
+    def read(self, rows: Picks) -> Data:
+        ends, pieces = self._ends, []
+        if isinstance(rows, range):
+            for part, first, last in zip(self.parts, ends, ends[1:]):
+                start, stop = max(rows.start, first), min(rows.stop, last)
+                if start < stop:
+                    pieces.append(part.read(range(start - first, stop - first)))
+            return join_pieces(pieces)
+        owner = torch.bucketize(rows, torch.tensor(ends[1:-1]), right=True)
+        order = owner.argsort(stable=True)
+        for number in owner.unique().tolist():
+            pieces.append(self.parts[number].read(rows[owner == number] - ends[number]))
+        return join_pieces(pieces)[order.argsort()]
+
+
+@dataclass(frozen=True, eq=False)
+class Zip(Rows):
+    """Those of parts side by side."""
+
+    parts: tuple[Rows, ...]
+    seed: int | None = None
+
+    @property
+    def length(self) -> int | None:
+        return self.parts[0].length
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(part.row_bytes for part in self.parts)
+
+    def at(self, epoch: int, keep: Keep) -> Zip:
+        return Zip(tuple(part.at(epoch, keep) for part in self.parts), self.seed)
+
+    def few(self) -> Zip:
+        return Zip(tuple(part.few() for part in self.parts))
+
+    def example(self, count: int) -> Data:
+        return merge([part.example(count) for part in self.parts])
+
+    def read(self, rows: Picks) -> Data:
+        return merge([part.read(rows) for part in self.parts])
+
+
+@dataclass(frozen=True, eq=False)
+class Index(Rows):
+    """Some rows of others, in some order, with functions of rows."""
+
+    over: Rows
+    picks: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    order: Picks | None = None
+    """In an epoch: the numbers of the rows in `over`."""
+
+    @property
+    def parts(self) -> tuple[Rows, ...]:  # type: ignore[override]
+        return (self.over,)
+
+    @property
+    def length(self) -> int | None:
+        if self.order is not None:
+            return len(self.order)
+        rows = self.over.length
         for pick in self.picks:
             rows = None if rows is None else len(_picked(range(rows), pick))
         return rows
 
     @property
-    def shares(self) -> tuple[int, ...]:
-        """The index of each share that was taken, of parts of the leaf too."""
-        parts = self.leaf.parts if isinstance(self.leaf, (Joined, Zipped)) else ()
-        own = (pick.index for pick in self.picks if isinstance(pick, Shard))
-        return (*own, *(index for part in parts for index in part.shares))
+    def row_bytes(self) -> int:
+        return self.over.row_bytes
 
     @property
-    def part_call(self) -> Stage | None:
-        """A stage of a part of the leaf that calls a function of the user's, while rows are read."""
-        parts = self.leaf.parts if isinstance(self.leaf, (Joined, Zipped)) else ()
-        stages = (stage for part in parts for stage in (*part.stages, part.part_call))
-        return next((stage for stage in stages if isinstance(stage, Call)), None)
+    def shares(self) -> tuple[int, ...]:
+        return (*(pick.index for pick in self.picks if isinstance(pick, Shard)), *self.over.shares)
 
-    def picking(self, pick: Stage) -> View:
-        """The view with one more pick."""
+    @property
+    def shuffles(self) -> bool:
+        return any(isinstance(pick, Shuffle) for pick in self.picks) or self.over.shuffles
+
+    @functools.cached_property
+    def call(self) -> Stage | None:
+        return next((stage for stage in self.stages if isinstance(stage, Call)), self.over.call)
+
+    def picking(self, pick: Stage) -> Index:
+        """The rows with one more pick."""
         return replace(self, picks=(*self.picks, pick))
 
-    def index(self, epoch: int) -> Picks:
-        """The rows of the leaf that the view has in an epoch, in order."""
-        rows = self.leaf_rows
+    def order_in(self, epoch: int) -> Picks:
+        """The numbers of the rows in an epoch, in order."""
+        rows = self.over.length
         assert rows is not None
-        index: Picks = range(rows)
+        order: Picks = range(rows)
         for pick in self.picks:
             if isinstance(pick, Shuffle):
-                order = permutation(len(index), epoch_seed(pick.seed, epoch))
-                index = order + index.start if isinstance(index, range) else index[order]
+                shuffled = permutation(len(order), epoch_seed(pick.seed, epoch))
+                order = _chosen(order, shuffled)
             else:
-                index = _picked(index, pick)
-        return index
+                order = _picked(order, pick)
+        return order
 
-    def table(self, epoch: int, keep: Callable[[Data], Data]) -> Data:
-        """The leaf in an epoch, as something that the engine can read rows of; `keep` gives its datasets a place."""
-        if isinstance(self.leaf, Joined):
-            return JoinedTable([_Part.of(part, epoch, keep) for part in self.leaf.parts])
-        if isinstance(self.leaf, Zipped):
-            return ZippedTable([_Part.of(part, epoch, keep) for part in self.leaf.parts])
-        assert is_data(self.leaf)
-        return keep(self.leaf)
+    def at(self, epoch: int, keep: Keep) -> Index:
+        return Index(self.over.at(epoch, keep), (), self.stages, self.order_in(epoch))
+
+    def few(self) -> Index:
+        return replace(self, over=self.over.few(), picks=())
+
+    def example(self, count: int) -> Data:
+        return run_stages(self.stages, self.over.example(count))
+
+    def read(self, rows: Picks) -> Data:
+        assert self.order is not None
+        wanted = self.order[rows.start : rows.stop] if isinstance(rows, range) else _chosen(self.order, rows)
+        return run_stages(self.stages, self.over.draw(wanted))
+
+
+def _chosen(order: Picks, rows: Tensor) -> Tensor:
+    return rows + order.start if isinstance(order, range) else order[rows]
 
 
 def _picked(index: Any, pick: Stage) -> Any:
@@ -146,12 +353,20 @@ def _picked(index: Any, pick: Stage) -> Any:
         start, stop = share(len(index), pick)
         if stop <= len(index) or not len(index):
             return index[start : min(stop, len(index))]
-        return _tensor_of(index)[torch.arange(start, stop) % len(index)]  # padded: the first rows once more
+        return tensor_of(index)[torch.arange(start, stop) % len(index)]  # padded: the first rows once more
     return index
 
 
-def _tensor_of(index: Picks) -> Tensor:
+def tensor_of(index: Picks) -> Tensor:
+    """Row numbers, int64."""
     return torch.arange(index.start, index.stop) if isinstance(index, range) else index
+
+
+def window(data: Data, rows: range) -> Data:
+    """Some rows of a dataset, as a dataset that chunks may be changed of."""
+    found = part_of(data, 0, rows.start, rows.stop)
+    # A part of a locked dataset is locked too, and its chunks would be.
+    return found.copy() if is_tensor_collection(found) and found.is_locked else found
 
 
 def share(rows: int, shard: Shard) -> tuple[int, int]:
@@ -179,137 +394,6 @@ def epoch_seed(seed: int, epoch: int) -> int:
         (7, False)
     """
     return seed if epoch == 0 else derive(seed, epoch) >> 1
-
-
-# -- reading -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A view in one epoch."""
-
-    table: Data
-    index: Picks
-    stages: tuple[Stage, ...]
-
-    @classmethod
-    def of(cls, view: View, epoch: int, keep: Callable[[Data], Data]) -> _Part:
-        return cls(view.table(epoch, keep), view.index(epoch), view.stages)
-
-    def read(self, rows: Picks) -> Data:
-        """These rows of the view, in new memory."""
-        rows = self.index[rows.start : rows.stop] if isinstance(rows, range) else _at(self.index, rows)
-        chunk = narrow(self.table, 0, rows.start, rows.stop).clone() if isinstance(rows, range) else self.table[rows]
-        return run_stages(self.stages, chunk)
-
-
-def _at(index: Picks, rows: Tensor) -> Tensor:
-    return rows + index.start if isinstance(index, range) else index[rows]
-
-
-class Table:
-    """Rows that are put together when they are read. To the engine's `Reader` it looks like a dataset.
-
-    Args:
-        parts: where the rows come from.
-    """
-
-    rows: int
-    seed: int | None = None
-    """Of the random streams of the parts' functions, which run before the chunk has streams of its own."""
-
-    def __init__(self, parts: list[_Part]) -> None:
-        self.parts = parts
-        self._captured: Captured | None = None
-
-    def read(self, rows: Picks) -> Data:
-        """These rows, as a collection or a tensor in new memory."""
-        raise NotImplementedError
-
-    def draw(self, rows: Picks) -> Data:
-        """`read`, with random streams that the seed and the first row decide."""
-        if self.seed is None or not len(rows) or not self.calls:
-            return self.read(rows)
-        if self._captured is None:
-            self._captured = Captured(self)
-        with seeded(self.seed, int(rows[0]), self._captured):
-            return self.read(rows)
-
-    @property
-    def calls(self) -> bool:
-        """Whether a part calls a function of the user's."""
-        own = any(isinstance(stage, Call) for part in self.parts for stage in part.stages)
-        return own or any(isinstance(part.table, Table) and part.table.calls for part in self.parts)
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size([self.rows])
-
-    def _leaves(self) -> list[Tensor]:
-        return [leaf for part in self.parts for leaf in tensors_of(part.table)]
-
-    def __getitem__(self, index: Any) -> Any:
-        (wanted,) = index if isinstance(index, tuple) else (index,)
-        if isinstance(wanted, slice):
-            return Window(self, range(self.rows)[wanted])
-        return self.draw(wanted)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Some consecutive rows of a table, not read yet."""
-
-    table: Table
-    rows: range
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size([len(self.rows)])
-
-    def split(self, size: int, dim: int = 0) -> Iterator[Data]:
-        """Read piece by piece."""
-        return (self.table.draw(self.rows[start : start + size]) for start in range(0, len(self.rows), size))
-
-    def clone(self) -> Data:
-        """Read."""
-        return self.table.draw(self.rows)
-
-
-class JoinedTable(Table):
-    """Parts after one another."""
-
-    def __init__(self, parts: list[_Part]) -> None:
-        super().__init__(parts)
-        self.starts = [0]
-        for part in self.parts:
-            self.starts.append(self.starts[-1] + len(part.index))
-        self.rows = self.starts[-1]
-
-    def read(self, rows: Picks) -> Data:
-        if isinstance(rows, range):
-            pieces = []
-            for part, first, last in zip(self.parts, self.starts, self.starts[1:]):
-                start, stop = max(rows.start, first), min(rows.stop, last)
-                if start < stop:
-                    pieces.append(part.read(range(start - first, stop - first)))
-            return join_pieces(pieces)
-        owner = torch.bucketize(rows, torch.tensor(self.starts[1:-1]), right=True)
-        order = owner.argsort(stable=True)
-        pieces = []
-        for number in owner.unique().tolist():
-            pieces.append(self.parts[number].read(rows[owner == number] - self.starts[number]))
-        return join_pieces(pieces)[order.argsort()]
-
-
-class ZippedTable(Table):
-    """Parts side by side."""
-
-    def __init__(self, parts: list[_Part]) -> None:
-        super().__init__(parts)
-        self.rows = len(self.parts[0].index)
-
-    def read(self, rows: Picks) -> Data:
-        return merge([part.read(rows) for part in self.parts])
 
 
 def merge(pieces: list[Data]) -> Data:

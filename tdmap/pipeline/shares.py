@@ -65,7 +65,7 @@ class Share(NamedTuple):
         return len(range(self.rank, elements, self.world_size))
 
 
-class Epochs:
+class EpochNumber:
     """The number of the epoch, shared by a pipeline and all that were made from it.
 
     Once it was set, it lies in shared memory: workers of a torch DataLoader that stay from one epoch to the next see

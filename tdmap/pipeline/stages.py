@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = "str | tuple[str, ...]"
 
+ENDLESS = 1 << 62
+"""Epochs of `.repeat()` without a number."""
+
 
 @dataclass(frozen=True, eq=False)
 class Stage:
@@ -177,6 +180,11 @@ class Repeat(Stage):
         if self.count is not None:
             _whole(self, "count", 1)
 
+    @property
+    def epochs(self) -> int:
+        """How many; `ENDLESS` without a number."""
+        return ENDLESS if self.count is None else self.count
+
     def __str__(self) -> str:
         return f"repeat({'' if self.count is None else self.count})"
 
@@ -212,7 +220,7 @@ class Unbatch(Stage):
 
 
 @dataclass(frozen=True, eq=False)
-class Zip(Stage):
+class ZipWith(Stage):
     """Entries of two pipelines side by side."""
 
     name = "zip"
@@ -223,7 +231,7 @@ class Zip(Stage):
 
 
 @dataclass(frozen=True, eq=False)
-class Concat(Stage):
+class ConcatWith(Stage):
     """Rows of one pipeline after those of another."""
 
     name = "concat"
@@ -251,7 +259,7 @@ class Cache(Stage):
         return Cache(absolute_path(path), overwrite)
 
 
-KEEPING_ROWS = (Filter, Take, Skip, Shard, Shuffle, Repeat, Concat)
+KEEPING_ROWS = (Filter, Take, Skip, Shard, Shuffle, Repeat, ConcatWith)
 """What leaves rows as they are."""
 
 ROW_WISE = (Map, MapRows, Select)

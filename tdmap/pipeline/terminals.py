@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from tdmap.data.join import check_rows
 from tdmap.data.kinds import Data, data_length, is_data
-from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
-from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
-from tdmap.pipeline.rounds import Rounds, Settings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
-from tdmap.pipeline.rows import Joined, View, Zipped, merge
-from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage
-from tdmap.pipeline.streams import open_stream
+from tdmap.pipeline.epochs import EpochChunks, Settings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
+from tdmap.pipeline.iterators import count_of, open_iterator
+from tdmap.pipeline.planning import Head, Plan, is_one_pass, with_chunks
+from tdmap.pipeline.rows import merge
+from tdmap.pipeline.stages import ENDLESS, ROW_WISE, Batch, FlatMap, Map, Repeat, Stage, Take, ZipWith
 from tdmap.pipeline.work import apply_stage, with_batches
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
@@ -30,15 +30,15 @@ from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
 def check_ends(plan: Plan) -> None:
     """Raise ValueError for a pipeline without an end, of which only an iteration makes sense."""
-    endless = isinstance(plan, (Head, Again)) and plan.epochs == ENDLESS
-    if isinstance(plan, Local) and plan.stage.name == "take":
-        return
-    if isinstance(plan, Head) and plan.stop is not None:
-        return
+    if isinstance(plan, Head):
+        endless = plan.epochs == ENDLESS and plan.stop is None
+    else:
+        endless = isinstance(plan.stage, Repeat) and plan.stage.epochs == ENDLESS
     if endless:
         raise ValueError(".repeat() without a number has no end: give it one, use .take(n) after it, or iterate.")
-    for source in plan.sources if isinstance(plan, Both) else [plan.source] if not isinstance(plan, Head) else []:
-        check_ends(source)
+    if not isinstance(plan, Head) and not isinstance(plan.stage, Take):
+        for source in plan.sources:
+            check_ends(source)
 
 
 def keeps_rows(plan: Plan) -> TypeGuard[Head]:
@@ -59,7 +59,7 @@ def one_job(head: Head, settings: Settings, gives_rows: bool = False, **ends: An
         **ends: see `head_job`.
     """
     asked = settings.chunk_of(head)
-    job = head_job(Rounds(head, chunk_rows(head, asked)), 0, settings, **ends)
+    job = head_job(EpochChunks(head, chunk_rows(head, asked)), 0, settings, **ends)
     if gives_rows and head.stages and is_open(head, asked):
         return replace(job, plan=open_plan(head, job.plan.length))
     return job
@@ -67,16 +67,9 @@ def one_job(head: Head, settings: Settings, gives_rows: bool = False, **ends: An
 
 def pieces_of(plan: Plan, settings: Settings) -> Iterator[Data]:
     """All rows of a plan, piece by piece, batches among them; checked to be rows."""
-    stream = open_stream(with_chunks(plan, iter(chunk_sizes(plan, settings))), settings)
-    try:
-        while True:
-            try:
-                piece = stream.next()
-            except StopIteration:
-                return
-            yield as_rows(piece)
-    finally:
-        stream.close()
+    pieces = open_iterator(with_chunks(plan, iter(chunk_sizes(plan, settings))), settings)
+    with contextlib.closing(pieces):
+        yield from map(as_rows, pieces)
 
 
 def as_rows(value: Any, start: int = 0) -> Data:
@@ -135,23 +128,9 @@ def no_rows(plan: Plan) -> Data:
 def dry_run(plan: Plan, rows: int) -> Any:
     """What the stages make of the first so many rows of the source, filters left out."""
     if isinstance(plan, Head):
-        return _dry_stages(plan.tail, _dry_view(plan.view, rows))
-    if isinstance(plan, Both):
-        values = [dry_run(source, rows) for source in plan.sources]
-        return values[0] if isinstance(plan.stage, Concat) else merge(values)
-    value = dry_run(plan.source, rows)
-    return value if isinstance(plan, Again) else _dry_stages((plan.stage,), value)
-
-
-def _dry_view(view: View, rows: int) -> Data:
-    leaf = view.leaf
-    if isinstance(leaf, Joined):
-        data = _dry_view(leaf.parts[0], rows)
-    elif isinstance(leaf, Zipped):
-        data = merge([_dry_view(part, rows) for part in leaf.parts])
-    else:
-        data = narrow(leaf, 0, 0, min(rows, data_length(leaf, 0))).clone()
-    return _dry_stages(view.stages, data)
+        return _dry_stages(plan.tail, plan.view.example(rows))
+    values = [dry_run(source, rows) for source in plan.sources]
+    return merge(values) if isinstance(plan.stage, ZipWith) else _dry_stages((plan.stage,), values[0])
 
 
 def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
@@ -210,17 +189,8 @@ def count(plan: Plan, settings: Settings) -> int:
     if is_one_pass(plan) and execution is not None:
         job = one_job(plan, settings, then=_Tally(batched), empty=int)
         return sum(execution.run(job, Collect())) if job.plan.length else 0
-    stream = open_stream(plan, settings)
-    total = 0
-    try:
-        while True:
-            try:
-                piece = stream.next()
-            except StopIteration:
-                return total
-            total += 1 if batched else int(piece.shape[0])
-    finally:
-        stream.close()
+    with contextlib.closing(open_iterator(plan, settings)) as pieces:
+        return sum(count_of(piece, batched) for piece in pieces)
 
 
 class _Tally:

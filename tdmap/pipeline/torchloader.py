@@ -12,9 +12,9 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
 from tdmap.data.kinds import is_data, tensors_of
-from tdmap.pipeline.planning import Both, Head, Local, Plan
+from tdmap.pipeline.planning import Head, Plan
 from tdmap.pipeline.shares import Share
-from tdmap.pipeline.stages import Concat, Shard, Skip, Take
+from tdmap.pipeline.stages import Shard, Skip, Take, ZipWith
 from tensordict_lite.base import TensorDictBase
 
 
@@ -40,11 +40,7 @@ def divided(plan: Plan, share: Share) -> tuple[Share, Share]:
 def _splits(plan: Plan) -> bool:
     if isinstance(plan, Head):
         return True
-    if isinstance(plan, Both):
-        return isinstance(plan.stage, Concat) and all(map(_splits, plan.sources))
-    if isinstance(plan, Local) and isinstance(plan.stage, (Take, Skip, Shard)):
-        return False
-    return _splits(plan.source)
+    return not isinstance(plan.stage, (Take, Skip, Shard, ZipWith)) and all(map(_splits, plan.sources))
 
 
 # -- default_convert -----------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tensors
-from tdmap.data.reader import window as part_of
+from tdmap.data.kinds import Data, is_dense, tensors_of, with_tensors
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.diagnostics.progress import StageBars
@@ -19,17 +18,16 @@ from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import DeviceLink
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import Arena, shared_region
-from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
-from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
+from tdmap.pipeline.planning import Head, Plan
+from tdmap.pipeline.rows import Concat, Dataset, Picks, Rows, Zip, epoch_seed, tensor_of, window
 from tdmap.pipeline.shares import Share
-from tdmap.pipeline.stages import Batch
+from tdmap.pipeline.stages import ENDLESS, Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.run.arguments import handler_of
 from tdmap.run.context import Context
 from tdmap.seeding import Captured, derive, seeded
 from tdmap.sinks import Collect
-from tensordict_lite import is_tensor_collection
 
 OUTPUT_FACTOR = 4
 """A row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -94,7 +92,7 @@ class Settings:
     def chunk_of(self, head: Head) -> int | None:
         """Rows of a chunk, as the call asks for them; None where it does not."""
         if self.num_chunks is not None:
-            return make_plan(head.view.rows or 0, num_chunks=self.num_chunks).size
+            return make_plan(head.view.length or 0, num_chunks=self.num_chunks).size
         return self.chunksize
 
     @property
@@ -151,8 +149,8 @@ def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> i
         return head.chunk
     if chunksize is not None:
         return chunksize
-    rows = head.view.rows or 0
-    return max(default_chunk_size(rows, leaf_row_bytes(head.view) * (1 + OUTPUT_FACTOR)), batch or 1)
+    rows = head.view.length or 0
+    return max(default_chunk_size(rows, head.view.row_bytes * (1 + OUTPUT_FACTOR)), batch or 1)
 
 
 def is_open(head: Head, chunksize: int | None) -> bool:
@@ -162,7 +160,7 @@ def is_open(head: Head, chunksize: int | None) -> bool:
 
 def open_plan(head: Head, rows: int) -> ChunkPlan:
     """How the rows of an open head are cut by a job whose first result settles it."""
-    own = leaf_row_bytes(head.view)
+    own = head.view.row_bytes
     most = default_chunk_size(rows, own)
     return make_plan(rows, row_bytes=own * (1 + OUTPUT_FACTOR), most=most)
 
@@ -178,38 +176,26 @@ def chunk_sizes(plan: Plan, settings: Settings, batch: int | None = None) -> lis
         if settings.execution is None or not is_open(plan, asked):
             return [chunk_rows(plan, asked, batch)]
         return [max(_tried(plan, settings), batch or 1)]
-    if isinstance(plan, Both):
-        return [size for source in plan.sources for size in chunk_sizes(source, settings, batch)]
-    if isinstance(plan, Local) and isinstance(plan.stage, Batch):
+    if isinstance(plan.stage, Batch):
         batch = plan.stage.size
-    return chunk_sizes(plan.source, settings, batch)
+    return [size for source in plan.sources for size in chunk_sizes(source, settings, batch)]
 
 
 def _tried(head: Head, settings: Settings) -> int:
     """Rows of a chunk, by what the stages make of the first rows; a guess where they do not get through."""
-    rows, guess = head.view.rows or 0, chunk_rows(head, None)
+    rows, guess = head.view.length or 0, chunk_rows(head, None)
     if not head.stages or rows <= MIN_CHUNKS or settings.execution is None:
         return guess
     found: list[int] = []
     with contextlib.suppress(Exception):  # the iteration itself will raise it, and say for which rows
-        plain = Head(_first_rows(head.view), tail=head.tail)
+        plain = Head(head.view.few(), tail=head.tail)
         tried = replace(settings, shared=None, failures=replace(settings.failures, skip=""))
-        job = head_job(Rounds(plain, LEAD_ROWS), 0, tried, then=_measured)
+        job = head_job(EpochChunks(plain, LEAD_ROWS), 0, tried, then=_measured)
         quiet = replace(settings.execution, callbacks=(), pbar=False)
         found = [size for size in quiet.run(job, Collect()) if isinstance(size, int)]
     if not found:
         return guess
-    return default_chunk_size(rows, leaf_row_bytes(head.view) + found[0] // LEAD_ROWS)
-
-
-def _first_rows(view: View) -> View:
-    """A few rows of a view, in no particular order: enough to see how large they are."""
-    leaf = view.leaf
-    if isinstance(leaf, Joined):
-        return replace(view, leaf=Joined(tuple(map(_first_rows, leaf.parts[:1]))), picks=())
-    if isinstance(leaf, Zipped):
-        return replace(view, leaf=Zipped(tuple(map(_first_rows, leaf.parts))), picks=())
-    return replace(view, leaf=_window(leaf, range(min(LEAD_ROWS, data_length(leaf, 0)))), picks=())
+    return default_chunk_size(rows, head.view.row_bytes + found[0] // LEAD_ROWS)
 
 
 def _measured(value: Any, start: int) -> int:
@@ -228,12 +214,12 @@ def default_ahead(head: Head, size: int, workers: int) -> int:
 
     With fewer, the worker that is ahead would wait whenever the other one is slow.
     """
-    result_bytes = max(size * leaf_row_bytes(head.view) * OUTPUT_FACTOR, 1)
+    result_bytes = max(size * head.view.row_bytes * OUTPUT_FACTOR, 1)
     return workers * max(min(AHEAD_BYTES // result_bytes, AHEAD_CHUNKS), 3)
 
 
-class Rounds:
-    """All chunks of a head. Chunk *g* belongs to the round of the epoch in which it begins.
+class EpochChunks:
+    """All chunks of a head. Chunk *g* belongs to the epoch in which it begins.
 
     Args:
         head: the rows, and what is done to them.
@@ -241,7 +227,7 @@ class Rounds:
     """
 
     def __init__(self, head: Head, size: int) -> None:
-        rows = head.view.rows
+        rows = head.view.length
         assert rows is not None
         self.head = head
         self.rows = rows
@@ -265,28 +251,24 @@ class Rounds:
         return -(-epoch * self.rows // self.size) if self.head.across else epoch * self._each
 
     def source(self, epoch: int, settings: Settings) -> tuple[Source, ChunkPlan]:
-        """The rows of a round, and how they are cut."""
+        """The rows of an epoch, and how they are cut."""
         view, epochs = self.head.view, self.head.epochs
-        chunks = min(self.first(epoch + 1), self.stop) - self.first(epoch)
-        index = view.index(settings.epoch_of(epoch, epochs).epoch)
-        wanted = min(chunks * self.size, self.rows) if not self.head.across else chunks * self.size
+        count = min(self.first(epoch + 1), self.stop) - self.first(epoch)
+        index = view.order_in(settings.epoch_of(epoch, epochs).epoch)
+        wanted = min(count * self.size, self.rows) if not self.head.across else count * self.size
         if self.head.across:
             index, later = index[self.first(epoch) * self.size - epoch * self.rows :], epoch
             while len(index) < wanted and later + 1 < epochs:
                 later += 1
-                more = view.index(settings.epoch_of(later, epochs).epoch)
-                index = torch.cat([_tensor(index), _tensor(more)[: wanted - len(index)]])
+                more = view.order_in(settings.epoch_of(later, epochs).epoch)
+                index = torch.cat([tensor_of(index), tensor_of(more)[: wanted - len(index)]])
         index = index[:wanted]
         number = settings.epoch_of(epoch, epochs).epoch
-        table = view.table(number, settings.keep)
-        seed = settings.seed_of(number)
-        if isinstance(table, Table) and seed is not None:
-            table.seed = derive(apart(seed, view.shares), 1 << 42)
-        return _source(table, index, bool(settings.failures.skip)), ChunkPlan(len(index), self.size)
-
-
-def _tensor(index: Picks) -> torch.Tensor:
-    return torch.arange(index.start, index.stop) if isinstance(index, range) else index
+        rows, seed = view.over.at(number, settings.keep), settings.seed_of(number)
+        if seed is not None and isinstance(rows, (Concat, Zip)):
+            rows = replace(rows, seed=derive(apart(seed, view.shares), 1 << 42))
+        data = rows.data if isinstance(rows, Dataset) else rows
+        return _source(data, index, bool(settings.failures.skip)), ChunkPlan(len(index), self.size)
 
 
 def shared_copy(data: Data) -> Data:
@@ -302,25 +284,19 @@ def shared_copy(data: Data) -> Data:
     return with_tensors(data, copies)
 
 
-def _source(table: Data, index: Picks, numbered: bool) -> Source:
+def _source(data: Data, index: Picks, numbered: bool) -> Source:
     """These rows; `numbered`: they keep their numbers, by which those that raise are reported."""
     if not isinstance(index, range):
-        return Source(table, index)
-    if index == range(table.shape[0]):
-        return Source(table)
-    if numbered or isinstance(table, Table):
-        return Source(table, _tensor(index))
-    return Source(_window(table, index))
-
-
-def _window(table: Data, index: range) -> Data:
-    window = part_of(table, 0, index.start, index.stop)
-    # A part of a locked dataset is locked too, and its chunks would be.
-    return window.copy() if is_tensor_collection(window) and window.is_locked else window
+        return Source(data, index)
+    if index == range(data.shape[0]):
+        return Source(data)
+    if numbered or isinstance(data, Rows):
+        return Source(data, tensor_of(index))
+    return Source(window(data, index))
 
 
 def head_job(
-    rounds: Rounds,
+    chunks: EpochChunks,
     epoch: int,
     settings: Settings,
     then: Callable[[Any, int], Any] | None = None,
@@ -328,23 +304,23 @@ def head_job(
     only: range | None = None,
     given: bool = False,
 ) -> Job:
-    """The job of one round.
+    """The job of one epoch.
 
     Args:
-        rounds: the chunks.
-        epoch: which round.
+        chunks: those of all epochs.
+        epoch: which epoch.
         settings: seed and policy.
-        only: of its chunks, numbered in the round.
+        only: of its chunks, numbered in the epoch.
         then: see `Work`.
         empty: see `Work`.
         given: the results go to the user.
     """
-    head = rounds.head
-    source, plan = rounds.source(epoch, settings)
+    head = chunks.head
+    source, plan = chunks.source(epoch, settings)
     if only is not None:
         source, plan = _every(source, plan, only)
     number = settings.epoch_of(epoch, head.epochs).epoch
-    views = source.order is None and not isinstance(source.data, Table)
+    views = source.order is None and not isinstance(source.data, Rows)
     policy = settings.policy(number)
     if policy.seed is not None:
         policy = replace(policy, seed=apart(policy.seed, head.view.shares))
