@@ -36,7 +36,7 @@ BOUNDED_BYTES = 256 << 20
 """A column of keys of so many bytes is read once more, for its smallest and its largest key."""
 
 
-class Index(NamedTuple):
+class KeyIndex(NamedTuple):
     """Rows in the order of their keys, in shared memory, or in files when there are many."""
 
     rows: Tensor
@@ -193,7 +193,7 @@ def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
 
 def sorted_rows(
     ctx: Context, keyed: KeyedData, spill: Spill, *, with_words: bool, chunksize: int | None = None
-) -> Index:
+) -> KeyIndex:
     """The rows in the order of their keys. Rows whose key is a NaN that is to be left out are not among them."""
     spill.make()
     length = int(keyed.data.shape[0])
@@ -230,7 +230,7 @@ def sorted_rows(
             work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))
         distinct = sum(ctx.light(partitions.nbytes).step(numbers, ChunkPlan(len(counts), 1), work))
-    return Index(columns[0], columns[1:], distinct == total)
+    return KeyIndex(columns[0], columns[1:], distinct == total)
 
 
 def _room(rows: int, count: int, spill: Spill, heap_bytes: int) -> list[Tensor]:

@@ -18,7 +18,7 @@ from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.output.output import Output
 from tdmap.pipeline import terminals
-from tdmap.pipeline.epochs import Settings
+from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.stages import Cache, ConcatWith, Stage, ZipWith
 from tdmap.pipeline.work import stage_parts
@@ -52,7 +52,7 @@ def identity(pipeline: Chain, prefix: str = "") -> dict[str, str]:
     return parts
 
 
-def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: Settings) -> Data:
+def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -> Data:
     """The dataset of a cache, written if it is not there.
 
     Args:

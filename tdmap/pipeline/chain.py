@@ -15,9 +15,9 @@ from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow
 from tdmap.output.output import Output
 from tdmap.pipeline.caching import dataset_of, identity
-from tdmap.pipeline.epochs import Settings
+from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, start, uncounted_call
-from tdmap.pipeline.rows import Dataset, Index, Pending, Rows
+from tdmap.pipeline.rows import Dataset, Index, Rows, UnwrittenCache
 from tdmap.pipeline.shares import EpochNumber, Share
 from tdmap.pipeline.stages import (
     KEEPING_ROWS,
@@ -169,12 +169,12 @@ class Chain(torch.utils.data.IterableDataset[Any]):
                 plan = extend(plan, stage, lambda other: other._plan(rows_of))
         return plan
 
-    def _pending(self, cache: Cache, plan: Plan) -> Pending:
+    def _pending(self, cache: Cache, plan: Plan) -> UnwrittenCache:
         if plan.batched:
             raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
-        return Pending(cache.path, plan.elements, heads_of(plan)[0].view.row_bytes)
+        return UnwrittenCache(cache.path, plan.elements, heads_of(plan)[0].view.row_bytes)
 
-    def _opened(self, settings: Settings) -> Plan:
+    def _opened(self, settings: RunSettings) -> Plan:
         """The plan with every cache written.
 
         Raises:

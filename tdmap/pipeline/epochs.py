@@ -34,7 +34,7 @@ OUTPUT_FACTOR = 4
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """How a plan is run."""
 
     execution: Execution | None
@@ -60,7 +60,7 @@ class Settings:
     """Datasets that have been moved to shared memory for all epochs, by the number of the original."""
 
     @classmethod
-    def of(cls, ctx: Context, seed: int | None, epoch: int = 0, prefetch: int | None = None) -> Settings:
+    def of(cls, ctx: Context, seed: int | None, epoch: int = 0, prefetch: int | None = None) -> RunSettings:
         """Those of a call.
 
         Args:
@@ -108,28 +108,28 @@ class Settings:
             self.shared[id(data)] = shared_copy(data)
         return self.shared[id(data)]
 
-    def over(self, link: DeviceLink | None) -> Settings:
+    def over(self, link: DeviceLink | None) -> RunSettings:
         """With results that go on over a link."""
         return replace(self, link=link)
 
-    def epoch_of(self, number: int, epochs: int) -> Settings:
+    def epoch_of(self, number: int, epochs: int) -> RunSettings:
         """The settings of one of several epochs."""
         base = self.epoch << 32 if epochs == ENDLESS else self.epoch * epochs
         return replace(self, epoch=base + number)
 
-    def other(self) -> Settings:
+    def other(self) -> RunSettings:
         """With other random streams, for a second source of rows."""
         return self if self.seed is None else replace(self, seed=derive(self.seed, 1 << 40) >> 1)
 
-    def starting(self, seed: int | None, epoch: int) -> Settings:
+    def starting(self, seed: int | None, epoch: int) -> RunSettings:
         """With another seed and epoch."""
         return replace(self, seed=seed, epoch=epoch)
 
-    def keeping(self) -> Settings:
+    def keeping(self) -> RunSettings:
         """For many jobs over the same datasets."""
         return replace(self, shared={})
 
-    def sharing(self, share: Share) -> Settings:
+    def sharing(self, share: Share) -> RunSettings:
         """With a share of the chunks."""
         return replace(self, share=share)
 
@@ -165,7 +165,7 @@ def open_plan(head: Head, rows: int) -> ChunkPlan:
     return make_plan(rows, row_bytes=own * (1 + OUTPUT_FACTOR), most=most)
 
 
-def chunk_sizes(plan: Plan, settings: Settings, batch: int | None = None) -> list[int]:
+def chunk_sizes(plan: Plan, settings: RunSettings, batch: int | None = None) -> list[int]:
     """Rows of a chunk of each head, in the order of `heads_of`; `batch`: rows of the batches that are made later.
 
     Where nothing else says so, workers try the first rows: chunks of an iteration must be known before it begins,
@@ -181,7 +181,7 @@ def chunk_sizes(plan: Plan, settings: Settings, batch: int | None = None) -> lis
     return [size for source in plan.sources for size in chunk_sizes(source, settings, batch)]
 
 
-def _tried(head: Head, settings: Settings) -> int:
+def _tried(head: Head, settings: RunSettings) -> int:
     """Rows of a chunk, by what the stages make of the first rows; a guess where they do not get through."""
     rows, guess = head.view.length or 0, chunk_rows(head, None)
     if not head.stages or rows <= MIN_CHUNKS or settings.execution is None:
@@ -250,7 +250,7 @@ class EpochChunks:
         """The first chunk that begins in an epoch."""
         return -(-epoch * self.rows // self.size) if self.head.across else epoch * self._each
 
-    def source(self, epoch: int, settings: Settings) -> tuple[Source, ChunkPlan]:
+    def source(self, epoch: int, settings: RunSettings) -> tuple[Source, ChunkPlan]:
         """The rows of an epoch, and how they are cut."""
         view, epochs = self.head.view, self.head.epochs
         count = min(self.first(epoch + 1), self.stop) - self.first(epoch)
@@ -298,7 +298,7 @@ def _source(data: Data, index: Picks, numbered: bool) -> Source:
 def head_job(
     chunks: EpochChunks,
     epoch: int,
-    settings: Settings,
+    settings: RunSettings,
     then: Callable[[Any, int], Any] | None = None,
     empty: Any = None,
     only: range | None = None,

@@ -13,7 +13,7 @@ from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.epochs import chunk_rows, default_ahead
 from tdmap.pipeline.planning import Head, Local, Plan
-from tdmap.pipeline.rows import Concat, Dataset, Index, Pending, Rows, Zip
+from tdmap.pipeline.rows import Concat, Dataset, Index, Rows, UnwrittenCache, Zip
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch, Cache, Call, ConcatWith, Repeat, Shuffle, Stage
 from tdmap.seeding import own_streams
@@ -130,7 +130,7 @@ def _rows_box(view: Index, caches: list[Box]) -> Box:
             box.stages += [f"{stage} (in the workers)" for stage in part.stages]
             above.append(box)
         title = f"{_count(over.length)}, {'one after the other' if isinstance(over, Concat) else 'side by side'}"
-    elif isinstance(over, Pending):
+    elif isinstance(over, UnwrittenCache):
         above = [box for box in caches if box.title == f"cache {over.path}"][-1:]
         title = f"{_count(over.length)} of the cache"
     else:

@@ -20,7 +20,7 @@ from tdmap.data.kinds import Data, is_data, leaves_hold_rows
 from tdmap.data.schema import join_pieces
 from tdmap.data.trees import FreshResults
 from tdmap.ops.iteration.streams import stream_values
-from tdmap.pipeline.epochs import EpochChunks, Settings, apart, chunk_rows, default_ahead, head_job, run_here
+from tdmap.pipeline.epochs import EpochChunks, RunSettings, apart, chunk_rows, default_ahead, head_job, run_here
 from tdmap.pipeline.planning import Head, Local, Plan, heads_of, shares_of
 from tdmap.pipeline.rows import epoch_seed, merge
 from tdmap.pipeline.shares import Share
@@ -39,7 +39,7 @@ def patience(rows: int) -> int:
     return min(max(VAIN_ROWS // max(rows, 1), 1), 100)
 
 
-def open_iterator(plan: Plan, settings: Settings, batch: int | None = None) -> PieceIterator:
+def open_iterator(plan: Plan, settings: RunSettings, batch: int | None = None) -> PieceIterator:
     """The iterator of a plan.
 
     Args:
@@ -444,7 +444,7 @@ class RepeatIterator(PieceIterator):
 
     position = ("epoch",)
 
-    def __init__(self, plan: Local, stage: Repeat, settings: Settings, batch: int | None) -> None:
+    def __init__(self, plan: Local, stage: Repeat, settings: RunSettings, batch: int | None) -> None:
         self._epochs = stage.epochs
         self._open: Callable[[int], PieceIterator] = lambda epoch: open_iterator(
             plan.source, settings.epoch_of(epoch, stage.epochs), batch
@@ -482,7 +482,7 @@ class JobIterator(PieceIterator):
 
     position = ("chunk",)
 
-    def __init__(self, head: Head, settings: Settings, batch: int | None) -> None:
+    def __init__(self, head: Head, settings: RunSettings, batch: int | None) -> None:
         super().__init__()
         self._settings = settings
         self._chunks = EpochChunks(head, chunk_rows(head, settings.chunk_of(head), batch))
@@ -553,7 +553,7 @@ class CallIterator(PieceIterator):
 
     position = ("number",)
 
-    def __init__(self, below: PieceIterator, plan: Local, settings: Settings) -> None:
+    def __init__(self, below: PieceIterator, plan: Local, settings: RunSettings) -> None:
         super().__init__(below)
         self._stage, self._batched = plan.stage, plan.source.batched
         seed = settings.seed_of(settings.epoch)

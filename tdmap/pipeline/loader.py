@@ -11,7 +11,7 @@ import torch
 from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
 from tdmap.ops.iteration.prefetch import prefetch_over
-from tdmap.pipeline.epochs import Settings, chunk_sizes
+from tdmap.pipeline.epochs import RunSettings, chunk_sizes
 from tdmap.pipeline.iterators import ElementIterator, State, open_iterator
 from tdmap.pipeline.planning import Plan, with_chunks
 from tdmap.pipeline.shares import Share
@@ -49,7 +49,7 @@ class PipelineIterator(Iterator[Any]):
     def __init__(
         self,
         plan: Plan,
-        settings: Settings,
+        settings: RunSettings,
         description: str,
         device: torch.device | None = None,
         prefetch: int = 0,

@@ -18,7 +18,7 @@ from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
 from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
-from tdmap.pipeline.epochs import Settings
+from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.ragged import PackRows, PadRows, SortByLength, require_block_columns
@@ -346,7 +346,7 @@ class Pipeline(Chain):
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
-        settings = Settings.of(ctx, self._used_seed, epoch, prefetch)
+        settings = RunSettings.of(ctx, self._used_seed, epoch, prefetch)
         if settings.seed is None and self._calls:
             settings = settings.starting(drawn_seed(), epoch)
         if target is not None and target.type == "cpu":
@@ -405,7 +405,7 @@ class Pipeline(Chain):
         if place is None:
             elements: Any = self.iter()
         else:
-            settings = Settings(None, self._used_seed, self._epochs.number)
+            settings = RunSettings(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
             elements = Sendable(PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share))
@@ -428,7 +428,7 @@ class Pipeline(Chain):
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
             ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         """
-        settings = Settings.of(ctx, self._used_seed)
+        settings = RunSettings.of(ctx, self._used_seed)
         return terminals.write(self._opened(settings), settings, ctx)
 
     @operation_method
@@ -439,7 +439,7 @@ class Pipeline(Chain):
         **options: Unpack[FunctionOptions],
     ) -> Any:
         """Fold all rows in one pass; see `tdmap.reduce`, whose answers these are, bit for bit, for the same chunks."""
-        settings = Settings.of(ctx, self._used_seed)
+        settings = RunSettings.of(ctx, self._used_seed)
         return terminals.reduce(self._opened(settings), settings, as_reducer(reducer))
 
     @operation_method
@@ -449,7 +449,7 @@ class Pipeline(Chain):
         Raises:
             ValueError: no row is left, and a function does not work on zero rows, so their schema is not known.
         """
-        settings = Settings.of(ctx, self._used_seed)
+        settings = RunSettings.of(ctx, self._used_seed)
         return terminals.collect(self._opened(settings), settings)
 
     @operation_method
@@ -458,7 +458,7 @@ class Pipeline(Chain):
 
         With `on_error="skip"` or a function, rows that raise do not count.
         """
-        settings = Settings.of(ctx, self._used_seed)
+        settings = RunSettings.of(ctx, self._used_seed)
         known = self._plan(Chain._pending).elements
         if known is not None and not (settings.failures.skip and self._calls):
             return terminals.finite(known)

@@ -105,7 +105,7 @@ class Rows(ABC):
         return torch.Size([self.length or 0])
 
     def _leaves(self) -> list[Tensor]:
-        return [leaf for part in self.parts for leaf in part._leaves()]
+        return [leaf for part in self.parts for leaf in tensors_of(part)]
 
     def __getitem__(self, index: Any) -> Any:
         (wanted,) = index if isinstance(index, tuple) else (index,)
@@ -168,7 +168,7 @@ class Dataset(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Pending(Rows):
+class UnwrittenCache(Rows):
     """Those of a cache that is not written yet: how many it will have is known sometimes."""
 
     path: str

@@ -14,7 +14,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
-from tdmap.pipeline.epochs import EpochChunks, Settings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
+from tdmap.pipeline.epochs import EpochChunks, RunSettings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.iterators import count_of, open_iterator
 from tdmap.pipeline.planning import Head, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rows import merge
@@ -49,7 +49,7 @@ def keeps_rows(plan: Plan) -> TypeGuard[Head]:
     return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
 
 
-def one_job(head: Head, settings: Settings, gives_rows: bool = False, **ends: Any) -> Any:
+def one_job(head: Head, settings: RunSettings, gives_rows: bool = False, **ends: Any) -> Any:
     """The single job of a head with one epoch.
 
     Args:
@@ -65,7 +65,7 @@ def one_job(head: Head, settings: Settings, gives_rows: bool = False, **ends: An
     return job
 
 
-def pieces_of(plan: Plan, settings: Settings) -> Iterator[Data]:
+def pieces_of(plan: Plan, settings: RunSettings) -> Iterator[Data]:
     """All rows of a plan, piece by piece, batches among them; checked to be rows."""
     pieces = open_iterator(with_chunks(plan, iter(chunk_sizes(plan, settings))), settings)
     with contextlib.closing(pieces):
@@ -90,7 +90,7 @@ def as_rows(value: Any, start: int = 0) -> Data:
 # -- collect -------------------------------------------------------------------------------------------
 
 
-def collect(plan: Plan, settings: Settings) -> Data:
+def collect(plan: Plan, settings: RunSettings) -> Data:
     """All rows in memory."""
     check_ends(plan)
     execution = settings.execution
@@ -145,7 +145,7 @@ def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
 # -- reduce --------------------------------------------------------------------------------------------
 
 
-def reduce(plan: Plan, settings: Settings, reducer: Reducer[Any]) -> Any:
+def reduce(plan: Plan, settings: RunSettings, reducer: Reducer[Any]) -> Any:
     """Fold all rows. Workers fold their chunks where they can."""
     check_ends(plan)
     execution = settings.execution
@@ -181,7 +181,7 @@ def finite(count: int) -> int:
     return count
 
 
-def count(plan: Plan, settings: Settings) -> int:
+def count(plan: Plan, settings: RunSettings) -> int:
     """Rows, or batches after `.batch`, by running the stages."""
     check_ends(plan)
     batched = plan.batched
@@ -210,7 +210,7 @@ class _Tally:
 # -- write ---------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, settings: Settings, ctx: Context) -> Data:
+def write(plan: Plan, settings: RunSettings, ctx: Context) -> Data:
     """All rows into the folder of the output, or into rows that exist already."""
     check_ends(plan)
     if ctx.output.given is not None:
@@ -232,7 +232,7 @@ def write(plan: Plan, settings: Settings, ctx: Context) -> Data:
     return _write_here(plan, settings, ctx)
 
 
-def _write_into(plan: Plan, settings: Settings, out: Data) -> Data:
+def _write_into(plan: Plan, settings: RunSettings, out: Data) -> Data:
     room = data_length(out, 0)
     if keeps_rows(plan) and not settings.failures.skip:
         assert settings.execution is not None
@@ -277,7 +277,7 @@ def _schema(plan: Plan) -> Schema | None:
         return None
 
 
-def _write_here(plan: Plan, settings: Settings, ctx: Context) -> Data:
+def _write_here(plan: Plan, settings: RunSettings, ctx: Context) -> Data:
     """Spill pieces as they come out of the pipeline, in this process."""
     with ctx.spill() as spill:
         pieces = Pieces(ctx.output)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tdmap.data.entries import select
 from tdmap.keys.codec import distances
-from tdmap.keys.index import Index, sorted_rows
+from tdmap.keys.index import KeyIndex, sorted_rows
 from tdmap.keys.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.keys.prepare import KeyedData
 from tdmap.keys.slots import distinct
@@ -70,7 +70,7 @@ class Lookup:
         self.tables = SharedTensors([torch.from_numpy(table) for table in (rows, *tables)], share)
 
     @classmethod
-    def of_index(cls, index: Index, share: bool, most_bytes: int) -> Lookup:
+    def of_index(cls, index: KeyIndex, share: bool, most_bytes: int) -> Lookup:
         """From an index in memory or in files, in which keys are searched for where it has more bytes than that."""
         words = [word.numpy().view(np.uint64) for word in index.words]
         if len(index.rows) * 8 * (1 + len(words)) <= most_bytes:
