@@ -46,6 +46,31 @@ def is_opened_by_row(data: object) -> bool:
     return hasattr(type(data), "member_files")
 
 
+def is_remote(data: Any) -> bool:
+    """Whether rows of a dataset are fetched from an object store."""
+    return is_opened_by_row(data) and bool(data.is_remote)
+
+
+def borders_of(data: Any) -> list[int]:
+    """Rows with which another folder of a dataset begins, without the first."""
+    return list(data.borders) if is_opened_by_row(data) else []
+
+
+def members_of(data: Data) -> list[Data]:
+    """The parts of a dataset that are open, or in memory: itself, or those of several folders that are no folders."""
+    return list(data.in_memory()) if is_opened_by_row(data) else [data]
+
+
+def folders_read(data: Data) -> list[str]:
+    """The folders or URLs of a dataset of several folders, whose rows are opened when they are read."""
+    return list(data.folders) if is_opened_by_row(data) else []
+
+
+def member_files(data: Data) -> list[str]:
+    """A file in each of these folders, which is there wherever the folder is."""
+    return list(data.member_files()) if is_opened_by_row(data) else []
+
+
 def is_read_anew(value: object) -> bool:
     """Whether entries and rows are copies in memory of what a file holds: a `PersistentTensorDict`."""
     return hasattr(type(value), "_loaded")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, is_dense, is_opened_by_row, tensors_of, with_tensors
+from tdmap.data.kinds import Data, is_data, is_dense, is_opened_by_row, is_remote, tensors_of, with_tensors
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 
@@ -76,7 +76,7 @@ class Reader:
     @property
     def fetches(self) -> bool:
         """Whether rows come from a store, so that it pays to say which come next."""
-        return self._by_row and bool(self.data.is_remote)
+        return is_remote(self.data)
 
     def in_order(self, first: int, last: int) -> tuple[int, int] | None:
         """A `follow` for whoever reads all rows, one after another."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, members_of, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
@@ -25,7 +25,7 @@ from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context, require_rows
-from tdmap.stores.widened import with_room
+from tdmap.stores.widened import with_columns, with_room
 from tensordict_lite import Ragged, TensorDict
 
 CHUNK_ROWS = 1 << 18
@@ -266,7 +266,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
     plan = plan_rows(length, data_row_bytes(data, length))
     source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
-    theirs = spec.fn is not None or (is_opened_by_row(data) and not any(True for _ in data.in_memory()))
+    theirs = spec.fn is not None or not members_of(data)
     where = ctx if theirs and plan.num_chunks > 1 else ctx.light(0)
     chunks = where.step(source, plan, NumberChunk(spec)) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
@@ -293,9 +293,4 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    if is_opened_by_row(data):
-        return data.with_columns(TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)
-    wider = with_room(data)
-    for name, column in added.items():
-        wider.set(name, column)
-    return wider, KeySpec(tuple(names)), tuple(labels)
+    return with_columns(data, TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)

@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
-from tdmap.data.kinds import Data, entries_of, is_data, is_dense, is_opened_by_row, require_writable, tensors_of
+from tdmap.data.kinds import (
+    Data,
+    entries_of,
+    folders_read,
+    is_data,
+    is_dense,
+    members_of,
+    require_writable,
+    tensors_of,
+)
 from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import assign_objects, entry_at, piece_of, without_paths
 from tdmap.data.reader import narrow
@@ -310,14 +319,12 @@ def _check_entry(target: Any, field: Field) -> None:
 
 def require_apart(source: Data, out: Data) -> None:
     """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
-    if is_opened_by_row(source):
-        for member in source.in_memory():
-            require_apart(member, out)
-        _require_elsewhere(source.folders, out)
-        return
-    ours = _spans(source)
+    folders = folders_read(source)
+    if folders:
+        _require_elsewhere(folders, out)
+    ours = [span for member in members_of(source) for span in _spans(member).values()]
     for name, (key, start, stop) in _spans(out).items():
-        for other_key, other_start, other_stop in ours.values():
+        for other_key, other_start, other_stop in ours:
             if key == other_key and start < other_stop and other_start < stop:
                 raise _shares_memory(name)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import data_row_bytes, is_opened_by_row, tensors_of
+from tdmap.data.kinds import borders_of, data_row_bytes, is_remote, tensors_of
 from tdmap.data.objects import contents
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
@@ -121,7 +121,7 @@ class Driver:
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
         policy, asked = self.job.policy, self.sink.demands(self.job.plan)
-        far = is_opened_by_row(self.job.source.data) and self.job.source.data.is_remote
+        far = is_remote(self.job.source.data)
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
             seconds = max(self.tuning.lease_seconds, LEASE_COST * self.workers.size)
@@ -532,6 +532,5 @@ def _peak(lost: Lost) -> str:
 
 def _borders(job: Job) -> list[int]:
     """The chunks with which the rows of another folder begin."""
-    if not is_opened_by_row(job.source.data) or job.source.order is not None:
-        return []
-    return sorted({job.plan.chunk_from(row) for row in job.source.data.borders})
+    borders = borders_of(job.source.data) if job.source.order is None else []
+    return sorted({job.plan.chunk_from(row) for row in borders})

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
 from tdmap.stores.members import Member, Rows
 from tensordict_lite import TensorDict
@@ -26,6 +26,21 @@ def with_room(data: Data) -> Data:
     if is_dense(data) or len(data.shape) > 1:
         return as_tensordict(data)
     return data.clone(False) if data.is_locked else data.copy()
+
+
+def with_columns(data: Data, columns: TensorDict) -> Data:
+    """A dataset with more entries, or with these in the place of others.
+
+    Args:
+        data: of any kind; its own entries stay where they are.
+        columns: batch size `[rows]`.
+    """
+    if is_opened_by_row(data):
+        return data.with_columns(columns)
+    wider = with_room(data)
+    for name, column in columns.items():
+        wider.set(name, column)
+    return wider
 
 
 class WidenedMember:

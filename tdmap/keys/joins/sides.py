@@ -26,7 +26,7 @@ from tdmap.output.output import SourceRows
 from tdmap.output.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context
-from tdmap.stores.widened import as_tensordict, with_room
+from tdmap.stores.widened import as_tensordict, with_columns
 from tensordict_lite import TensorDict, is_non_tensor
 
 On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
@@ -125,14 +125,10 @@ def _renumbered(keyed: KeyedData, index: int, labels: Sequence[Any], known: dict
     if not len(column):
         return keyed
     numbers = torch.tensor([known[label] for label in labels], dtype=torch.int64)[column]
-    if is_opened_by_row(keyed.data):  # the column is a copy
-        return replace(keyed, data=keyed.data.with_columns(TensorDict({name: numbers}, [len(numbers)])))
     if is_dense(keyed.data):
         column.copy_(numbers)  # what workers map already
         return keyed
-    wider = with_room(keyed.data)  # the column was put together from the members of a lazy stack
-    wider.set(name, numbers)
-    return replace(keyed, data=wider)
+    return replace(keyed, data=with_columns(keyed.data, TensorDict({name: numbers}, [len(numbers)])))
 
 
 def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tdmap.data.failures import note_skipped
-from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, folders_read, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow
 from tdmap.data.writer import RowWriter
@@ -306,7 +306,7 @@ class _Travel:
         if files:
             reads = member.reaches(files, written=False)
         else:  # rows in a store, which everybody opens by its URL
-            reads = files is not None and is_opened_by_row(self.data)
+            reads = files is not None and bool(folders_read(self.data))
         self._reads[member.number] = reads
         source = TravelPacker().dumps(self.data) if reads else None
         task = Task(job.number, self._surroundings, self.plan, job.policy, self.fn, source, self.order is not None)

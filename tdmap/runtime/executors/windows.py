@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, is_opened_by_row, tensors_of, with_tensors
+from tdmap.data.kinds import Data, is_opened_by_row, member_files, members_of, tensors_of, with_tensors
 from tdmap.data.reader import Reader, narrow
 from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
@@ -126,12 +126,8 @@ class TravelPacker(Packer):
 
 def files_of(data: Data) -> set[str] | None:
     """The files in which all tensors of `data` lie; None where one lies elsewhere."""
-    found = set()
-    leaves = tensors_of(data)
-    if is_opened_by_row(data):
-        found.update(data.member_files())
-        leaves = [leaf for part in data.in_memory() for leaf in tensors_of(part)]
-    for leaf in leaves:
+    found = set(member_files(data))
+    for leaf in (leaf for part in members_of(data) for leaf in tensors_of(part)):
         region = region_of(leaf)
         if region is None or region.handle.anonymous:
             return None
