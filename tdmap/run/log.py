@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -52,6 +53,7 @@ from tdmap.job import Job, Wrapped
 from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.hidden import (
     FRAME,
+    SMALL,
     exists,
     framed,
     open_file,
@@ -255,7 +257,10 @@ class History:
 
 def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
     """The whole frames of a file, and where the last of them ends."""
-    data = memoryview(read(path, available_memory() // 2, own) or b"")
+    data = memoryview(b"")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        small = os.lstat(path).st_size <= SMALL  # to ask for the free memory takes longer than to read it
+        data = memoryview(read(path, SMALL if small else available_memory() // 2, own) or b"")
     if data[: len(MAGIC)] != MAGIC:
         if data[: len(MAGIC) - 2] == MAGIC[:-2] and len(data) > len(MAGIC):
             raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
@@ -788,9 +793,15 @@ def describe_job(job: Job) -> str:
         values = [getattr(splits, field.name) for field in dataclasses.fields(splits)]
         plain = json.dumps(values, default=lambda array: array.tolist())
         text += f", splits {hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()}"
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # another version may cut rows in another way
-        text += f", tdmap {importlib.metadata.version('tdmap')}"
-    return text
+    return text + _version()
+
+
+@functools.cache
+def _version() -> str:
+    """Of this library: another version may cut rows in another way."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f", tdmap {importlib.metadata.version('tdmap')}"
+    return ""
 
 
 def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> Any:
