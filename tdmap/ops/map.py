@@ -75,7 +75,7 @@ def map(
         shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
             `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
             at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
-            is implied, and goes on after any interruption; it returns its own rows, and when the last rank is done
+            is implied, also after any interruption; it returns its own rows, and when the last rank is done
             the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
             and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
             one program alone gets with the same `chunksize`.

@@ -172,7 +172,7 @@ class RankFolder:
         """Whether the files of the new dataset have been made, and it is not in its place yet.
 
         Raises:
-            DatasetError: somebody has removed them since.
+            DatasetError: they have been removed since.
         """
         if not hidden.exists(self._columns):
             return False

@@ -1,6 +1,6 @@
-"""`map(shard=...)`: each rank runs its own chunks, and whoever finishes last makes the result whole.
+"""`map(shard=...)`: each rank runs its own chunks, and the last one to finish completes the result.
 
-Nobody waits. A rank that dies leaves its journal, and the same call goes on there, whatever the others do meanwhile.
+No rank waits. One that dies leaves its log, and the same call resumes there, whatever the others do meanwhile.
 """
 
 from __future__ import annotations

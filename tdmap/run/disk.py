@@ -140,7 +140,7 @@ def wait_for_disk() -> None:
 
 
 def _leave_helpers() -> None:
-    """Helpers that still wait for the disk end by themselves: nobody need be warned of them."""
+    """Helpers that still wait for the disk end by themselves, without a warning."""
     _reap()
     for process in _helpers:
         process.returncode = 0

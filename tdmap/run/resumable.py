@@ -37,7 +37,7 @@ def map_to_folder(
     """Run a job whose results become a new dataset in a folder.
 
     Raises:
-        FolderInUse: somebody else writes it.
+        FolderInUse: another call writes it.
         FileExistsError: the folder holds something else, or the unfinished run of a call with `resume=True`.
         ResumeMismatch: the folder holds another run.
     """

@@ -212,14 +212,14 @@ def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], o
 
 def _refuse_unsettled(folder: Path) -> None:
     raise ResumeMismatch(
-        f"{folder}: the machine went down while this in-place run was writing, so nobody knows which changes "
+        f"{folder}: the machine went down while this in-place run was writing, and nothing tells which changes "
         f"reached the disk.\n{AFTER_CRASH}\nA run out of place (out=a folder) resumes after that without a question.",
         ("the machine went down in the middle of an in-place run",),
     )
 
 
 AFTER_CRASH = (
-    f"  - Was it shut down in order, its file systems unmounted? Then everything did: resume={TRUST!r} goes on.\n"
+    f"  - Was it shut down in order, its file systems unmounted? Then everything did: resume={TRUST!r} resumes.\n"
     f"  - Does the function do no harm to rows that it has changed already? Then resume={REDO!r} runs every chunk "
     "again that is not known to have reached the disk.\n"
     "  - Otherwise restore the dataset from a copy and remove the folder."

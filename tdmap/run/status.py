@@ -70,7 +70,7 @@ class Status:
     how many of its chunks are done, and how many it has (0: not known yet). `rows_done` are
     those of the first job, as long as no other has begun."""
     torn: bool = False
-    """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
+    """The machine went down while rows were changed in place, and nothing tells which changes reached the disk."""
 
     @property
     def fraction(self) -> float:
@@ -279,6 +279,6 @@ def describe(status: Status) -> list[str]:
         if status.skipped_rows > len(status.skipped):
             lines.append(f"  and {status.skipped_rows - len(status.skipped):,} more")
     if status.torn:
-        lines.append("the machine went down meanwhile, and nobody knows which changes reached the disk")
+        lines.append("the machine went down meanwhile, and nothing tells which changes reached the disk")
         lines += AFTER_CRASH.splitlines()
     return lines

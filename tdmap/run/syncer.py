@@ -34,7 +34,7 @@ def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
             try:
                 _open(os.path.join(folder, name), opened)
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP):  # not needed any more; a link, which nobody reads
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # not needed any more; a link, which is not read
                     raise
     for descriptor in opened.values():
         os.fdatasync(descriptor)
@@ -46,7 +46,7 @@ def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
 
 def _open(path: str, opened: dict[str, int]) -> None:
     if path not in opened:
-        # Not blocking: somebody may have put a FIFO there.
+        # Not blocking: it may be a FIFO.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             opened[path] = descriptor

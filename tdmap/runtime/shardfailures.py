@@ -66,7 +66,7 @@ def judge(job: Job, skipped: Skipped) -> None:
 
 
 def tell(job: Job, skipped: Skipped) -> None:
-    """Tell whoever wants to know of the rows that raised."""
+    """Tell the handler of the job, or warn, of the rows that raised."""
     errors, handler = RowErrors(), job.on_row_error
     add = errors if handler is None else handler  # a RowErrors is false as long as it is empty
     for row, packed in skipped:

@@ -126,7 +126,7 @@ class SkipLog:
         self._warn()
 
     def finish(self, rows: int) -> None:
-        """Every chunk is done: tell whoever has not been told.
+        """Every chunk is done: warn of the rows that no handler was told of.
 
         Args:
             rows: how many the job had.
