@@ -141,12 +141,12 @@ class Source(NamedTuple):
     imports: frozenset[Import]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def source_of(text: str) -> Source:
     """What the text of a module says.
 
     Raises:
-        SyntaxError: it is not Python.
+        SyntaxError, ValueError: it is not Python.
     """
     tree = ast.parse(text)
     imports: set[Import] = set()
@@ -206,11 +206,22 @@ def text_of(name: str, spec: ModuleSpec) -> str | None:
 
 def is_outdated(module: types.ModuleType, text: str) -> bool:
     """Whether a module was loaded before its source was changed: it has functions that the source has not."""
-    waiting, known = [compile(text, "<module>", "exec", dont_inherit=True)], set()
+    known = _compiled(text)
+    return any(_key(code) not in known for code in _loaded(module, module))
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(text: str) -> frozenset[Any]:
+    """All code of a module."""
+    try:
+        waiting = [compile(text, "<module>", "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    known = set()
     while waiting:
         known.add(_key(code := waiting.pop()))
         waiting += inner_codes(code)
-    return any(_key(code) not in known for code in _loaded(module, module))
+    return frozenset(known)
 
 
 def _key(code: types.CodeType) -> Any:
@@ -223,7 +234,7 @@ def _key(code: types.CodeType) -> Any:
 def _loaded(module: types.ModuleType, place: types.ModuleType | type) -> Iterator[types.CodeType]:
     """The code of the functions and methods of a module, as they are loaded."""
     for value in vars(place).values():
-        if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
+        if isinstance(value, types.FunctionType) and value.__code__.co_filename == getattr(module, "__file__", None):
             yield value.__code__
         elif isinstance(value, type) and value.__module__ == module.__name__ and place is module:
             yield from _loaded(module, value)

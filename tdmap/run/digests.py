@@ -127,6 +127,7 @@ class Walk:
         self._taken: dict[str, int] = {}
         self._waiting: deque[tuple[str, Callable[[], Any]]] = deque()
         self._modules: dict[str, bool] = {}
+        self._imports: list[tuple[frozenset[Import], str]] = []
         self._sources: dict[str, tuple[Source, set[str]]] = {}
 
     def digest(self, value: Any) -> str:
@@ -137,7 +138,10 @@ class Walk:
 
     def settle(self) -> dict[str, str]:
         """The parts, once everything that is led to has been looked at."""
-        while self._waiting:
+        while self._waiting or self._imports:
+            if self._imports:
+                self._follow(*self._imports.pop())
+                continue
             name, find = self._waiting.popleft()
             self.parts[name] = self.digest(find())
         for source, captured in self._sources.values():
@@ -207,11 +211,14 @@ class Walk:
             if spec.origin is not None:
                 self.parts[f"module {name}"] = _digest_file(spec.origin)
             return spec.origin is not None
-        source = source_of(text)
+        try:
+            source = source_of(text)
+        except (SyntaxError, ValueError):  # an editor writes it at this moment
+            source = Source(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), {}, frozenset())
         outdated = loaded is not None and is_outdated(loaded, text)
         self.parts[f"module {name}"] = source.digest + ", changed since it was loaded" * outdated
         self._sources[name] = (source, set())
-        self._follow(source.imports, name if spec.submodule_search_locations is not None else name.rpartition(".")[0])
+        self._imports.append((source.imports, name if spec.submodule_search_locations else name.rpartition(".")[0]))
         return True
 
 

@@ -529,6 +529,14 @@ def test_a_long_chain_of_functions_ends(load):
     assert sum(part.startswith("its helper job.f") for part in parts) == 3001
 
 
+def test_a_long_chain_of_modules_ends(load):
+    files = {f"m{n}": f"import m{n + 1}" for n in range(600)}
+    parts = function_parts(
+        load(job="def fn(c):\n    import m0\n    return m0", **files, m600="def f(: this is no Python")
+    )
+    assert sum(part.startswith("its module m") for part in parts) == 601
+
+
 def test_large_tensors_count_by_pieces_and_once(monkeypatch):
     def digests_of(change=None, rows=1 << 17):
         table = torch.zeros(rows)
