@@ -139,7 +139,7 @@ def test_going_on_with_another_function_is_refused_by_its_stage(data, tmp_path):
 
     with pytest.raises(OSError, match="disk"):
         data.pipeline().map(tenfold).map(failing).write(tmp_path / "out", resume=True, num_workers=0, chunksize=5)
-    with pytest.raises(ResumeMismatch, match=r"stage 2, map\(tenfold\): code"):
+    with pytest.raises(ResumeMismatch, match=r"stage 2, map\(tenfold\): version"):
         data.pipeline().map(tenfold).map(tenfold).write(tmp_path / "out", resume=True, num_workers=0, chunksize=5)
 
 
