@@ -165,8 +165,11 @@ def leaves_hold_rows(data: Data) -> bool:
     return not data._leaves()
 
 
-def data_row_bytes(data: Data, length: int) -> int:
-    """Bytes of one of `length` rows of `data`; of a dataset of several folders with objects, which it reads anyway."""
+def tensor_bytes(data: Data, length: int) -> int:
+    """Bytes that the tensors of `data` take in one of its `length` rows; see `tdmap.data.sizes` for all of a row.
+
+    Of a dataset of several folders with objects, which it reads anyway.
+    """
     if is_opened_by_row(data):
         return int(data.row_bytes)
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data)) // max(length, 1)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
+from tdmap.data.sizes import result_bytes
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
@@ -180,6 +181,15 @@ Pieces: TypeAlias = "tuple[Piece, ...]"
 
 Placer: TypeAlias = "Callable[[KeyPath, Data, list[tuple[int, Piece]]], Any]"
 """Brings rows that wait in spill files to their places in an output; returns the column that they are."""
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Bytes of the rows of a piece, roughly."""
+    if piece is None:
+        return 0
+    if isinstance(piece, Spilled):
+        return piece.rows * 8 + piece.total * piece.dtype.itemsize * torch.Size(piece.row_shape).numel()
+    return result_bytes(piece.entry if isinstance(piece, Column) else contents(piece))
 
 
 def contents(piece: One | Each | Rows) -> Any:

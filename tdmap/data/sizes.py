@@ -1,4 +1,4 @@
-"""How many bytes rows and results take, Python objects included."""
+"""How many bytes rows and results take, Python objects and ragged rows included."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row, tensors_of
-from tensordict_lite import NonTensorDataBase, is_non_tensor, is_tensor_collection
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensor_bytes, tensors_of
+from tensordict_lite import NonTensorDataBase, Ragged, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64
-"""Objects of a column whose sizes stand for all of them."""
+"""Objects of a result whose sizes stand for all of them."""
+
+COLUMN_SAMPLE = 1 << 12
+"""Objects of a column whose sizes stand for all of them; they are spread over the column."""
+
+RAGGED_SAMPLE = 1 << 16
+"""Chosen rows of a ragged column whose lengths stand for all of them."""
 
 
 def row_bytes_of(data: Data, rows: int) -> int:
-    """Bytes of one of `rows` rows of a dataset; objects are estimated from the first ones."""
-    own = data_row_bytes(data, rows)
-    return own if is_opened_by_row(data) or not rows else own + _object_bytes(data, rows) // rows
+    """Mean bytes of one of `rows` rows of a dataset; objects are estimated from some of them."""
+    if is_opened_by_row(data):
+        return int(data.row_bytes)
+    return tensor_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
 
 
 def result_bytes(value: Any) -> int:
@@ -43,18 +50,34 @@ def _object_bytes(node: Data, rows: int) -> int:
         return 0
     if isinstance(node, NonTensorDataBase):
         return sys.getsizeof(node._payload) * max(rows, 1)
+    if isinstance(node, Ragged) and node.column is not None:
+        return _ragged_bytes(node)
     if is_non_tensor(node):
         count = node._batch_size[node._stack_dim]
-        first = node if count <= SAMPLE or node._stack_dim else node[:SAMPLE]
-        values = first._payloads()
+        some = node if count <= COLUMN_SAMPLE or node._stack_dim else node[:: count // COLUMN_SAMPLE]
+        values = some._payloads()
         if values is not None:
-            return sum(map(result_bytes, values)) * int(count) // max(len(values), 1)
+            size = sys.getsizeof if {str, bytes}.issuperset(map(type, values)) else result_bytes
+            return sum(map(size, values)) * int(count) // max(len(values), 1)
         members = node._source[:SAMPLE]
         each = [result_bytes(m._payload) if isinstance(m, NonTensorDataBase) else _object_bytes(m, 0) for m in members]
         return sum(each) * int(count) // max(len(each), 1)
     entries: Iterable[Any] = node._source.values() if is_dense(node) else node._source[:SAMPLE]
     total = sum(_object_bytes(entry, rows) for entry in entries)
     return total if is_dense(node) else total * len(node._source) // max(min(len(node._source), SAMPLE), 1)
+
+
+def _ragged_bytes(entry: Ragged) -> int:
+    """Bytes of the values and offsets of ragged rows: exact where the rows are consecutive."""
+    column, rows = entry.column, entry._rows
+    assert column is not None
+    if type(rows) is range and rows.step == 1:
+        total = max(int(column.offsets[rows.stop]) - int(column.offsets[rows.start]), 0)
+    else:
+        some = rows[:: max(len(rows) // RAGGED_SAMPLE, 1)]
+        starts, ends = column.spans(some)
+        total = int((ends - starts).sum()) * len(rows) // max(len(some), 1)
+    return total * column.values.itemsize * column.values.shape[1:].numel() + 8 * len(rows)
 
 
 def _sampled(values: Any, count: int) -> int:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.entries import require_entry, select
-from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row
+from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import add_note
 from tdmap.job import Job, Source
 from tdmap.keys.aggregates import Grouped
@@ -97,7 +98,7 @@ class Reduction:
         rows = torch.arange(some) if self.by_number else narrow(select(source, self.payload), 0, 0, some)
         row = one_row(rows)
         trial = try_forms(forms, row)
-        plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), self.ctx.chunksize)
+        plan = plan_rows(int(source.shape[0]), row_bytes_of(source, int(source.shape[0])), self.ctx.chunksize)
 
         def empty() -> Schema:
             return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)))).schema
@@ -160,7 +161,7 @@ def _run_cut(ctx: Context, source: Data, plan: ChunkPlan, cut: CutChunk) -> list
     forms = (cut.forms or {}).values()
     ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
     # Code of somebody else's runs in workers, which may die of it.
-    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
+    nbytes = plan.length * row_bytes_of(source, plan.length) if ours else sys.maxsize
     nbytes = 0 if plan.num_chunks == 1 else nbytes
     is_quick = cut.table is not None and cut.most  # what is sorted and written takes longer
     where = ctx.quick(nbytes) if is_quick else ctx.light(nbytes)
@@ -198,12 +199,12 @@ def map_each_group(
     if not length:
         return Pieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
     whole = is_columnar(data)
-    row_bytes = data_row_bytes(data, length)
+    row_bytes = row_bytes_of(data, length)
     nbytes = length * row_bytes
     source = keyed.data
     if not whole and is_opened_by_row(source) and keyed.reader.spec.fn is None:
         source = select(source, keyed.reader.spec.names)
-        row_bytes = data_row_bytes(source, length)
+        row_bytes = row_bytes_of(source, length)
     num_chunks = ctx.options.get("num_chunks")
     plan = (
         plan_rows(length, row_bytes, ctx.chunksize)

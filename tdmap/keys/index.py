@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tdmap.data.columns import Shape
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes
+from tdmap.data.kinds import Data
+from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
@@ -180,7 +181,7 @@ def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
     if bits <= 32:
         return 0, (1 << bits) - 1
     source = select(keyed.data, spec.names)
-    if len(keyed.data) * data_row_bytes(source, len(keyed.data)) > BOUNDED_BYTES or len(spec.names) > 1:
+    if len(keyed.data) * row_bytes_of(source, len(keyed.data)) > BOUNDED_BYTES or len(spec.names) > 1:
         return None
     (values,) = spec.values(source)
     if values.dtype not in (torch.int64, torch.float64) or (values.is_floating_point() and values.isnan().any()):
@@ -200,7 +201,7 @@ def sorted_rows(
     words = keyed.codec.num_words
     row_bytes = 8 * (words + 1)
     source = keyed.data if keyed.reader.spec.fn is not None else select(keyed.data, keyed.reader.spec.names)
-    plan_bytes = data_row_bytes(source, length)
+    plan_bytes = row_bytes_of(source, length)
     plan = plan_rows(length, plan_bytes, chunksize)
     nbytes = length * row_bytes
     whole = max(ctx.tuning.heap_bytes // 2, 1)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, members_of, tensors_of
+from tdmap.data.kinds import Data, is_dense, members_of, tensors_of
 from tdmap.data.reader import narrow
+from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
@@ -183,7 +184,7 @@ def _sample(keyed: KeyedData) -> Words:
     if spec.fn is None:
         data, runs = select(data, spec.names), SAMPLE_RUNS
     else:
-        affordable = SAMPLE_BYTES // max(data_row_bytes(data, length), 1)
+        affordable = SAMPLE_BYTES // max(row_bytes_of(data, length), 1)
         runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
     rows = sample_rows(length, runs, SAMPLE_RUN)
     return keyed.quiet.read(data[rows], 0)[0]
@@ -263,7 +264,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
     entries = [data.get(name) for name in spec.names] if spec.fn is None and is_dense(data) else []
     if entries and all(isinstance(entry, Tensor) or _has_ranks(entry) for entry in entries):
         return _ranked(data, spec, entries)
-    plan = plan_rows(length, data_row_bytes(data, length))
+    plan = plan_rows(length, row_bytes_of(data, length))
     source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
     theirs = spec.fn is not None or not members_of(data)

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from tdmap.data.columns import row_words
 from tdmap.data.entries import require_entry, select
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema
+from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
@@ -93,7 +94,7 @@ def filter(
     if isinstance(predicate, Expression) and not plan.unbind:
         job = _of_columns(job, predicate)
     elif all(ctx.options.get(name) is None for name in CUT_BY):
-        job = replace(job, plan=_with_larger_chunks(plan, data_row_bytes(data, plan.length)))
+        job = replace(job, plan=_with_larger_chunks(plan, row_bytes_of(data, plan.length)))
     if isinstance(predicate, Expression) and _is_light(job):
         mask = Arena().empty(torch.bool, torch.Size([plan.length]))
         _fill(mask, job)
@@ -120,7 +121,7 @@ def _of_columns(job: Job, predicate: Expression) -> Job:
     for key in keys:
         require_entry(data, key, f"a column of the predicate {predicate!r}")
     columns = select(data, keys)
-    plan = _with_larger_chunks(plan, data_row_bytes(columns, plan.length))
+    plan = _with_larger_chunks(plan, row_bytes_of(columns, plan.length))
     return replace(job, source=Source(columns), plan=plan)
 
 
@@ -134,7 +135,7 @@ def _is_light(job: Job) -> bool:
     """Whether the caller answers for all rows before workers had begun to."""
     data, policy = job.source.data, job.policy
     plain = not policy.skip and job.on_row_error is None and policy.timeout is None
-    return plain and not isinstance(data, Tensor) and job.plan.length * data_row_bytes(data, job.plan.length) <= LIGHT
+    return plain and not isinstance(data, Tensor) and job.plan.length * row_bytes_of(data, job.plan.length) <= LIGHT
 
 
 def _fill(mask: Tensor, job: Job) -> None:

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.entries import path_of
-from tdmap.data.kinds import Data, data_row_bytes
+from tdmap.data.kinds import Data
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
 from tdmap.keys.joins import chunks
 from tdmap.keys.joins.chunks import JoinChunk
@@ -408,7 +409,7 @@ class _Join:
             self.ctx.tuning.join_bytes,
         )  # fmt: skip
         length = int(data.shape[0])
-        plan = plan_rows(length, data_row_bytes(data, length), self.ctx.chunksize)
+        plan = plan_rows(length, row_bytes_of(data, length), self.ctx.chunksize)
         empty = fn.schema_of(data)
         where = ctx.light(0) if plan.num_chunks <= 1 else ctx
         return append_rows(where, Job(Source(data), plan, fn, ctx.steps), empty=empty)

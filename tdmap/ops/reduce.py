@@ -11,7 +11,8 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_row_bytes, is_data
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.sizes import row_bytes_of
 from tdmap.functions import as_function, check_placement
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
@@ -162,7 +163,7 @@ def fold(
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
     if mapper is None and chunksize is None and num_chunks is None:
-        row_bytes = data_row_bytes(data, plan.length)
+        row_bytes = row_bytes_of(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
     if plan.length == 0:
         return reducer.finish(_state_of_no_rows(reducer, data) if mapper is None else reducer.init())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ def fill(rows: Ragged, made: Ragged, execution: Execution, log: Log | None = Non
     consecutive = type(numbers) is range and numbers.step == 1
     index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
     shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
-    fn = GatherRows(shared, places, plan.size, firsts, numbers.start if consecutive else None)
+    start = numbers.start if consecutive else None
+    fn = GatherRows(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
     run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())
 
 
@@ -76,19 +78,27 @@ class GatherRows:
         places: those of the output.
         step: rows of a chunk.
         firsts: values of the output that come before each chunk.
+        most_bytes: values that are gathered at a time, unless a row has more.
         consecutive: the first row, where the rows are consecutive and not those that chunks name.
     """
 
     takes_start = True
 
     def __init__(
-        self, shared: SharedTensors, places: Places, step: int, firsts: list[int], consecutive: int | None
+        self,
+        shared: SharedTensors,
+        places: Places,
+        step: int,
+        firsts: list[int],
+        most_bytes: int,
+        consecutive: int | None,
     ) -> None:
         self.__qualname__ = "place_ragged"
         self.shared = shared
         self.places = places
         self.step = step
         self.firsts = firsts
+        self.most_bytes = most_bytes
         self.consecutive = consecutive
 
     def __call__(self, index: Tensor, start: int = 0) -> int:
@@ -101,11 +111,32 @@ class GatherRows:
             starts, ends = bounds[:-1], bounds[1:]
         first = self.firsts[start // self.step]
         stops = torch.sub(ends, starts).cumsum(0).add_(first)
-        block = values.new_empty((int(stops[-1]) - first, *values.shape[1:]))
-        gather_rows(values, starts, ends, block)
         with self.places.opened() as opened:  # not through the mapping, which costs a fault a page
             self.places.write(1, opened[1], start + 1, stops)
-            if len(block):
-                self.places.write(0, opened[0], first, block)
+            for low, high in self._blocks(stops, first):
+                at = int(stops[low - 1]) if low else first
+                block = _rows(values, starts[low:high], ends[low:high], int(stops[high - 1]) - at)
+                if len(block):
+                    self.places.write(0, opened[0], at, block)
         self.shared.trim()
         return len(index)
+
+    def _blocks(self, stops: Tensor, first: int) -> Iterator[tuple[int, int]]:
+        """Runs of rows of at most so many bytes together, or one row: chunks are cut by the mean of all rows."""
+        values = self.shared.tensors[0]
+        most = max(self.most_bytes // max(values.itemsize * values.shape[1:].numel(), 1), 1)
+        low = 0
+        while low < len(stops):
+            high = int(torch.searchsorted(stops, first + most, right=True))
+            high = max(high, low + 1)
+            yield low, high
+            low, first = high, int(stops[high - 1])
+
+
+def _rows(values: Tensor, starts: Tensor, ends: Tensor, total: int) -> Tensor:
+    """Rows one after the other: a view of the values where they lie so."""
+    if torch.equal(starts[1:], ends[:-1]):
+        return values[int(starts[0]) : int(ends[-1])]
+    block = values.new_empty((total, *values.shape[1:]))
+    gather_rows(values, starts, ends, block)
+    return block

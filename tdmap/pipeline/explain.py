@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tdmap.data.kinds import data_row_bytes, is_data
+from tdmap.data.kinds import is_data
+from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written
@@ -147,7 +148,7 @@ def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int | None) -> l
         facts = [f"{unit}es without end" if count >= ENDLESS else _plural(count, unit)]
     if row is None:
         return [*facts, *_memory(plan, None, workers, prefetch)]
-    row_bytes = data_row_bytes(row, 1)
+    row_bytes = row_bytes_of(row, 1)
     facts.append(f"{_bytes(row_bytes)} a row")
     if count is not None and count < ENDLESS and not plan.batched:
         facts.append(f"{_bytes(count * row_bytes)} in all")

@@ -23,10 +23,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_length, data_row_bytes, tensors_of
+from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.data.reader import window as part_of
 from tdmap.data.schema import join_pieces
+from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import folder_of
 from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
@@ -142,7 +143,7 @@ class Dataset(Rows):
 
     @property
     def row_bytes(self) -> int:
-        return data_row_bytes(self.data, self.length)
+        return row_bytes_of(self.data, self.length)
 
     @property
     def folders(self) -> set[str]:

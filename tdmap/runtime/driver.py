@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import borders_of, data_row_bytes, is_remote, tensors_of
-from tdmap.data.objects import contents
-from tdmap.data.sizes import result_bytes
+from tdmap.data.kinds import borders_of, is_remote, tensor_bytes, tensors_of
+from tdmap.data.objects import piece_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
@@ -391,8 +390,8 @@ class Driver:
         if writer is None or kind not in (Kind.WRITTEN, Kind.OBJECTS):
             return None
         # Written at once: a later chunk, or an earlier run, had shown what the output looks like.
-        tensors = data_row_bytes(writer.out, plan.length) * plan.count(chunk, chunk + 1)
-        return tensors + sum(result_bytes(contents(piece)) for piece in value or () if piece is not None)
+        tensors = tensor_bytes(writer.out, plan.length) * plan.count(chunk, chunk + 1)
+        return tensors + sum(map(piece_bytes, value or ()))
 
     def _settle_plan(self) -> None:
         """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_row_bytes, tensors_of
+from tdmap.data.kinds import Data, tensor_bytes, tensors_of
 from tdmap.data.reader import Reader
 from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
@@ -127,7 +127,7 @@ class Runner:
             MemoryError: no chunk fits on the device.
         """
         plan = reader.plan
-        nbytes = data_row_bytes(reader.data, plan.length) * plan.most_rows
+        nbytes = tensor_bytes(reader.data, plan.length) * plan.most_rows
         free, total = self.link.memory()
         if nbytes > free:
             fit = max(free * plan.most_rows // max(nbytes, 1) // DEPTH, 1)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
+from tdmap.data.kinds import Data, leaves_hold_rows, tensor_bytes, tensors_of
 from tdmap.job import Job
 from tdmap.memory.hidden import NO_LOCKS, open_file
 from tdmap.memory.mapped import is_private
@@ -161,7 +161,7 @@ def undo_room(job: Job, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> R
     if job.ledger is not None:
         room: Room = job.ledger.room()
         return room
-    chunk_bytes = data_row_bytes(data, plan.length) * plan.most_rows
+    chunk_bytes = tensor_bytes(data, plan.length) * plan.most_rows
     if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES or not leaves_hold_rows(data):
         return None
     return Undo.allocate(data, plan, empty)

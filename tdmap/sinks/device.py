@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_leaf, not_a_collection
-from tdmap.data.kinds import Data, data_row_bytes, entries_of, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensor_bytes, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.memory.links import DeviceLink, Mark
@@ -83,7 +83,7 @@ class DeviceBuffer(PlainSink):
             self._bytes = 0
 
     def demands(self, plan: ChunkPlan) -> Demands:
-        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size  # each chunk of a lease takes a slot
+        chunk_bytes = tensor_bytes(self.out, plan.length) * plan.size  # each chunk of a lease takes a slot
         return Demands(max_lease=min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16), locker=self.link)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:

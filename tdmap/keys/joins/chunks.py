@@ -17,10 +17,11 @@ from torch import Tensor
 from tdmap.data import kinds
 from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, signed_view, with_entries
+from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
 from tdmap.memory.rowfiles import SharedTensors
@@ -94,7 +95,7 @@ class JoinChunk:
         self.indicator = indicator
         self.forms = dict(forms)
         self.block_bytes = block_bytes
-        self.row_bytes = data_row_bytes(others, len(others))
+        self.row_bytes = row_bytes_of(others, len(others))
         plain = [key for key in others.keys() if _has_columns(others.get(key), bool(indicator))]
         kept = select(others, plain)
         self.example = schema_of(kept)
@@ -111,7 +112,7 @@ class JoinChunk:
         total = int(ends[-1]) if len(ends) else 0
         # The row of each pair, unless a search among the ends is needed to find it.
         single = np.flatnonzero(counts) if len(counts) and counts.max() == 1 else None
-        row_bytes = data_row_bytes(chunk, max(len(chunk), 1)) + self.row_bytes
+        row_bytes = row_bytes_of(chunk, max(len(chunk), 1)) + self.row_bytes
         size = max(self.block_bytes // max(row_bytes, 1), 1)
         index = None if self.lookup.is_unique else self.lookup.index
         for begin in range(0, total, size):

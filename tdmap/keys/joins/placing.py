@@ -21,8 +21,9 @@ from torch import Tensor
 
 from tdmap.data.columns import row_words
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, signed_view
+from tdmap.data.kinds import Data, signed_view
 from tdmap.data.schema import KeyPath
+from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
@@ -116,7 +117,7 @@ def find_matches(ctx: Context, keyed: KeyedData, lookup: Lookup, chunksize: int 
     wanted = ["at"] if lookup.is_unique else ["at", "count"]
     out = TensorDict(ctx.buffers(wanted, number, length), [length])
     if length:
-        row_bytes = data_row_bytes(source, length)
+        row_bytes = row_bytes_of(source, length)
         plan = plan_rows(length, row_bytes, chunksize)
         job = Job(Source(source), plan, FindRows(keyed.reader, lookup), ctx.steps)
         ctx.quick(0 if plan.num_chunks <= 1 else length * row_bytes).run(job, Preallocated(out))
@@ -339,7 +340,7 @@ def place_each(
     """
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
     source, mine = (select(keyed.data, names), None) if streamed is None else streamed
-    read_bytes = data_row_bytes(source, length)
+    read_bytes = row_bytes_of(source, length)
     plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes], ctx))
     if ctx.chunksize is not None:
         plan = plan_rows(length, read_bytes, ctx.chunksize)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from tdmap.data.failures import note_skipped
-from tdmap.data.kinds import Data, data_row_bytes, folders_read, tensors_of
+from tdmap.data.kinds import Data, folders_read, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow
+from tdmap.data.sizes import row_bytes_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
@@ -332,9 +333,9 @@ class _Travel:
 
     def chunks_at_once(self) -> int:
         """Most chunks of a lease."""
-        row = data_row_bytes(self.data, self.plan.length)
+        row = row_bytes_of(self.data, self.plan.length)
         if self.writer is not None:
-            row += data_row_bytes(self.writer.out, self.plan.length)
+            row += row_bytes_of(self.writer.out, self.plan.length)
         return max(WINDOW_BYTES // max(row * self.plan.size, 1), 1)
 
     def window(self, member: RayMember, start: int, stop: int) -> Window:
