@@ -631,6 +631,12 @@ class Ragged(NonTensorStack):
         self._origin = None
         super()._set_rows(column, rows, *args)
 
+    def _become(self, other: Ragged) -> None:
+        """Hold the rows of another column from now on. Slices that were made before keep theirs."""
+        column, lock, names = other._ragged(), self._lock, self._names
+        self._set_rows(column, other._rows, 0, _NO_SIZE, self._device)
+        self._lock, self._names = lock, names
+
     @property
     def _source(self) -> list[Any]:  # type: ignore[override]
         if self._objects is not None:

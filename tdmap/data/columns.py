@@ -15,6 +15,7 @@ from tdmap.data.kinds import Data, is_dense, signed_view, tensors_of, with_entri
 from tdmap.data.reader import narrow
 from tdmap.data.schema import plain
 from tdmap.memory.regions import flat_bytes
+from tensordict_lite import NonTensorDataBase
 
 Order: TypeAlias = NDArray[Any]
 """Row numbers, of an unsigned or signed integer dtype."""
@@ -25,7 +26,7 @@ def is_columnar(data: Data) -> bool:
     if isinstance(data, Tensor):
         return data.layout is torch.strided and data.device.type == "cpu" and not data.is_quantized
     if not is_dense(data):
-        return bool(getattr(data, "_is_non_tensor", False)) and type(data._source) is dict and not data._source
+        return isinstance(data, NonTensorDataBase) and not data._source
     return all(is_columnar(value) for value in data._source.values())
 
 

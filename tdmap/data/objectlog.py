@@ -121,7 +121,7 @@ def _noted(piece: Piece) -> Any:
     if piece is None:
         return None
     if isinstance(piece, Spilled):
-        return ["spilled", piece.kind, str(piece.dtype), piece.row_shape, *piece[3:]]
+        return ["spilled", *describe_spilled(piece), *piece[3:]]
     if isinstance(piece, One):
         return ["one" if piece.entry is None else "whole", piece.value]
     if isinstance(piece, Each):
@@ -136,7 +136,7 @@ def _read(noted: Any) -> Piece:
     if noted[0] == "one":
         return One(noted[1])
     if noted[0] == "spilled":
-        return _spilled(*noted[1:])
+        return known_spilled(*noted[1:])
     if noted[0] == "whole":
         return One(noted[1], MetaData(noted[1]))
     if noted[0] == "each":
@@ -147,7 +147,19 @@ def _read(noted: Any) -> Piece:
     return Rows([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
 
 
-def _spilled(kind: Any, dtype: Any, shape: Any, rows: Any, total: Any, file: Any, lengths: Any, values: Any) -> Spilled:
+def describe_spilled(piece: Spilled) -> tuple[str, str, tuple[int, ...]]:
+    """Kind, dtype and shape of ragged rows, as plain data."""
+    return piece.kind, str(piece.dtype), piece.row_shape
+
+
+def known_spilled(
+    kind: Any, dtype: Any, shape: Any, rows: Any, total: Any, file: Any, lengths: Any, values: Any
+) -> Spilled:
+    """Ragged rows as a log describes them: what `describe_spilled` gives, and the other fields.
+
+    Raises:
+        ValueError: it describes something else, or the file is no name in the folder.
+    """
     numbers = [*shape, rows, total, lengths, values]
     if kind not in KINDS or dtype not in DTYPES or not all(is_count(n, 1 << 62) for n in numbers):
         raise ValueError(f"no ragged rows: {kind!r:.60}, {dtype!r:.60}, {numbers!r:.100}")

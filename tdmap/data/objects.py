@@ -13,8 +13,8 @@ in a new output they hold None, or no objects at all where rows are stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -115,6 +115,11 @@ class Spilled(NamedTuple):
     """Byte of the file at which they begin."""
     values: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of the values."""
+        return self.total * self.dtype.itemsize * torch.Size(self.row_shape).numel()
+
 
 def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     """Ragged rows, strings or bytes, written to a spill file; None for other entries."""
@@ -132,11 +137,17 @@ def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     return Spilled(kind, values.dtype, row_shape, len(entry), len(values), content.file, lengths.offset, content.offset)
 
 
+def spill_pieces(pieces: Pieces, plan: ChunkPlan, place: Placer | None) -> Pieces:
+    """The pieces of a chunk; those of ragged rows that have come with its report are put into a spill file."""
+    if place is None:
+        return pieces
+    return tuple((spilled(p.entry, plan, place.spill) or p) if isinstance(p, Column) else p for p in pieces)
+
+
 def unspilled(piece: Spilled, spill: Spill) -> Column:
     """The rows of a piece, in memory."""
-    item = piece.dtype.itemsize * torch.Size(piece.row_shape).numel()
     lengths = spill.read(Extent(piece.file, piece.lengths, piece.rows * 8), torch.int64, (piece.rows,))
-    extent = Extent(piece.file, piece.values, piece.total * item)
+    extent = Extent(piece.file, piece.values, piece.nbytes)
     values = spill.read(extent, piece.dtype, (piece.total, *piece.row_shape))
     return Column(Ragged(values, offsets_of(lengths), piece.kind))
 
@@ -179,8 +190,18 @@ Piece: TypeAlias = "One | Each | Rows | Spilled | None"
 Pieces: TypeAlias = "tuple[Piece, ...]"
 """One for each column."""
 
-Placer: TypeAlias = "Callable[[KeyPath, Data, list[tuple[int, Piece]]], Any]"
-"""Brings rows that wait in spill files to their places in an output; returns the column that they are."""
+
+class Placer(Protocol):
+    """Brings ragged rows that wait in spill files to their places in an output."""
+
+    spill: Spill
+    """Where they wait."""
+    shares: bool
+    """Whether workers write into it; else the driver does."""
+
+    def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
+        """The column of some pieces, of which one or more are `Spilled`."""
+        ...
 
 
 def piece_bytes(piece: Piece) -> int:
@@ -188,7 +209,7 @@ def piece_bytes(piece: Piece) -> int:
     if piece is None:
         return 0
     if isinstance(piece, Spilled):
-        return piece.rows * 8 + piece.total * piece.dtype.itemsize * torch.Size(piece.row_shape).numel()
+        return piece.rows * 8 + piece.nbytes
     return result_bytes(piece.entry if isinstance(piece, Column) else contents(piece))
 
 
@@ -355,11 +376,13 @@ def _entries(piece: Piece, rows: int) -> list[Any]:
     return [value if value is MISSING else NonTensorData(value) for value in _payloads(piece, rows)]
 
 
-def unchanged(piece: Piece, before: Any, plan: ChunkPlan) -> bool:
-    """Whether a piece says what an entry of the same rows holds already."""
-    if piece is None:
+def unchanged(entry: Any, before: Any, plan: ChunkPlan) -> bool:
+    """Whether an entry of a result says what an entry of the same rows holds already."""
+    if entry is None:
         return True
-    old = piece_of(before, plan)
+    if isinstance(entry, Ragged) and isinstance(before, Ragged) and entry.column and before.column:
+        return _equal_rows(entry, before)
+    piece, old = piece_of(entry, plan), piece_of(before, plan)
     if isinstance(piece, Rows) or isinstance(old, Rows) or old is None:
         return False
     if isinstance(piece, One) and isinstance(old, One):
@@ -367,6 +390,12 @@ def unchanged(piece: Piece, before: Any, plan: ChunkPlan) -> bool:
     count = len(piece) if isinstance(piece, Each) else len(old) if isinstance(old, Each) else 0
     pairs = zip(_payloads(piece, count), _payloads(old, count))
     return all(new is past or same_payload(new, past) for new, past in pairs)
+
+
+def _equal_rows(one: Ragged, other: Ragged) -> bool:
+    if (one.kind, one.dtype, one.row_shape) != (other.kind, other.dtype, other.row_shape):
+        return False
+    return torch.equal(one.lengths, other.lengths) and torch.equal(one.flat()[0], other.flat()[0])
 
 
 # -- the driver's side -----------------------------------------------------------------------------------------------
@@ -410,16 +439,16 @@ class ObjectColumns:
         for number, path in enumerate(self.paths):
             parent = entry_at(data, path[:-1])
             pieces = self._of(number, plan)
-            if place is not None and any(isinstance(piece, Spilled) for _, piece in pieces):
-                found[path] = place(path, data, pieces)
-                continue
             if before is not None:
                 old = entry_at(before, path)
                 if all(piece is None for _, piece in pieces):
                     found[path] = old
                     continue
                 pieces = _over(pieces, old, plan)
-            found[path] = column_of(pieces, plan, parent._batch_size)
+            if place is not None and any(isinstance(piece, Spilled) for _, piece in pieces):
+                found[path] = place(path, data, pieces)
+            else:
+                found[path] = column_of(pieces, plan, parent._batch_size)
         return found
 
     def _of(self, number: int, plan: ChunkPlan) -> list[tuple[int, Piece]]:
@@ -438,6 +467,12 @@ class ObjectColumns:
 
 def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tuple[int, Piece]]:
     """The pieces, with what a column held before in rows that have no object of their own."""
+    if isinstance(old, Ragged) and old.column is not None and not plan.dim:
+        found, row = [], 0
+        for rows, piece in parts:
+            found.append((rows, _over_ragged(piece, old[row : row + rows])))
+            row += rows
+        return found
     whole = concat_pieces(parts)
     rows = sum(count for count, _ in parts)
     stacked = isinstance(whole, Rows)
@@ -446,6 +481,21 @@ def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tup
     new, kept = (_entries(p, rows) if stacked else _payloads(p, rows) for p in (whole, past))
     merged = [past if value is MISSING else value for value, past in zip(new, kept)]
     return [(rows, Rows(merged) if stacked else Each(merged))]
+
+
+def _over_ragged(piece: Piece, old: Ragged) -> Piece:
+    """A piece that lacks no row, ragged like those before where its objects allow it."""
+    if piece is None:
+        return Column(old)
+    if isinstance(piece, (Column, Spilled, Rows)) or not len(old):
+        return piece
+    values = _payloads(piece, len(old))
+    if any(value is MISSING for value in values):
+        values = [past if value is MISSING else value for value, past in zip(values, old._payloads() or ())]
+    try:
+        return Column(Ragged.from_list(values))
+    except TypeError:
+        return Each(values)
 
 
 def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
@@ -556,6 +606,9 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
         parent = entry_at(data, path[:-1])
         old = parent._source[path[-1]]
         if column is old:
+            continue
+        if isinstance(old, Ragged) and isinstance(column, Ragged) and old.column and column.column:
+            old._become(column)
             continue
         if isinstance(old, NonTensorData) and not isinstance(column, NonTensorData):
             parent._source[path[-1]] = old._assign_rows((slice(None),) * len(old._batch_size), column)

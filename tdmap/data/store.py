@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -297,36 +297,9 @@ class OutputFolder:
         whole = with_objects(data, columns, like)
         return whole.memmap_(self._data)
 
-    def ragged(
-        self, data: Data, path: KeyPath, kind: str, dtype: torch.dtype, shape: Sequence[int], rows: int
-    ) -> Ragged:
-        """Files of a ragged entry, zeroed, or those of before where they have this size. `complete` adds the entry.
-
-        Args:
-            data: what `create` has made.
-            path: of the entry.
-            kind, dtype: of its rows.
-            shape: of the values of all rows, one after the other.
-            rows: how many there are.
-        """
-        folder, node = Path(self._data), data
-        for key in (None, *path[:-1]):
-            if key is not None:
-                node, folder = node._source[key], folder / encode_key(key)
-            folder = folder / "_tensordict" if is_tensorclass(node) else folder
-        stem = encode_key(path[-1])
-        if kind != "tensor":
-            (folder / stem).mkdir(exist_ok=True)
-        names = (f"{stem}.memmap", f"{stem}.offsets.memmap") if kind == "tensor" else [f"{stem}/{n}" for n in FILES]
-        files = [folder / name for name in names]
-        for file, count, item in zip(files, (torch.Size(shape).numel(), rows + 1), (dtype.itemsize, 8)):
-            mapped_file(file, count * item, keep=True, mode=0o666)
-        values = torch.empty(tuple(shape), dtype=dtype)
-        if values.numel():
-            values = MemoryMappedTensor.from_filename(files[0], dtype, shape)
-        offsets = MemoryMappedTensor.from_filename(files[1], torch.int64, (rows + 1,))
-        made: Ragged = Ragged._over(kind, values, offsets)
-        return made
+    def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
+        """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
+        return ragged_files(Path(self._data), data, path, rows)
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.
@@ -390,6 +363,48 @@ def folder_of(data: Data) -> Path | None:
         return None
     root = mapped_root(data)
     return None if root is None else Path(root)
+
+
+class RaggedRows(Protocol):
+    """Ragged rows that are to be written."""
+
+    kind: str
+    dtype: torch.dtype
+    row_shape: Sequence[int]
+    total: int
+    """Values of all rows."""
+
+    def __len__(self) -> int: ...
+
+
+def ragged_files(folder: Path, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
+    """Files of a ragged entry, zeroed, or those of before where they have this size.
+
+    Args:
+        folder: of the dataset.
+        data: the dataset without the entry.
+        path: of the entry.
+        rows: what is to be written into them.
+    """
+    node = data
+    for key in (None, *path[:-1]):
+        if key is not None:
+            node, folder = node._source[key], folder / encode_key(key)
+        folder = folder / "_tensordict" if is_tensorclass(node) else folder
+    stem = encode_key(path[-1])
+    if rows.kind != "tensor":
+        (folder / stem).mkdir(exist_ok=True)
+    names = (f"{stem}.memmap", f"{stem}.offsets.memmap") if rows.kind == "tensor" else [f"{stem}/{n}" for n in FILES]
+    files = [folder / name for name in names]
+    shape = (rows.total, *rows.row_shape)
+    for file, count, item in zip(files, (torch.Size(shape).numel(), len(rows) + 1), (rows.dtype.itemsize, 8)):
+        mapped_file(file, count * item, keep=True, mode=0o666)
+    values = torch.empty(shape, dtype=rows.dtype)
+    if values.numel():
+        values = MemoryMappedTensor.from_filename(files[0], rows.dtype, shape)
+    offsets = MemoryMappedTensor.from_filename(files[1], torch.int64, (len(rows) + 1,))
+    made: Ragged = Ragged._over(rows.kind, values, offsets)
+    return made
 
 
 def files_of(data: Data) -> list[str]:

@@ -26,6 +26,7 @@ from tdmap.data.objects import (
     KeyPath,
     Piece,
     Pieces,
+    Placer,
     entry_at,
     object_paths,
     piece_of,
@@ -95,6 +96,10 @@ class RowWriter:
         new.spill = self.spill
         return new
 
+    def spill_to(self, place: Placer | None) -> None:
+        """Have ragged rows wait where workers may write."""
+        self.spill = place.spill if place is not None and place.shares else None
+
     def over(self, out: Data, base: int) -> RowWriter:
         """Another one, for some of the rows: those in `out`, of which the first is row `base`."""
         new = copy.copy(self)
@@ -132,13 +137,15 @@ class RowWriter:
         """
         if not self.objects:
             return None
-        pieces = tuple(self._piece(entry_at(result, path), spills) for path in self.objects)
+        entries = [entry_at(result, path) for path in self.objects]
         if self._before is None:
-            return pieces
+            return tuple(self._piece(entry, spills) for entry in entries)
         first, last = first - self.base, last - self.base
         before = [narrow(entry_at(self._before, path), self.plan.dim, first, last) for path in self.objects]
-        same = [unchanged(piece, entry, self.plan) for piece, entry in zip(pieces, before)]
-        return None if all(same) else tuple(None if kept else piece for kept, piece in zip(same, pieces))
+        same = [unchanged(entry, past, self.plan) for entry, past in zip(entries, before)]
+        if all(same):
+            return None
+        return tuple(None if kept else self._piece(entry, spills) for kept, entry in zip(same, entries))
 
     def _piece(self, entry: Any, spills: bool) -> Piece:
         waiting = None if self.spill is None or not spills else spilled(entry, self.plan, self.spill)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
 import threading
@@ -27,6 +28,9 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.scratch import temporary_path
 from tdmap.process_state import Owner
+
+PREFIX = "spill-"
+"""How the names of files begin that lie in the hidden folder of an output."""
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
@@ -179,6 +183,11 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
+
+
+def spill_beside(folder: Path) -> Spill:
+    """Files beside a journal: no other call has their names."""
+    return Spill(folder, f"{PREFIX}{secrets.token_hex(8)}-")
 
 
 def _write(fd: int, view: memoryview, at: int) -> None:

@@ -441,7 +441,7 @@ class _Join:
         missing, zeros = torch.ones(len(alone), dtype=torch.bool), torch.zeros(len(alone), dtype=torch.int64).numpy()
         rest = TensorDict({}, [len(alone)])
         for key in self.names.left.keys():
-            rest.set(key, chunks.rows_of_entry(chunks.object_columns(self.names.left.get(key)), zeros, missing))
+            rest.set(key, chunks.rows_of_entry(chunks.object_columns(self.names.left.get(key), False), zeros, missing))
         forms = self._forms_of_keys()
         for key, value in self._keys_of_b(self.second):
             rest.set(key, value[alone].reshape(-1, *forms[key][1]) if key in forms else value[alone])

@@ -35,6 +35,7 @@ from tdmap.job import Job
 from tdmap.memory import links
 from tdmap.ops.dropping import map_dropping, write_dropping
 from tdmap.output.sharding import check_rows_per_shard, map_to_shards, write_folder
+from tdmap.output.spilled import PlaceSpilled, placing
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.run.context import Context
@@ -115,7 +116,8 @@ class Gathered(Target):
                 return None
         if job.plan.length == 0:
             return result_of_no_rows(job.fn, job.source.data, job.plan)
-        result = ctx.run(job, Gather(job.name, job.policy.skip == DROP))
+        with placing(ctx.execution) as place:
+            result = ctx.run(job, Gather(job.name, job.policy.skip == DROP, place))
         data = job.source.data
         if result is None and (is_opened_by_row(data) or is_read_anew(data)):
             what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
@@ -256,15 +258,16 @@ class Given(Target):
         return self._run_once(job.again(fn.coming_back()), execution, log)
 
     def _run_once(self, job: Job, execution: Execution, log: KnownChunks | None) -> Any:
-        sink, surroundings = self._sink(execution)
-        with surroundings:
-            return execution.run(job, sink, log)
+        with placing(execution) as place:
+            sink, surroundings = self._sink(execution, place)
+            with surroundings:
+                return execution.run(job, sink, log)
 
-    def _sink(self, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
+    def _sink(self, execution: Execution, place: PlaceSpilled | None) -> tuple[Sink, AbstractContextManager[Any]]:
         """Where results go, and what must be entered around the job."""
         device = self.placement.out_device
         if device is None or self.placement.stays(execution):
-            return Preallocated(self.out), _lending(device)
+            return Preallocated(self.out, None, place), _lending(device)
         buffer = DeviceBuffer(self.out, links.open_link(device))
         return buffer, buffer
 
@@ -280,7 +283,8 @@ class ItsOwnSource(Given):
         return map_in_place(job, execution, self.resume)
 
     def _run(self, job: Job, execution: Execution, log: KnownChunks | None) -> Any:
-        return execution.run(job, InPlace(self.out), log)
+        with placing(execution) as place:
+            return execution.run(job, InPlace(self.out, None, place), log)
 
 
 @contextlib.contextmanager

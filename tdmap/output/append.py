@@ -24,7 +24,9 @@ from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.schema import KeyPath, Schema, join_objects, take_apart
+from tdmap.data.objectlog import describe_spilled, known_spilled
+from tdmap.data.objects import Spilled, spilled
+from tdmap.data.schema import KeyPath, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.job import Job, Wrapped
@@ -33,6 +35,7 @@ from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.output.copying import copy_bytes
 from tdmap.output.output import Output, Step
+from tdmap.output.spilled import joined_rows
 from tdmap.plan import ChunkPlan
 from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.context import Context
@@ -51,7 +54,7 @@ class Piece(NamedTuple):
     file: str
     offset: int
     objects: dict[KeyPath, Any]
-    """Entries that are no tensors; they travel."""
+    """Entries that are no tensors: `Spilled` where their rows wait in a file as well; others travel."""
     schema: Schema | None
     """The first time that a worker sends this one."""
 
@@ -61,11 +64,20 @@ def pack_pieces(values: Sequence[tuple[Piece, ...] | None]) -> dict[str, Any]:
     pieces = [piece for found in values for piece in found or ()]
     files = {file: number for number, file in enumerate(dict.fromkeys(piece.file for piece in pieces))}
     numbers = [(piece.rows, piece.digest, files[piece.file], piece.offset) for piece in pieces]
+    columns: dict[Any, int] = {}
+    waiting = []
+    for number, piece in enumerate(pieces):
+        for path, rows in piece.objects.items():
+            if isinstance(rows, Spilled):
+                column = columns.setdefault((path, *describe_spilled(rows)), len(columns))
+                waiting.append((number, column, *rows[3:5], files.setdefault(rows.file, len(files)), *rows[6:]))
     return {
         "pieces": torch.tensor([-1 if found is None else len(found) for found in values]),
         "numbers": torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4),
         "files": list(files),
-        "objects": {number: piece.objects for number, piece in enumerate(pieces) if piece.objects},
+        "objects": {number: _travelling(piece) for number, piece in enumerate(pieces) if _travelling(piece)},
+        "columns": list(columns),
+        "spilled": torch.tensor(waiting, dtype=torch.int64).reshape(-1, 7),
         "skeletons": {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None},
     }
 
@@ -77,6 +89,9 @@ def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
         Piece(rows, digest, packed["files"][file], offset, packed["objects"].get(number, {}), schemas.get(number))
         for number, (rows, digest, file, offset) in enumerate(packed["numbers"].tolist())
     ]
+    for number, column, rows, total, file, lengths, values in packed["spilled"].tolist():
+        path, *what = packed["columns"][column]
+        pieces[number].objects[path] = known_spilled(*what, rows, total, packed["files"][file], lengths, values)
     if any(piece.schema is not None and piece.schema.digest != piece.digest for piece in pieces):
         raise ValueError("rows are not as they were described")
     rest = iter(pieces)
@@ -84,6 +99,10 @@ def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
     if next(rest, None) is not None:
         raise ValueError("more pieces than chunks")
     return values
+
+
+def _travelling(piece: Piece) -> dict[KeyPath, Any]:
+    return {path: entry for path, entry in piece.objects.items() if not isinstance(entry, Spilled)}
 
 
 class SpillRows(Wrapped):
@@ -103,34 +122,28 @@ class SpillRows(Wrapped):
         self._sent: dict[int, set[int]] = {}
 
     def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
-        return self.pieces(each_result(self.call(chunk, start)), self._append)
-
-    def pieces(self, results: Iterable[Data], write: Callable[[list[Tensor]], tuple[str, int]]) -> tuple[Piece, ...]:
-        """A piece for each dataset, whose tensors are written; where to is what `write` returns: file and offset."""
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
-        pieces = tuple(self._spill(rows, known, write) for rows in results)
+        pieces = tuple(self._spill(rows, known) for rows in each_result(self.call(chunk, start)))
         sent |= known
         return pieces
-
-    def _append(self, tensors: list[Tensor]) -> tuple[str, int]:
-        file, offset, _ = self.spill.append(tensors)[0]
-        return file, offset
 
     def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
         """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
         return tuple(piece for state in states for piece in state)
 
-    def _spill(self, rows: Data, known: set[int], write: Callable[[list[Tensor]], tuple[str, int]]) -> Piece:
+    def _spill(self, rows: Data, known: set[int]) -> Piece:
         parts = take_apart(rows)
         digest = parts.schema.digest
         file, offset = "", 0
         tensors = [tensor.contiguous() for tensor in parts.tensors]
         if parts.rows and tensors:
-            file, offset = write(tensors)
+            file, offset, _ = self.spill.append(tensors)[0]
+        plan = ChunkPlan(parts.rows, max(parts.rows, 1))
+        objects = {path: spilled(entry, plan, self.spill) or entry for path, entry in parts.objects.items()}
         new = digest not in known
         known.add(digest)
-        return Piece(parts.rows, digest, file, offset, parts.objects, parts.schema if new else None)
+        return Piece(parts.rows, digest, file, offset, objects, parts.schema if new else None)
 
 
 def each_result(result: Any) -> Iterator[Data]:
@@ -182,18 +195,22 @@ class Pieces(Collect):
         self.schemas.update({piece.digest: piece.schema for piece in pieces if piece.schema is not None})
         for chunk, found in values.items():
             known = all(piece.digest in self.schemas for piece in found or ())
-            if known and all(self.can_read(piece, is_there) for piece in found or () if piece.file):
+            if known and all(self._can_read(piece, is_there) for piece in found or ()):
                 self.restored[chunk] = found
 
-    def can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
-        """Whether the rows of a piece are still in their file."""
-        return is_there(piece.file, piece.offset)
+    def _can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
+        """Whether the rows of a piece are still in their files."""
+        waiting = [rows for rows in piece.objects.values() if isinstance(rows, Spilled)]
+        return (not piece.file or is_there(piece.file, piece.offset)) and all(
+            is_there(rows.file, rows.values + rows.nbytes) for rows in waiting
+        )
 
     def value_bytes(self, value: Any) -> int:
         total = 0
         for piece in value:
             schema = self._known(piece)
-            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+            total += piece.rows * sum(schema.row_bytes)
+            total += sum(x.nbytes if isinstance(x, Spilled) else result_bytes(x) for x in piece.objects.values())
         return total
 
     def _known(self, piece: Piece) -> Schema:
@@ -299,11 +316,12 @@ def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_byt
 
 def place_pieces(ctx: Context, pieces: Sequence[Piece], schema: Schema, spill: Spill) -> None:
     """Allocate the output, and bring every piece to its place."""
-    objects = (
-        {path: join_objects([piece.objects[path] for piece in pieces]) for path in pieces[0].objects} if pieces else {}
-    )
+    objects = {}
+    for path in pieces[0].objects if pieces else ():
+        objects[path] = joined_rows(path, [(piece.rows, piece.objects[path]) for piece in pieces], spill)
     total = sum(piece.rows for piece in pieces)
     places = ctx.output.open(schema, total, objects)
+    ctx.output.fill(ctx.execution)
     files: list[str] = []
     row_bytes = schema.row_bytes
     table = tasks_of(pieces, files, sum(row_bytes), ctx.tuning.copy_bytes)

@@ -20,6 +20,7 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Place, Places
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
+from tdmap.run.log import Log, run_logged
 from tdmap.sinks import Collect
 
 TASK_BYTES = 4 << 20
@@ -89,7 +90,7 @@ class CopyTable:
         number = self._files.setdefault(file, len(self._files))
         self._tasks.append((target.number, at, number, offset, nbytes, base))
 
-    def run(self, spill: Spill, execution: Execution) -> None:
+    def run(self, spill: Spill, execution: Execution, log: Log | None = None) -> None:
         """Do all of it."""
         if not self._tasks:
             return
@@ -97,7 +98,7 @@ class CopyTable:
         each = max(int(table[:, 4].sum()) // len(table), 1)
         plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
         fn = CopyTasks(spill, list(self._files), Places(self._places))
-        execution.run(Job(Source(table), plan, fn, Policy(undo=False)), Collect())
+        run_logged(log, execution, Job(Source(table), plan, fn, Policy(undo=False)), Collect())
 
 
 class CopyTasks:

@@ -31,7 +31,7 @@ from tdmap.data.kinds import (
     tensors_of,
 )
 from tdmap.data.objectlog import check_storable
-from tdmap.data.objects import assign_objects, entry_at, piece_of, without_paths
+from tdmap.data.objects import Spilled, assign_objects, entry_at, piece_of, without_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
@@ -42,8 +42,9 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
-from tdmap.output import ragged
+from tdmap.output.ragged import ChosenRows, lies_flat
 from tdmap.output.shards import Shards
+from tdmap.output.spilled import SpilledRows
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
@@ -102,7 +103,8 @@ class Output:
         self._made: Data | None = None
         self.log: Log | None = None
         self._execution = execution
-        self._ragged: dict[KeyPath, tuple[Ragged, Ragged]] = {}
+        self._ragged: dict[KeyPath, Ragged] = {}
+        self._waiting: list[tuple[ChosenRows | SpilledRows, Ragged]] = []
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -183,7 +185,8 @@ class Output:
         """
         if self.store is not None:
             plan = ChunkPlan(0, 1)
-            check_storable(tuple(piece_of(entry, plan) for entry in objects.values()), list(objects), where)
+            pieces = [x if isinstance(x, Spilled) else piece_of(x, plan) for x in objects.values()]
+            check_storable(tuple(pieces), list(objects), where)
 
     def known_by(self, identity: dict[str, Any]) -> None:
         """What tells a call that can be resumed from others, before the output is claimed."""
@@ -202,7 +205,7 @@ class Output:
         Args:
             schema: of the rows.
             rows: how many.
-            objects: the entries that are no tensors.
+            objects: the entries that are no tensors, or their `SpilledRows`, which `fill` copies.
 
         Raises:
             OutputMismatch: a given output is too small, or does not fit.
@@ -210,31 +213,51 @@ class Output:
         """
         self.check(schema, rows)
         self._rows = rows
-        self._objects = objects or {}
+        self._objects = {path: self._room_for(entry) for path, entry in (objects or {}).items()}
         if self.given is not None:
             places = self._given_places(schema)
             if places is not None:
                 return places
             self._staged = True
         if self.store is None:
-            self._made = schema.build(rows, Arena().empty, objects)
+            self._made = schema.build(rows, Arena().empty, self._objects)
         else:
-            columns = {path: entry for path, entry in self._objects.items() if ragged.is_column(entry)}
-            self._like = schema.skeleton
-            example = without_paths(self._example(schema, rows, objects), columns)  # added when their files are filled
-            self._made = (
-                self.store.create(example)
-                if self.log is None
-                else self.log.create(self.store, example, [schema.digest, rows])
-            )
-            for path, entry in columns.items():
-                self._ragged[path] = (entry, ragged.files_for(self.store, self._made, path, entry))
-            if self.log is not None and columns:
-                made_of = TensorDict({str(n): made for n, (_, made) in enumerate(self._ragged.values())}, [rows])
-                self.log.files = [*self.log.files, *files_of(made_of)]
+            self._make_files(self.store, schema, rows)
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made
+
+    def _room_for(self, entry: Any) -> Any:
+        """An entry; of ragged rows the memory that they will be in, or what is to be written into files."""
+        if self.store is not None:
+            if isinstance(entry, SpilledRows):
+                return entry if lies_flat(entry.kind, len(entry)) else entry.loaded()
+            if isinstance(entry, Ragged) and entry.column is not None and lies_flat(entry.kind, len(entry)):
+                return ChosenRows(entry)
+        elif isinstance(entry, SpilledRows):
+            made = entry.allocate()
+            self._waiting.append((entry, made))
+            return made
+        return entry
+
+    def _make_files(self, store: OutputFolder, schema: Schema, rows: int) -> None:
+        columns = {path: x for path, x in self._objects.items() if isinstance(x, (ChosenRows, SpilledRows))}
+        self._like = schema.skeleton
+        example = without_paths(self._example(schema, rows, self._objects), columns)  # added when they are filled
+        what = [schema.digest, rows]
+        self._made = store.create(example) if self.log is None else self.log.create(store, example, what)
+        for path, x in columns.items():
+            made = self._ragged[path] = store.ragged(self._made, path, x)
+            self._waiting.append((x, made))
+        if self.log is not None and columns:
+            made_of = TensorDict({str(number): made for number, made in enumerate(self._ragged.values())}, [rows])
+            self.log.files = [*self.log.files, *files_of(made_of)]
+
+    def fill(self, execution: Execution | None) -> None:
+        """Write ragged rows to their places, as a job; `result` does it at last."""
+        for rows, made in self._waiting:
+            rows.fill(made, execution or Execution(num_workers=0), self.log)
+        self._waiting = []
 
     def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
         # One element stands for all of them: nothing is allocated for an example.
@@ -254,11 +277,10 @@ class Output:
 
     def result(self) -> Data:
         """The output, with every row in its place; a larger one than was needed is cut."""
+        self.fill(self._execution)
         if self.store is not None:
-            for entry, made in self._ragged.values():
-                ragged.fill(entry, made, self._execution or Execution(num_workers=0), self.log)
             if self._ragged:
-                self.store.complete(self._made, {path: made for path, (_, made) in self._ragged.items()}, self._like)
+                self.store.complete(self._made, dict(self._ragged), self._like)
             return self.store.publish()
         if self.given is None:
             return self._made

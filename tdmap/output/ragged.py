@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data
-from tdmap.data.objects import KeyPath
-from tdmap.data.store import OutputFolder
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
@@ -26,48 +23,51 @@ BLOCK_ROWS = 1 << 18
 """Rows whose lengths are looked at together."""
 
 
-def is_column(entry: Any) -> bool:
-    """Whether rows of an entry lie as values and offsets in a folder: few strings are JSON, as the reference has it."""
-    if not isinstance(entry, Ragged) or entry.column is None or not len(entry):
-        return False
-    return not text.is_short(entry.kind, len(entry))
+def lies_flat(kind: str, rows: int) -> bool:
+    """Whether ragged rows lie as values and offsets in a folder: few strings are JSON, which the reference opens."""
+    return rows > 0 and not text.is_short(kind, rows)
 
 
-def files_for(store: OutputFolder, data: Data, path: KeyPath, rows: Ragged) -> Ragged:
-    """The files of a ragged entry with room for these rows."""
-    total = sum(int((ends - starts).sum()) for starts, ends in _spans(rows, BLOCK_ROWS))
-    return store.ragged(data, path, rows.kind, rows.dtype, (total, *rows.row_shape), len(rows))
+class ChosenRows:
+    """Rows of a ragged entry, wherever they lie in its values."""
 
+    def __init__(self, entry: Ragged) -> None:
+        self.entry = entry
+        self.kind, self.dtype, self.row_shape = entry.kind, entry.dtype, entry.row_shape
+        self.total = sum(int((ends - starts).sum()) for starts, ends in self._spans(BLOCK_ROWS))
+        """Values of all rows."""
 
-def _spans(rows: Ragged, step: int) -> Any:
-    """Where rows start and end in their values, some at a time."""
-    column: Any = rows.column
-    return (column.spans(rows._rows[first : first + step]) for first in range(0, len(rows), step))
+    def __len__(self) -> int:
+        return len(self.entry)
 
+    def _spans(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Where rows start and end in their values, some at a time."""
+        column: Any = self.entry.column
+        return (column.spans(self.entry._rows[first : first + step]) for first in range(0, len(self), step))
 
-def fill(rows: Ragged, made: Ragged, execution: Execution, log: Log | None = None) -> None:
-    """Write rows, wherever they lie, into the files of `files_for`; with `log`, those that are not there yet."""
-    column, target = rows.column, made.column
-    assert column is not None and target is not None
-    values, offsets = target.values, target.offsets
-    if not len(values):
-        return  # offsets are 0, as new files are
-    nbytes = values.nbytes + offsets.nbytes
-    execution = execution.light(nbytes)
-    places = Places.of([values, offsets])
-    assert places is not None
-    plan = ChunkPlan(len(rows), max(len(rows) * execution.tuning.gather_bytes // nbytes, 1))
-    firsts, first = [], 0
-    for starts, ends in _spans(rows, plan.size):
-        firsts.append(first)
-        first += int((ends - starts).sum())
-    numbers: Any = rows._rows
-    consecutive = type(numbers) is range and numbers.step == 1
-    index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
-    shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
-    start = numbers.start if consecutive else None
-    fn = GatherRows(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
-    run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())
+    def fill(self, made: Ragged, execution: Execution, log: Log | None = None) -> None:
+        """Write the rows into shared memory, or files, of exactly their size."""
+        column, target = self.entry.column, made.column
+        assert column is not None and target is not None
+        values, offsets = target.values, target.offsets
+        if not len(values):
+            return  # offsets are 0, as new files are
+        nbytes = values.nbytes + offsets.nbytes
+        execution = execution.light(nbytes)
+        places = Places.of([values, offsets])
+        assert places is not None
+        plan = ChunkPlan(len(self), max(len(self) * execution.tuning.gather_bytes // nbytes, 1))
+        firsts, first = [], 0
+        for starts, ends in self._spans(plan.size):
+            firsts.append(first)
+            first += int((ends - starts).sum())
+        numbers: Any = self.entry._rows
+        consecutive = type(numbers) is range and numbers.step == 1
+        index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
+        shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
+        start = numbers.start if consecutive else None
+        fn = GatherRows(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
+        run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())
 
 
 class GatherRows:

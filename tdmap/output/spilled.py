@@ -1,9 +1,13 @@
-"""Ragged results in spill files, copied by workers to their places in a folder once all lengths are known."""
+"""Ragged results in spill files, copied by workers to their places once all lengths are known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from tdmap.data.kinds import Data
 from tdmap.data.objects import (
@@ -16,103 +20,183 @@ from tdmap.data.objects import (
     blank_rows,
     column_of,
     entry_at,
+    piece_of,
     spilled,
     unspilled,
 )
-from tdmap.data.schema import key_name
-from tdmap.data.store import OutputFolder
+from tdmap.data.schema import join_objects, key_name
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.copying import CopyTable
+from tdmap.output.ragged import lies_flat
 from tdmap.plan import ChunkPlan
+from tdmap.run.log import Log
 from tensordict_lite import Ragged
-from tensordict_lite.memmap import text
 
 
-class PlaceSpilled:
-    """Brings ragged results that wait in spill files to the folder of an output (a `Placer`).
+class SpilledRows:
+    """The ragged rows of a column, in spill files.
 
     Args:
-        store: the folder.
-        spill: where they wait.
-        execution: who copies them.
+        parts: consecutive rows, of one kind, dtype and shape.
+        spill: where they are.
     """
 
-    def __init__(self, store: OutputFolder, spill: Spill, execution: Execution) -> None:
-        self.store = store
+    def __init__(self, parts: Sequence[Spilled], spill: Spill) -> None:
+        self.parts = parts
         self.spill = spill
-        self.execution = execution
+        self.kind, self.dtype, self.row_shape = parts[0][:3]
+        self.total = sum(part.total for part in parts)
+        """Values of all rows."""
+        self._rows = sum(part.rows for part in parts)
 
-    def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
-        rows = sum(count for count, _ in pieces)
-        parts = self._parts(path, pieces)
-        if parts is None or text.is_short(parts[0].kind, rows):
-            loaded: list[tuple[int, Piece]] = [
-                (count, unspilled(piece, self.spill) if isinstance(piece, Spilled) else piece)
-                for count, piece in pieces
-            ]
-            return column_of(loaded, ChunkPlan(rows, max(rows, 1)), entry_at(data, path[:-1]).batch_size)
-        like = parts[0]
-        total = sum(part.total for part in parts)
-        made = self.store.ragged(data, path, like.kind, like.dtype, (total, *like.row_shape), rows)
-        self._copy(parts, made)
+    def __len__(self) -> int:
+        return self._rows
+
+    def loaded(self) -> Ragged:
+        """The rows in memory of this process."""
+        entries = [unspilled(part, self.spill).entry for part in self.parts]
+        joined: Ragged = torch.cat(entries) if len(entries) > 1 else entries[0]
+        return joined
+
+    def allocate(self) -> Ragged:
+        """Shared memory of exactly the size of the rows."""
+        arena = Arena()
+        values = arena.empty(self.dtype, torch.Size((self.total, *self.row_shape)))
+        made: Ragged = Ragged._over(self.kind, values, arena.empty(torch.int64, torch.Size((len(self) + 1,))))
         return made
 
-    def _parts(self, path: KeyPath, pieces: Sequence[tuple[int, Piece]]) -> list[Spilled] | None:
-        """The rows of all pieces in spill files; None where some are other objects than strings or bytes.
-
-        Raises:
-            OutputMismatch: rows of numbers are not of one dtype and shape.
-        """
-        first = next(piece for _, piece in pieces if isinstance(piece, Spilled))
-        found: list[Spilled] = []
-        row = 0
-        for count, piece in pieces:
-            part = piece if isinstance(piece, Spilled) or not count else self._spilled(count, piece, first)
-            if count and not (isinstance(part, Spilled) and part[:3] == first[:3]):
-                if first.kind == "tensor":
-                    found_here = _described(part) if isinstance(part, Spilled) else "no ragged column"
-                    raise OutputMismatch(
-                        f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {_described(first)} "
-                        "elsewhere: results of all chunks must be of one dtype and shape."
-                    )
-                return None
-            if isinstance(part, Spilled):
-                found.append(part)
-            row += count
-        return found
-
-    def _spilled(self, rows: int, piece: Piece, like: Spilled) -> Spilled | None:
-        """Rows that have come with a report, in a spill file as well; those that are missing are empty, or None."""
-        entry: Any
-        if piece is None:
-            entry = blank_rows(unspilled(like._replace(rows=0, total=0), self.spill).entry, rows)
-        elif isinstance(piece, Column):
-            entry = piece.entry
-        elif isinstance(piece, One) and piece.entry is None and type(piece.value) in (str, bytes):
-            entry = Ragged.from_list([piece.value] * rows)
-        elif isinstance(piece, Each) and set(map(type, piece.values)) <= {str, type(None)} and like.kind == "str":
-            entry = Ragged.from_list([*piece.values, ""])[:rows]
-        elif isinstance(piece, Each) and set(map(type, piece.values)) == {bytes}:
-            entry = Ragged.from_list(piece.values)
-        else:
-            return None
-        return spilled(entry, ChunkPlan(rows, rows), self.spill)
-
-    def _copy(self, parts: Sequence[Spilled], made: Ragged) -> None:
+    def fill(self, made: Ragged, execution: Execution, log: Log | None = None) -> None:
+        """Write the rows into shared memory, or files, of exactly their size."""
         column, table = made.column, CopyTable()
         assert column is not None
         (offsets,) = table.target([column.offsets])
         (values,) = table.target([column.values]) if len(column.values) else (None,)
         item = column.values.itemsize * column.values.shape[1:].numel()
         row = total = 0
-        for part in parts:
+        for part in self.parts:
             table.add_up(offsets, (row + 1) * 8, part.file, part.lengths, part.rows * 8, total)
             if values is not None:
-                table.copy(values, total * item, part.file, part.values, part.total * item)
+                table.copy(values, total * item, part.file, part.values, part.nbytes)
             row, total = row + part.rows, total + part.total
-        table.run(self.spill, self.execution)
+        table.run(self.spill, execution.light(self.total * item + self._rows * 8), log)
+
+
+class PlaceSpilled:
+    """Brings ragged results that wait in spill files to their places (a `Placer`).
+
+    Args:
+        spill: where they wait.
+        execution: who copies them.
+        files: makes the files of an entry; None: rows go to shared memory.
+    """
+
+    def __init__(
+        self, spill: Spill, execution: Execution, files: Callable[[Data, KeyPath, SpilledRows], Ragged] | None = None
+    ) -> None:
+        self.spill = spill
+        self.shares = execution.owns_workers
+        self.execution = replace(execution, profile=False)
+        self.files = files
+
+    def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
+        rows = _joined(path, pieces, self.spill, entry_at(data, path[:-1]).batch_size)
+        if not isinstance(rows, SpilledRows):
+            return rows
+        if self.files is None:
+            made = rows.allocate()
+        elif lies_flat(rows.kind, len(rows)):
+            made = self.files(data, path, rows)
+        else:
+            return rows.loaded()
+        rows.fill(made, self.execution)
+        return made
+
+
+@contextlib.contextmanager
+def placing(execution: Execution) -> Iterator[PlaceSpilled | None]:
+    """Around a job whose ragged results go to memory: what brings them there.
+
+    None where the function runs in this process, whose memory its results are in already.
+    """
+    if not execution.in_processes and not execution.is_foreign:
+        yield None
+        return
+    with Spill(later=True) as spill:
+        yield PlaceSpilled(spill, execution)
+
+
+def joined_rows(path: KeyPath, parts: Sequence[tuple[int, Any]], spill: Spill) -> Any:
+    """The entries of consecutive rows as one: `SpilledRows` where some of them wait in files, otherwise an entry.
+
+    Args:
+        path: of the entry, for messages.
+        parts: how many rows there are, and their entry or `Spilled`.
+        spill: where they wait.
+    """
+    if not any(isinstance(part, Spilled) for _, part in parts):
+        return join_objects([entry for _, entry in parts])
+    pieces: list[tuple[int, Piece]] = [
+        (rows, part if isinstance(part, Spilled) else piece_of(part, ChunkPlan(rows, rows))) for rows, part in parts
+    ]
+    return _joined(path, pieces, spill, torch.Size((sum(rows for rows, _ in parts),)))
+
+
+def _joined(path: KeyPath, pieces: Sequence[tuple[int, Piece]], spill: Spill, size: torch.Size) -> Any:
+    """`SpilledRows` of all pieces; a column of objects where some are other objects than strings or bytes.
+
+    Raises:
+        OutputMismatch: rows of numbers are not of one dtype and shape.
+    """
+    parts = _parts(path, pieces, spill)
+    if parts is not None:
+        return SpilledRows(parts, spill)
+    loaded: list[tuple[int, Piece]] = [
+        (count, unspilled(piece, spill) if isinstance(piece, Spilled) else piece) for count, piece in pieces
+    ]
+    rows = sum(count for count, _ in pieces)
+    return column_of(loaded, ChunkPlan(rows, max(rows, 1)), size)
+
+
+def _parts(path: KeyPath, pieces: Sequence[tuple[int, Piece]], spill: Spill) -> list[Spilled] | None:
+    """The rows of all pieces in spill files; None where some are other objects than strings or bytes."""
+    first = next(piece for _, piece in pieces if isinstance(piece, Spilled))
+    found: list[Spilled] = []
+    row = 0
+    for count, piece in pieces:
+        part = piece if isinstance(piece, Spilled) or not count else _spilled(count, piece, first, spill)
+        if count and not (isinstance(part, Spilled) and part[:3] == first[:3]):
+            if first.kind == "tensor":
+                found_here = _described(part) if isinstance(part, Spilled) else "no ragged column"
+                raise OutputMismatch(
+                    f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {_described(first)} "
+                    "elsewhere: results of all chunks must be of one dtype and shape."
+                )
+            return None
+        if isinstance(part, Spilled):
+            found.append(part)
+        row += count
+    return found
+
+
+def _spilled(rows: int, piece: Piece, like: Spilled, spill: Spill) -> Spilled | None:
+    """Rows that have come with a report, in a spill file as well; those that are missing are empty, or None."""
+    entry: Any
+    if piece is None:
+        entry = blank_rows(unspilled(like._replace(rows=0, total=0), spill).entry, rows)
+    elif isinstance(piece, Column):
+        entry = piece.entry
+    elif isinstance(piece, One) and piece.entry is None and type(piece.value) in (str, bytes):
+        entry = Ragged.from_list([piece.value] * rows)
+    elif isinstance(piece, Each) and set(map(type, piece.values)) <= {str, type(None)} and like.kind == "str":
+        entry = Ragged.from_list([*piece.values, ""])[:rows]
+    elif isinstance(piece, Each) and set(map(type, piece.values)) == {bytes}:
+        entry = Ragged.from_list(piece.values)
+    else:
+        return None
+    return spilled(entry, ChunkPlan(rows, rows), spill)
 
 
 def _described(part: Spilled) -> str:

@@ -14,6 +14,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
+from tdmap.output.spilled import placing
 from tdmap.pipeline.epochs import EpochChunks, RunSettings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.iterators import count_of, open_iterator
 from tdmap.pipeline.planning import Head, Plan, is_one_pass, with_chunks
@@ -96,7 +97,8 @@ def collect(plan: Plan, settings: RunSettings) -> Data:
     execution = settings.execution
     if is_one_pass(plan) and execution is not None:
         job = one_job(plan, settings, True, then=as_rows, empty=_none)
-        value = execution.run(job, Gather()) if job.plan.length else None
+        with placing(execution) as place:
+            value = execution.run(job, Gather(place=place)) if job.plan.length else None
     else:
         pieces = [piece.clone() for piece in pieces_of(plan, settings)]
         value = join_pieces(pieces) if pieces else None

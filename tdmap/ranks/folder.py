@@ -29,6 +29,7 @@ from tdmap.job import Job
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import holder_of, locked
 from tdmap.memory.hidden import HIDDEN, FileLock
+from tdmap.memory.spill import PREFIX
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.run.identity import IN_PLACE
@@ -108,6 +109,8 @@ class RankFolder:
             log.close()
         for _, home in self.homes():
             hidden.remove_tree(home)
+        for path in self.hidden.glob(f"{PREFIX}*"):
+            hidden.remove(path)
         hidden.remove(self._columns)
         hidden.remove_tree(self._data)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
-from tdmap.data.store import files_of
+from tdmap.data.store import files_of, ragged_files
 from tdmap.errors import ShardsMissing, describe_rows
+from tdmap.execution import Execution
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.spill import spill_beside
+from tdmap.output.spilled import PlaceSpilled
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.run import disk
@@ -98,7 +102,8 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
             for chunk, pieces in ObjectLog(folder.home(rank) / HIDDEN).load(columns).items():
                 if any(start <= chunk < stop for start, stop in history.ranges):
                     objects.add(chunk, pieces)
-        with_objects(data, objects.columns(plan, data)).memmap_(folder.path)
+        place = PlaceSpilled(spill_beside(folder.hidden), Execution(num_workers=0), partial(ragged_files, folder.path))
+        with_objects(data, objects.columns(plan, data, place=place)).memmap_(folder.path)
     else:
         folder.publish()
 

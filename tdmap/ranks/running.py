@@ -22,6 +22,8 @@ from tdmap.frames import warn_user
 from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.spill import spill_beside
+from tdmap.output.spilled import PlaceSpilled
 from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
@@ -102,7 +104,8 @@ def map_to_folder(
             if plan.length == 0:
                 _write_no_rows(folder, job)
             else:
-                log.run(job, RankSink(folder, job.name, log), execution.run)
+                place = PlaceSpilled(spill_beside(folder.hidden), execution)
+                log.run(job, RankSink(folder, job.name, log, place), execution.run)
             log.finish(plan.count(*rank.chunks(plan)), log.files)
     merge(folder)
     first, last = rank.rows(plan)
@@ -193,11 +196,12 @@ class RankStore:
 
 
 class RankSink(Folder):
-    """Writes the results of a rank into files that all of them share. What is no tensor waits in its log."""
+    """Writes the results of a rank into files that all of them share. What is no tensor waits in its log, and ragged
+    rows in spill files, until the merge."""
 
-    def __init__(self, folder: RankFolder, name: str, log: Log) -> None:
+    def __init__(self, folder: RankFolder, name: str, log: Log, place: PlaceSpilled) -> None:
         objects = ObjectLog(log.folder)
-        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data), objects)
+        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data), objects, place)
 
     def result(self) -> Any:
         return self._data

@@ -67,7 +67,7 @@ from tdmap.memory.hidden import (
 from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places
-from tdmap.memory.spill import Extent, Spill
+from tdmap.memory.spill import PREFIX, Extent, Spill
 from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
 from tdmap.rowerrors import RowError, RowErrors
@@ -82,7 +82,7 @@ from tdmap.tuning import current
 STATE_SHARE = 0.02
 """Share of the time that saving a state may take: it is saved less often where that takes long."""
 
-SPILL, STATES, DISK = "spill-", "states-", ".disk"
+SPILL, STATES, DISK = PREFIX, "states-", ".disk"
 """How the names of files beside the log begin, and end."""
 
 MAGIC = b"TDMAPL01"

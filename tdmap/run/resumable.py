@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.scratch import temporary_path
-from tdmap.memory.spill import Spill
+from tdmap.memory.spill import Spill, spill_beside
 from tdmap.output.spilled import PlaceSpilled
 from tdmap.run.identity import IN_PLACE, MAP
-from tdmap.run.log import SPILL, Log, clean, run_logged
+from tdmap.run.log import Log, clean, run_logged
 from tdmap.run.run import Resume, can_begin_anew, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
@@ -71,30 +70,23 @@ def fill_folder(
         return store.publish()
     if log is not None and store.load() is None:
         log.lost("output")
-    spill = _spill(store, execution, spill_dir if log is None else None)
+    if log is None and spill_dir is not None:
+        os.makedirs(spill_dir, exist_ok=True)
+        spill = Spill(temporary_path("tdmap-spill", spill_dir))
+    else:
+        spill = spill_beside(store.hidden)
     objects = None if log is None else ObjectLog(store.hidden)
-    sink = Folder(store, lambda data: use_files(log, data), objects, spill)
+    sink = Folder(store, lambda data: use_files(log, data), objects, PlaceSpilled(spill, execution, store.ragged))
     try:
         run_logged(log, execution, job, sink)
-        if spill is not None:
-            sink.complete(PlaceSpilled(store, spill, replace(execution, profile=False)))
+        sink.complete()
     finally:
-        if log is None and spill is not None:
+        if log is None:
             spill.remove()
     made = store.publish()
     if objects is not None:
         objects.forget()
     return made
-
-
-def _spill(store: OutputFolder, execution: Execution, spill_dir: str | os.PathLike[str] | None = None) -> Spill | None:
-    """Where ragged results wait; None where workers may be on machines without the folder."""
-    if not execution.owns_workers:
-        return None
-    if spill_dir is None:
-        return Spill(store.hidden, f"{SPILL}{secrets.token_hex(8)}-")
-    os.makedirs(spill_dir, exist_ok=True)
-    return Spill(temporary_path("tdmap-spill", spill_dir))
 
 
 def _put_no_rows(job: Job, store: OutputFolder) -> None:
@@ -156,9 +148,10 @@ def _run_into(job: Job, sink: type[Preallocated], out: Data, log: Log, execution
         objects.begin(paths)
     if paths:
         log.files = [*log.files, str(objects.path)]
-    log.run(job, sink(out, objects), execution.run)
+    place = PlaceSpilled(spill_beside(log.folder), execution)
+    log.run(job, sink(out, objects, place), execution.run)
     log.finish(job.plan.length, files_of(out))
-    objects.forget()
+    clean(log.folder)
 
 
 def own_folder(data: Data, name: str) -> Path:

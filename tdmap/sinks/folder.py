@@ -11,11 +11,10 @@ from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
-from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Placer, object_paths, without_objects
+from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Placer, object_paths, spill_pieces, without_objects
 from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
@@ -82,7 +81,7 @@ class Folder(PlainSink):
         store: makes the files.
         created: called with the dataset once there is one.
         log: of a run that can be resumed: keeps what is not written yet.
-        spill: where ragged rows wait until `complete`; None: they wait in memory.
+        place: where ragged rows wait until `complete`, which brings them to their places; None: they wait in memory.
     """
 
     def __init__(
@@ -90,12 +89,12 @@ class Folder(PlainSink):
         store: Store,
         created: Callable[[Data], None],
         log: ObjectLog | None = None,
-        spill: Spill | None = None,
+        place: Placer | None = None,
     ) -> None:
         self._store = store
         self._created = created
         self._log = log
-        self._spill = spill
+        self._place = place
         self._writer: RowWriter | None = None
         self._objects = ObjectColumns(())
         self._data: Data = None
@@ -122,7 +121,7 @@ class Folder(PlainSink):
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
         self._data = data
         self._writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
-        self._writer.spill = self._spill
+        self._writer.spill_to(self._place)
         self._created(data)
 
     def replan(self, plan: ChunkPlan) -> None:
@@ -159,6 +158,7 @@ class Folder(PlainSink):
         if not self._objects:
             return
         check_storable(pieces, self._objects.paths, self._rows(chunk))
+        pieces = spill_pieces(pieces, self._plan, self._place)
         if self._log is not None:
             self._log.add(chunk, pieces)
         self._objects.add(chunk, pieces)
@@ -175,18 +175,14 @@ class Folder(PlainSink):
         return describe_rows(*self._plan.rows(chunk))
 
     def result(self) -> Any:
-        return self._data if self._spill is not None else self.complete(None)
+        return self._data if self._place is not None else self.complete()
 
-    def complete(self, place: Placer | None) -> Data:
-        """Add the entries that are no tensors, once all results are there.
-
-        Args:
-            place: brings ragged rows that wait to their places.
-        """
+    def complete(self) -> Data:
+        """Add the entries that are no tensors, once all results are there."""
         if not self._objects:
             return self._data
         if self._log is not None:
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
-        columns = self._objects.columns(self._plan, self._data, place=place)
+        columns = self._objects.columns(self._plan, self._data, place=self._place)
         return self._store.complete(self._data, columns)

@@ -9,7 +9,15 @@ import torch
 from tdmap.data.alike import describe_difference, not_alike
 from tdmap.data.join import allocate_like, gatherable, join, joinable
 from tdmap.data.kinds import Data, is_data, tensors_of
-from tdmap.data.objects import ObjectColumns, blank_like, object_paths, with_objects, without_objects
+from tdmap.data.objects import (
+    ObjectColumns,
+    Placer,
+    blank_like,
+    object_paths,
+    spill_pieces,
+    with_objects,
+    without_objects,
+)
 from tdmap.data.reader import narrow
 from tdmap.data.schema import plain
 from tdmap.data.writer import RowWriter
@@ -30,9 +38,11 @@ class Gather(PlainSink):
     Args:
         name: of the function, for a warning where only some of its results are None; empty where that is meant.
         drops: rows that raise are left out, and are no zeros.
+        place: where ragged rows wait until all are there, and what brings them to their places; None: in memory.
     """
 
-    def __init__(self, name: str = "", drops: bool = False) -> None:
+    def __init__(self, name: str = "", drops: bool = False, place: Placer | None = None) -> None:
+        self._place = place
         self._name = name
         self._drops = drops
         self._writer: RowWriter | None = None
@@ -66,7 +76,7 @@ class Gather(PlainSink):
         elif kind is Kind.OBJECTS:
             self._written = True
             for chunk, pieces in zip(range(start, stop), values):
-                self._objects.add(chunk, pieces)
+                self._objects.add(chunk, spill_pieces(pieces, self._plan, self._place))
         else:
             for chunk, value in zip(range(start, stop), values):
                 self._take(chunk, value)
@@ -78,6 +88,7 @@ class Gather(PlainSink):
                 paths = object_paths(value)
                 out = allocate_like(without_objects(value), self._plan, self._allocate)
                 self._writer = RowWriter(out, self._plan, exact=True, objects=paths)
+                self._writer.spill_to(self._place)
                 self._objects = ObjectColumns(paths)
             else:
                 self._gather = False
@@ -85,7 +96,7 @@ class Gather(PlainSink):
             self._written = True
             pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
             if pieces is not None:
-                self._objects.add(chunk, pieces)
+                self._objects.add(chunk, spill_pieces(pieces, self._plan, self._place))
         else:
             self._loose[chunk] = value
 
@@ -129,7 +140,7 @@ class Gather(PlainSink):
         assert self._writer is not None
         if not self._objects:
             return self._writer.out
-        return with_objects(self._writer.out, self._objects.columns(self._plan, self._writer.out))
+        return with_objects(self._writer.out, self._objects.columns(self._plan, self._writer.out, place=self._place))
 
     def _misfit(self) -> OutputMismatch | None:
         """The first result that does not go with the one before it, for the error."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
-from tdmap.data.objects import ObjectColumns, assign_objects
+from tdmap.data.objects import ObjectColumns, Placer, assign_objects, spill_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
@@ -19,13 +19,15 @@ class Preallocated(PlainSink):
     Args:
         out: the output.
         log: of a run that can be resumed: keeps the results' entries that are no tensors.
+        place: as of `Gather`.
     """
 
     aliased = False
 
-    def __init__(self, out: Data, log: ObjectLog | None = None) -> None:
+    def __init__(self, out: Data, log: ObjectLog | None = None, place: Placer | None = None) -> None:
         self.out = out
         self._log = log
+        self._place = place
         self._writer: RowWriter | None = None
         self._objects = ObjectColumns(())
 
@@ -35,6 +37,7 @@ class Preallocated(PlainSink):
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
+        self._writer.spill_to(self._place)
         self._objects = ObjectColumns(self._writer.objects)
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
@@ -43,7 +46,9 @@ class Preallocated(PlainSink):
             first, last = self._writer.plan.span(start, stop)
             raise OutputMismatch(f"the results of {describe_rows(first, last)} did not fit out.")
         if kind is Kind.OBJECTS:
+            assert self._writer is not None
             for chunk, pieces in zip(range(start, stop), values):
+                pieces = spill_pieces(pieces, self._writer.plan, self._place)
                 if self._log is not None:
                     self._log.add(chunk, pieces)
                 self._objects.add(chunk, pieces)
@@ -64,7 +69,8 @@ class Preallocated(PlainSink):
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
         if not self._objects.is_empty:
-            assign_objects(self.out, self._objects.columns(self._writer.plan, self.out, before=self.out))
+            columns = self._objects.columns(self._writer.plan, self.out, before=self.out, place=self._place)
+            assign_objects(self.out, columns)
 
 
 class InPlace(Preallocated):

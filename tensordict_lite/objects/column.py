@@ -257,12 +257,10 @@ class ObjectRows(LazyStackedTensorDict):
             rows = None
             if kind is slice:
                 rows = self._rows[index]
-                if not rows:
-                    return self._empty_like(index)
             elif isinstance(index, Tensor) and index.dim() == 1:
                 rows = self._picked_rows(index)
-            if rows:
-                return self._view(column, rows)
+            if rows is not None:
+                return self._view(column, rows) if rows else self._empty_like(index)
         return super()._index(index)
 
     def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
@@ -272,8 +270,8 @@ class ObjectRows(LazyStackedTensorDict):
             if len(index) != len(rows):
                 return None
             index = index.nonzero().flatten()
-        elif not index.dtype.is_floating_point and not index.dtype.is_complex and index.numel():
-            low, high = torch.aminmax(index)
+        elif not index.dtype.is_floating_point and not index.dtype.is_complex:
+            low, high = torch.aminmax(index) if len(index) else (0, -1)
             if low < -len(rows) or high >= len(rows):
                 return None
         else:

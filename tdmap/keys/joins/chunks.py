@@ -1,7 +1,8 @@
 """Pairs of rows as collections, chunk by chunk: for entries that are more than plain columns.
 
-Objects of single rows cannot be shared, so each worker has those of the second dataset; and rows of a lazy stack are
-asked for. What the workers make waits in files until it is known how many rows there are (`tdmap.output.append`).
+Objects of single rows cannot be shared, so each worker has those of the second dataset (ragged columns are shared as
+tensors are); and rows of a lazy stack are asked for. What the workers make waits in files until it is known how many
+rows there are (`tdmap.output.append`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tdmap.data import kinds
 from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.data.entries import select
 from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
-from tdmap.data.objects import ObjectColumn, object_paths
+from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
@@ -26,7 +27,8 @@ from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.reducers.base import Key
-from tensordict_lite import TensorDict, is_non_tensor
+from tensordict_lite import Ragged, TensorDict, is_non_tensor
+from tensordict_lite.objects.column import numbers_of
 
 
 def _has_columns(value: Data, left: bool) -> bool:
@@ -34,17 +36,53 @@ def _has_columns(value: Data, left: bool) -> bool:
     return is_columnar(value) and not (left and (is_non_tensor(value) or object_paths(value)))
 
 
-def object_columns(value: Data) -> Any:
+class RaggedRows:
+    """Ragged rows of the second dataset, which workers share.
+
+    Args:
+        entry: the column.
+        share: workers are other processes.
+    """
+
+    def __init__(self, entry: Ragged, share: bool) -> None:
+        column, rows = entry.column, entry._rows
+        assert column is not None
+        self.kind, self.length = column.kind, len(rows)
+        self.first = rows.start if type(rows) is range and rows.step == 1 else None
+        index = [] if self.first is not None else [torch.from_numpy(numbers_of(rows))]
+        self.shared = SharedTensors([column.values, column.offsets, *index], share)
+
+    def take(self, rows: NDArray[np.int64], missing: Tensor | None) -> Ragged:
+        """These rows; empty ones, or None among strings, where they are missing."""
+        values, offsets, *index = self.shared.tensors
+        column: Ragged = Ragged._over(self.kind, values, offsets)
+        if not self.length:
+            return blank_rows(column, len(rows))
+        numbers = torch.from_numpy(rows)
+        numbers = index[0].index_select(0, numbers) if self.first is None else numbers + self.first
+        if not len(rows) or missing is None or not bool(missing.any()):
+            return column[numbers]  # type: ignore[no-any-return]
+        found = torch.cat([column[numbers[~missing]], blank_rows(column, 1)])
+        places = (~missing).cumsum(0) - 1
+        places[missing] = len(found) - 1
+        return found[places]  # type: ignore[no-any-return]
+
+
+def object_columns(value: Data, share: bool) -> Any:
     """An entry of the second dataset, made ready to have rows taken."""
+    if isinstance(value, Ragged) and value.column is not None:
+        return RaggedRows(value, share)
     if is_non_tensor(value):
         return ObjectColumn(value)
     if isinstance(value, Tensor) or not is_dense(value):
         return value
-    return value[:0], {key: object_columns(entry) for key, entry in kinds.entries_of(value).items()}
+    return value[:0], {key: object_columns(entry, share) for key, entry in kinds.entries_of(value).items()}
 
 
 def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -> Any:
-    """Rows of an entry; zeros and None where they are missing."""
+    """Rows of an entry; zeros, empty ragged rows and None where they are missing."""
+    if isinstance(value, RaggedRows):
+        return value.take(rows, missing)
     if isinstance(value, ObjectColumn):
         return value.take(rows.tolist(), None if missing is None else missing.tolist())
     if isinstance(value, tuple):
@@ -101,7 +139,7 @@ class JoinChunk:
         self.example = schema_of(kept)
         self.columns = SharedTensors(columns_of(kept), share=share)
         # Objects of single rows cannot be shared: each worker has them all.
-        self.objects = {key: object_columns(others.get(key)) for key in others.keys() if key not in plain}
+        self.objects = {key: object_columns(others.get(key), share) for key in others.keys() if key not in plain}
 
     def __call__(self, chunk: Data, start: int = 0) -> Iterator[Data]:
         firsts, counts = self._look_up(chunk, start)
