@@ -152,14 +152,13 @@ def describe_spilled(piece: Spilled) -> tuple[str, str, tuple[int, ...]]:
     return piece.kind, str(piece.dtype), piece.row_shape
 
 
-def known_spilled(
-    kind: Any, dtype: Any, shape: Any, rows: Any, total: Any, file: Any, lengths: Any, values: Any
-) -> Spilled:
+def known_spilled(*fields: Any) -> Spilled:
     """Ragged rows as a log describes them: what `describe_spilled` gives, and the other fields.
 
     Raises:
         ValueError: it describes something else, or the file is no name in the folder.
     """
+    kind, dtype, shape, rows, total, file, lengths, values = fields
     numbers = [*shape, rows, total, lengths, values]
     if kind not in KINDS or dtype not in DTYPES or not all(is_count(n, 1 << 62) for n in numbers):
         raise ValueError(f"no ragged rows: {kind!r:.60}, {dtype!r:.60}, {numbers!r:.100}")

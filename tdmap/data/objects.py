@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.data.sizes import result_bytes
+from tdmap.errors import OutputMismatch
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
@@ -137,11 +138,16 @@ def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     return Spilled(kind, values.dtype, row_shape, len(entry), len(values), content.file, lengths.offset, content.offset)
 
 
-def spill_pieces(pieces: Pieces, plan: ChunkPlan, place: Placer | None) -> Pieces:
+def spill_of(place: Placer | None) -> Spill | None:
+    """Where ragged rows wait; None: in memory."""
+    return None if place is None else place.spill
+
+
+def spill_pieces(pieces: Pieces, plan: ChunkPlan, spill: Spill | None) -> Pieces:
     """The pieces of a chunk; those of ragged rows that have come with its report are put into a spill file."""
-    if place is None:
+    if spill is None:
         return pieces
-    return tuple((spilled(p.entry, plan, place.spill) or p) if isinstance(p, Column) else p for p in pieces)
+    return tuple((spilled(p.entry, plan, spill) or p) if isinstance(p, Column) else p for p in pieces)
 
 
 def unspilled(piece: Spilled, spill: Spill) -> Column:
@@ -152,13 +158,15 @@ def unspilled(piece: Spilled, spill: Spill) -> Column:
     return Column(Ragged(values, offsets_of(lengths), piece.kind))
 
 
+BLANKS = {"str": b"\xff", "json": b"null"}
+"""The bytes of None."""
+
+
 def blank_rows(like: Ragged, rows: int) -> Ragged:
-    """Ragged rows without content: None among strings, otherwise empty."""
-    if like.kind == "str":
-        blank: Ragged = Ragged.from_list([*[None] * rows, ""])[:rows]
-        return blank
-    values = torch.empty((0, *like.row_shape), dtype=like.dtype)
-    return Ragged(values, torch.zeros(rows + 1, dtype=torch.int64), like.kind)
+    """Ragged rows without content: None among strings and JSON values, otherwise empty."""
+    blank = BLANKS.get(like.kind, b"")
+    values = torch.tensor([*blank] * rows, dtype=like.dtype).reshape(-1, *like.row_shape)
+    return Ragged(values, torch.arange(rows + 1) * len(blank), like.kind)
 
 
 class Rows(NamedTuple):
@@ -393,9 +401,8 @@ def unchanged(entry: Any, before: Any, plan: ChunkPlan) -> bool:
 
 
 def _equal_rows(one: Ragged, other: Ragged) -> bool:
-    if (one.kind, one.dtype, one.row_shape) != (other.kind, other.dtype, other.row_shape):
-        return False
-    return torch.equal(one.lengths, other.lengths) and torch.equal(one.flat()[0], other.flat()[0])
+    alike = form_of(one) == form_of(other) and torch.equal(one.lengths, other.lengths)
+    return alike and torch.equal(one.flat()[0], other.flat()[0])
 
 
 # -- the driver's side -----------------------------------------------------------------------------------------------
@@ -493,9 +500,19 @@ def _over_ragged(piece: Piece, old: Ragged) -> Piece:
     if any(value is MISSING for value in values):
         values = [past if value is MISSING else value for value, past in zip(values, old._payloads() or ())]
     try:
-        return Column(Ragged.from_list(values))
+        return Column((Ragged.from_objects if old.kind == "json" else Ragged.from_list)(values))
     except TypeError:
         return Each(values)
+
+
+def without_gaps_over(pieces: Pieces, paths: Sequence[KeyPath], out: Data, rows: slice) -> Pieces:
+    """The pieces of some rows, those of ragged entries with what the output holds in rows that have no object."""
+    found = list(pieces)
+    for number, (piece, path) in enumerate(zip(pieces, paths)):
+        old = entry_at(out, path)
+        if type(piece) is Each and isinstance(old, Ragged) and old.column is not None:
+            found[number] = _over_ragged(piece, old[rows])
+    return tuple(found)
 
 
 def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
@@ -620,6 +637,32 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
         known = {path: entry_at(data, path) for path in columns if is_non_tensor(entry_at(there, path))}
         if known:
             with_objects(there, known).memmap_(root)
+
+
+def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Any) -> None:
+    """Raise OutputMismatch for ragged rows, or `Spilled` ones, of another form than those of the output."""
+    found = form_of(entry)
+    if wanted is not None and found is not None and wanted != found:
+        name = repr(path[0] if len(path) == 1 else path)
+        raise OutputMismatch(
+            f"{name}: out holds rows of {describe_form(wanted)}, and those of the result are {describe_form(found)}: "
+            "convert them, or give out an entry for such rows."
+        )
+
+
+def form_of(entry: Any) -> tuple[Any, ...] | None:
+    """Kind, dtype and shape of ragged rows; None for other entries."""
+    if isinstance(entry, Spilled):
+        return entry[:3]
+    if isinstance(entry, Ragged) and entry.column is not None:
+        return entry.kind, entry.dtype, tuple(entry.row_shape)
+    return None
+
+
+def describe_form(form: tuple[Any, ...]) -> str:
+    """What such rows are, in words."""
+    kind, dtype, shape = form[:3]
+    return f"{str(dtype).removeprefix('torch.')} [*{''.join(f', {n}' for n in shape)}]" if kind == "tensor" else kind
 
 
 def blank_like(rows: Data) -> Data:

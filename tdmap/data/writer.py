@@ -27,11 +27,15 @@ from tdmap.data.objects import (
     Piece,
     Pieces,
     Placer,
+    check_ragged,
     entry_at,
+    form_of,
     object_paths,
     piece_of,
+    spill_pieces,
     spilled,
     unchanged,
+    without_gaps_over,
     without_objects,
 )
 from tdmap.data.reader import BLOCK, cut, narrow, plain_tensors
@@ -76,6 +80,7 @@ class RowWriter:
     ) -> None:
         self.objects: tuple[KeyPath, ...] = object_paths(out) if objects is None else tuple(objects)
         self._before = out if aliased and self.objects else None
+        self._forms = {} if exact else {path: form_of(entry_at(out, path)) for path in self.objects}
         self.out = without_objects(out)
         self.strict = strict
         self.base = 0
@@ -93,7 +98,7 @@ class RowWriter:
         """Another one for the same output: workers in one process have one each."""
         new = RowWriter(self.out, self.plan, self.exact, self.aliased, self.strict, self.objects)
         new._before, new._names, new._one_level = self._before, self._names, self._one_level
-        new.spill = self.spill
+        new.spill, new._forms = self.spill, self._forms
         return new
 
     def spill_to(self, place: Placer | None) -> None:
@@ -146,6 +151,12 @@ class RowWriter:
         if all(same):
             return None
         return tuple(None if kept else self._piece(entry, spills) for kept, entry in zip(same, entries))
+
+    def kept(self, pieces: Pieces, first: int, last: int) -> Pieces:
+        """The pieces of the rows `first..last`, put together from parts, as `objects_of` gives those of one result."""
+        if self._before is not None and not self.plan.dim and not self.plan.unbind:
+            pieces = without_gaps_over(pieces, self.objects, self._before, slice(first - self.base, last - self.base))
+        return spill_pieces(pieces, self.plan, self.spill)
 
     def _piece(self, entry: Any, spills: bool) -> Piece:
         waiting = None if self.spill is None or not spills else spilled(entry, self.plan, self.spill)
@@ -231,9 +242,11 @@ class RowWriter:
             if wrong is not None:
                 raise wrong
         for path in self.objects:
-            if isinstance(entry_at(result, path), Tensor):
+            entry = entry_at(result, path)
+            if isinstance(entry, Tensor):
                 name = repr(path[0] if len(path) == 1 else path)
                 raise OutputMismatch(f"{name}: out holds Python objects and the function returned a tensor.")
+            check_ragged(path, self._forms.get(path), entry)
 
     def _put(self, dst: Tensor, src: Tensor) -> None:
         """Copy, through the file where there is one for it."""

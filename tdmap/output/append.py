@@ -90,8 +90,8 @@ def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
         for number, (rows, digest, file, offset) in enumerate(packed["numbers"].tolist())
     ]
     for number, column, rows, total, file, lengths, values in packed["spilled"].tolist():
-        path, *what = packed["columns"][column]
-        pieces[number].objects[path] = known_spilled(*what, rows, total, packed["files"][file], lengths, values)
+        path, *kind = packed["columns"][column]
+        pieces[number].objects[path] = known_spilled(*kind, rows, total, packed["files"][file], lengths, values)
     if any(piece.schema is not None and piece.schema.digest != piece.digest for piece in pieces):
         raise ValueError("rows are not as they were described")
     rest = iter(pieces)

@@ -31,7 +31,7 @@ from tdmap.data.kinds import (
     tensors_of,
 )
 from tdmap.data.objectlog import check_storable
-from tdmap.data.objects import Spilled, assign_objects, entry_at, piece_of, without_paths
+from tdmap.data.objects import Spilled, assign_objects, check_ragged, entry_at, form_of, piece_of, without_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
@@ -187,6 +187,9 @@ class Output:
             plan = ChunkPlan(0, 1)
             pieces = [x if isinstance(x, Spilled) else piece_of(x, plan) for x in objects.values()]
             check_storable(tuple(pieces), list(objects), where)
+        elif self.given is not None:
+            for path, entry in objects.items():
+                check_ragged(path, form_of(_entry(self.given, path)), entry)
 
     def known_by(self, identity: dict[str, Any]) -> None:
         """What tells a call that can be resumed from others, before the output is claimed."""

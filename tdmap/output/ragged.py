@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ class ChosenRows:
 
     def __init__(self, entry: Ragged) -> None:
         self.entry = entry
-        self.kind, self.dtype, self.row_shape = entry.kind, entry.dtype, entry.row_shape
+        self.kind, self.dtype = entry.kind, entry.dtype
+        self.row_shape: Sequence[int] = entry.row_shape
         self.total = sum(int((ends - starts).sum()) for starts, ends in self._spans(BLOCK_ROWS))
         """Values of all rows."""
 

@@ -19,12 +19,14 @@ from tdmap.data.objects import (
     Spilled,
     blank_rows,
     column_of,
+    describe_form,
     entry_at,
     piece_of,
     spilled,
     unspilled,
 )
 from tdmap.data.schema import join_objects, key_name
+from tdmap.data.store import RaggedRows
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.memory.shm import Arena
@@ -47,7 +49,8 @@ class SpilledRows:
     def __init__(self, parts: Sequence[Spilled], spill: Spill) -> None:
         self.parts = parts
         self.spill = spill
-        self.kind, self.dtype, self.row_shape = parts[0][:3]
+        self.kind, self.dtype, shape = parts[0][:3]
+        self.row_shape: Sequence[int] = shape
         self.total = sum(part.total for part in parts)
         """Values of all rows."""
         self._rows = sum(part.rows for part in parts)
@@ -57,8 +60,7 @@ class SpilledRows:
 
     def loaded(self) -> Ragged:
         """The rows in memory of this process."""
-        entries = [unspilled(part, self.spill).entry for part in self.parts]
-        joined: Ragged = torch.cat(entries) if len(entries) > 1 else entries[0]
+        joined: Ragged = join_objects([unspilled(part, self.spill).entry for part in self.parts])
         return joined
 
     def allocate(self) -> Ragged:
@@ -94,7 +96,7 @@ class PlaceSpilled:
     """
 
     def __init__(
-        self, spill: Spill, execution: Execution, files: Callable[[Data, KeyPath, SpilledRows], Ragged] | None = None
+        self, spill: Spill, execution: Execution, files: Callable[[Data, KeyPath, RaggedRows], Ragged] | None = None
     ) -> None:
         self.spill = spill
         self.shares = execution.owns_workers
@@ -169,9 +171,9 @@ def _parts(path: KeyPath, pieces: Sequence[tuple[int, Piece]], spill: Spill) -> 
         part = piece if isinstance(piece, Spilled) or not count else _spilled(count, piece, first, spill)
         if count and not (isinstance(part, Spilled) and part[:3] == first[:3]):
             if first.kind == "tensor":
-                found_here = _described(part) if isinstance(part, Spilled) else "no ragged column"
+                found_here = describe_form(part) if isinstance(part, Spilled) else "no ragged column"
                 raise OutputMismatch(
-                    f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {_described(first)} "
+                    f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {describe_form(first)} "
                     "elsewhere: results of all chunks must be of one dtype and shape."
                 )
             return None
@@ -197,9 +199,3 @@ def _spilled(rows: int, piece: Piece, like: Spilled, spill: Spill) -> Spilled | 
     else:
         return None
     return spilled(entry, ChunkPlan(rows, rows), spill)
-
-
-def _described(part: Spilled) -> str:
-    """What the rows of a piece are, in words."""
-    rest = "".join(f", {n}" for n in part.row_shape)
-    return f"{str(part.dtype).removeprefix('torch.')} [*{rest}]" if part.kind == "tensor" else part.kind

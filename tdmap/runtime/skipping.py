@@ -177,7 +177,7 @@ class Skipper:
         columns: Iterable[Any] = zip(*_without_gaps(pieces, last - first, len(writer.objects)))
         if writer.exact:  # else missing rows keep what the output has
             columns = map(without_gaps, columns)
-        return Settled(Kind.OBJECTS, tuple(concat_pieces(column) for column in columns))
+        return Settled(Kind.OBJECTS, writer.kept(tuple(map(concat_pieces, columns)), first, last))
 
     def _join(self, search: _Search, parts: list[_Part], bad: list[int], complete: bool) -> Any:
         """The results of parts as one value."""

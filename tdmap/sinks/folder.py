@@ -11,7 +11,16 @@ from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
-from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, Placer, object_paths, spill_pieces, without_objects
+from tdmap.data.objects import (
+    KeyPath,
+    ObjectColumns,
+    Pieces,
+    Placer,
+    object_paths,
+    spill_of,
+    spill_pieces,
+    without_objects,
+)
 from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
@@ -158,7 +167,7 @@ class Folder(PlainSink):
         if not self._objects:
             return
         check_storable(pieces, self._objects.paths, self._rows(chunk))
-        pieces = spill_pieces(pieces, self._plan, self._place)
+        pieces = spill_pieces(pieces, self._plan, spill_of(self._place))
         if self._log is not None:
             self._log.add(chunk, pieces)
         self._objects.add(chunk, pieces)

@@ -14,6 +14,7 @@ from tdmap.data.objects import (
     Placer,
     blank_like,
     object_paths,
+    spill_of,
     spill_pieces,
     with_objects,
     without_objects,
@@ -76,7 +77,7 @@ class Gather(PlainSink):
         elif kind is Kind.OBJECTS:
             self._written = True
             for chunk, pieces in zip(range(start, stop), values):
-                self._objects.add(chunk, spill_pieces(pieces, self._plan, self._place))
+                self._objects.add(chunk, spill_pieces(pieces, self._plan, spill_of(self._place)))
         else:
             for chunk, value in zip(range(start, stop), values):
                 self._take(chunk, value)
@@ -96,7 +97,7 @@ class Gather(PlainSink):
             self._written = True
             pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
             if pieces is not None:
-                self._objects.add(chunk, spill_pieces(pieces, self._plan, self._place))
+                self._objects.add(chunk, spill_pieces(pieces, self._plan, spill_of(self._place)))
         else:
             self._loose[chunk] = value
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
-from tdmap.data.objects import ObjectColumns, Placer, assign_objects, spill_pieces
+from tdmap.data.objects import ObjectColumns, Pieces, Placer, assign_objects, spill_of, spill_pieces, without_gaps_over
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
@@ -48,10 +48,17 @@ class Preallocated(PlainSink):
         if kind is Kind.OBJECTS:
             assert self._writer is not None
             for chunk, pieces in zip(range(start, stop), values):
-                pieces = spill_pieces(pieces, self._writer.plan, self._place)
+                pieces = self._complete(chunk, pieces)
                 if self._log is not None:
                     self._log.add(chunk, pieces)
                 self._objects.add(chunk, pieces)
+
+    def _complete(self, chunk: int, pieces: Pieces) -> Pieces:
+        assert self._writer is not None
+        plan = self._writer.plan
+        if not plan.dim and not plan.unbind:
+            pieces = without_gaps_over(pieces, self._objects.paths, self.out, slice(*plan.rows(chunk)))
+        return spill_pieces(pieces, plan, spill_of(self._place))
 
     def result(self) -> Any:
         self._assign()

@@ -279,7 +279,9 @@ class ObjectRows(LazyStackedTensorDict):
         picked = index.to(torch.int64).numpy()
         if rows != range(len(rows)) or (len(picked) and picked.min() < 0):
             picked = numbers_of(rows)[picked]
-        return array("q", picked.tobytes())  # a quarter of a list of numbers
+        found = array("q")  # a quarter of a list of numbers
+        found.frombytes(memoryview(np.ascontiguousarray(picked)).cast("B"))
+        return found
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
         column = self._plain_column()

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import tracemalloc
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.data.objectlog import ObjectLog
+from tdmap.output import ragged
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
 from tensordict_lite.memmap import tuning as files
 
@@ -96,6 +98,12 @@ def no_thirds(rows: TensorDict) -> TensorDict:
     return rows[rows["x"] < 0]
 
 
+def none_of_seven(rows: TensorDict) -> TensorDict:
+    if (rows["x"] % 7 == 5).any():
+        raise ValueError("a bad row")
+    return rows
+
+
 def _ordered(kind: str, descending: bool = False) -> list[int]:
     return sorted(range(ROWS), key=lambda n: KINDS[kind][n], reverse=descending)
 
@@ -120,6 +128,15 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], list[int]]] = {
     "join": (
         lambda data, **how: tdmap.join(data, TensorDict({"x": torch.arange(0, ROWS, 3)}, [134]), "x", **how),
         ALL[::3],
+    ),
+    "join to ragged": (
+        lambda data, **how: tdmap.join(TensorDict({"x": torch.arange(0, ROWS, 3)}, [134]), data, "x", **how),
+        ALL[::3],
+    ),
+    "map_groups": (lambda data, **how: tdmap.group_by(data, "x").map_groups(same, **how), ALL),
+    "map, drop": (
+        lambda data, **how: tdmap.map(data, none_of_seven, chunksize=7, on_error=tdmap.RowErrors("drop"), **how),
+        [n for n in ALL if n % 7 != 5],
     ),
     "pipeline": (
         lambda data, out=None, resume=False, **how: (
@@ -289,18 +306,105 @@ def test_a_planted_note_of_spilled_rows_is_refused(note: list[Any], tmp_path: Pa
         log.load([("w",)])
 
 
-def upper(rows: TensorDict) -> TensorDict:
-    return TensorDict({"w": [word * 3 for word in rows["w"]]}, rows.batch_size)
+def changed(rows: TensorDict) -> TensorDict:
+    """Every row twice as long; a row whose number is 5 raises."""
+    if (rows["x"] == 5).any():
+        raise ValueError("a bad row")
+    twice = {kind: Ragged.from_list([torch.cat([v, v]) for v in rows[kind]]) for kind in ("numbers", "pairs")}
+    twice["bytes"] = Ragged.from_list([row * 2 for row in rows["bytes"]])
+    words = [word * 2 for word in rows["in", "text"]]
+    return TensorDict({"x": rows["x"], **twice, "in": {"text": words}}, rows.batch_size)
 
 
-def test_results_of_text_take_no_memory_a_row_in_the_caller(tmp_path: Path) -> None:
-    """Only the tables of extents are there: what the caller allocates does not grow with the rows of a chunk."""
+def twice_but_row_5() -> dict[str, list[Any]]:
+    found = expected(ALL)
+    return {kind: [row if kind == "x" or n == 5 else row + row for n, row in enumerate(found[kind])] for kind in found}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("target", ["memory", "files", "in place"])
+def test_an_output_that_there_is_stays_ragged(target: str, resume: bool, workers: int, tmp_path: Path) -> None:
+    if resume and target == "memory":
+        pytest.skip("a journal needs a folder")
+    for name in ("source", "out"):
+        made().memmap(tmp_path / name)
+    data, out = (TensorDict.load_memmap(tmp_path / name) for name in ("source", "out"))
+    if target != "files":
+        out = made() if target == "memory" else data
+    how: dict[str, Any] = {"resume": True} if resume else {}
+    errors = tdmap.RowErrors()
+    tdmap.map(data, changed, out=out, chunksize=10, num_workers=workers, on_error=errors, **how)
+    assert rows_of(out) == twice_but_row_5() and len(errors) == 1
+    if target != "memory":
+        folder = tmp_path / ("out" if target == "files" else "source")
+        assert rows_of(TensorDict.load_memmap(folder)) == twice_but_row_5()
+        assert not list(folder.glob(".tdmap/spill*"))
+
+
+def other_numbers(rows: TensorDict) -> TensorDict:
+    return TensorDict({"numbers": Ragged.from_list([[0.5]] * len(rows))}, rows.batch_size)
+
+
+@pytest.mark.parametrize("name", ["map", "flat_map"])
+def test_rows_of_another_dtype_do_not_go_into_an_output(name: str) -> None:
+    out = made()
+    with pytest.raises(tdmap.OutputMismatch, match=r"'numbers'.*int64 \[\*\].*float32 \[\*\]"):
+        getattr(tdmap, name)(made(), other_numbers, out=out, num_workers=0)
+    assert rows_of(out) == expected(ALL)
+
+
+def test_ranks_write_ragged_rows(tmp_path: Path) -> None:
+    for rank in range(3):
+        tdmap.map(made(), same, out=tmp_path / "out", chunksize=10, num_workers=rank, shard=(rank, 3))
+    assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(ALL)
+    assert not list((tmp_path / "out").glob(".tdmap/spill*"))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_workers_of_another_library_send_ragged_rows(resume: bool, tmp_path: Path) -> None:
+    with get_context("forkserver").Pool(2) as pool:
+        tdmap.map(made(), same, out=tmp_path / "out", chunksize=50, pool=pool, resume=resume)
+        assert rows_of(tdmap.map(made(), same, chunksize=50, pool=pool)) == expected(ALL)
+    assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(ALL)
+
+
+def longer(rows: TensorDict) -> TensorDict:
+    column = rows.get("w")
+    return TensorDict({"k": rows["k"], "w": torch.cat([column, column])[: len(rows)]}, rows.batch_size)
+
+
+GROWING: dict[str, Callable[..., Any]] = {
+    "map": lambda data, **how: tdmap.map(data, longer, **how),
+    "flat_map": lambda data, **how: tdmap.flat_map(data, longer, **how),
+    "filter": lambda data, **how: tdmap.filter(data, lambda rows: rows["k"] >= 0, **how),
+    "join": lambda data, **how: tdmap.join(data, data.select("k"), "k", **how),
+    "join to ragged": lambda data, **how: tdmap.join(data.select("k"), data, "k", **how),
+    "pipeline": lambda data, out=None, **how: (
+        data.pipeline().map(longer).collect(**how) if out is None else data.pipeline().map(longer).write(out, **how)
+    ),
+}
+
+
+@pytest.mark.parametrize("into", ["memory", "folder"])
+@pytest.mark.parametrize("kind", ["text", "numbers"])
+@pytest.mark.parametrize("name", GROWING)
+def test_ragged_rows_take_no_memory_in_the_caller(
+    name: str, kind: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the caller allocates does not grow with the 120 bytes of a row, but with its number at most."""
+    monkeypatch.setattr(ragged, "BLOCK_ROWS", 4096)
     peaks = []
     for rows in (20_000, 80_000):
-        TensorDict({"w": Ragged.from_list(["word"] * rows)}, [rows]).memmap(tmp_path / f"source{rows}")
+        length, dtype, what = (120, torch.uint8, "str") if kind == "text" else (15, torch.int64, "tensor")
+        column = Ragged(torch.full((rows * length,), 97, dtype=dtype), torch.arange(rows + 1) * length, what)
+        TensorDict({"k": torch.arange(rows), "w": column}, [rows]).memmap(tmp_path / f"source{rows}")
         data = TensorDict.load_memmap(tmp_path / f"source{rows}")
+        how = {"out": tmp_path / f"out{rows}"} if into == "folder" else {}
         tracemalloc.start()
-        tdmap.map(data, upper, out=tmp_path / f"out{rows}", chunksize=rows // 20, num_workers=1)
+        with tuning.use(light_bytes=0):
+            result = GROWING[name](data, num_workers=1, **how)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 60_000 * 12
+        assert len(result) == rows and result.get("w").dtype is dtype
+    assert peaks[1] < peaks[0] + 60_000 * 40

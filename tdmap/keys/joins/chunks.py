@@ -21,7 +21,7 @@ from tdmap.data.entries import select
 from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
 from tdmap.data.reader import narrow
-from tdmap.data.schema import Schema, take_apart
+from tdmap.data.schema import Schema, join_objects, take_apart
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
@@ -62,7 +62,7 @@ class RaggedRows:
         numbers = index[0].index_select(0, numbers) if self.first is None else numbers + self.first
         if not len(rows) or missing is None or not bool(missing.any()):
             return column[numbers]  # type: ignore[no-any-return]
-        found = torch.cat([column[numbers[~missing]], blank_rows(column, 1)])
+        found: Any = join_objects([column[numbers[~missing]], blank_rows(column, 1)])
         places = (~missing).cumsum(0) - 1
         places[missing] = len(found) - 1
         return found[places]  # type: ignore[no-any-return]
