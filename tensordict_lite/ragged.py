@@ -34,6 +34,9 @@ __all__ = ["KINDS", "Ragged", "RaggedColumn", "json_of", "text_of"]
 
 KINDS = ("tensor", "str", "bytes", "json")
 
+READ_ROWS = 1 << 15
+"""Rows whose objects are made together."""
+
 _NO_SIZE = torch.Size(())
 _ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
 _NONE = b"\xff"  # which no string has in UTF-8
@@ -151,6 +154,9 @@ class RaggedColumn(Column):
         """What the values hold."""
         if not len(rows):
             return []
+        if len(rows) > READ_ROWS:  # what is needed to find a row takes more memory than the row
+            blocks = [rows[first : first + READ_ROWS] for first in range(0, len(rows), READ_ROWS)]
+            return [value for block in blocks for value in self._read(block)]
         starts, ends = self._spans(rows)
         if self.kind == "tensor":
             values = self.values.as_subclass(Tensor)
@@ -259,6 +265,21 @@ class RaggedColumn(Column):
             payload.data_ptr() == row.data_ptr() and payload.shape == row.shape and payload.dtype is row.dtype
         )
 
+    def assign(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
+        """Give rows other elements, for every holder of the column. Copies all values, unless all rows change."""
+        made = [row for row in list(self._cells) if not self.is_changed((row,))]
+        if not is_range(rows, 0, len(self)):
+            own, bounds = self.flat(range(len(self)))
+            starts, ends, index = bounds[:-1].clone(), bounds[1:].clone(), torch.from_numpy(numbers_of(rows))
+            starts[index], ends[index] = offsets[:-1] + len(own), offsets[1:] + len(own)
+            both = torch.cat([own.as_subclass(Tensor), values])
+            offsets = offsets_of(ends - starts)
+            values = both.new_empty((int(offsets[-1]), *both.shape[1:]))
+            gather_rows(both, starts, ends, values)
+        self.values, self.offsets = values, offsets
+        for row in made:
+            self._cells[row]._payload = self._read((row,))[0]
+
     def pickled(self, rows: Sequence[int]) -> Any:
         """The tensors, where they say all; otherwise the objects."""
         return self.objects(rows) if self.is_changed(rows) else self.part(rows)
@@ -282,6 +303,11 @@ class RaggedColumn(Column):
         if not self.values.is_shared() and region_of(self.values) is None:
             self.values = self.values.clone().share_memory_()
             self.offsets = self.offsets.clone().share_memory_()
+
+
+def is_range(rows: Sequence[int], start: int, stop: int) -> bool:
+    """Whether rows are these, in their order."""
+    return type(rows) is range and rows == range(start, stop)
 
 
 class RaggedPart(NamedTuple):
@@ -631,11 +657,32 @@ class Ragged(NonTensorStack):
         self._origin = None
         super()._set_rows(column, rows, *args)
 
-    def _become(self, other: Ragged) -> None:
-        """Hold the rows of another column from now on. Slices that were made before keep theirs."""
-        column, lock, names = other._ragged(), self._lock, self._names
-        self._set_rows(column, other._rows, 0, _NO_SIZE, self._device)
-        self._lock, self._names = lock, names
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
+        """Takes over the rows of other non-tensor data of the same batch size, on a locked column too.
+
+        Rows of another kind or dtype, and other objects, make this a stack of objects.
+        """
+        column = self.column
+        if column is not None and self._fits_rows(input_dict_or_td, len(self._rows)):
+            values, offsets = input_dict_or_td.flat()
+            column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
+            self._save()
+            return self
+        return super().update_(input_dict_or_td, clone, **kwargs)
+
+    def _fits_rows(self, other: Any, count: int) -> bool:
+        """Whether another entry is so many ragged rows as these are."""
+        if not isinstance(other, Ragged) or other.column is None or len(other._rows) != count:
+            return False
+        return (other.kind, other.dtype, other.row_shape) == (self.kind, self.dtype, self.row_shape)
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        rows = self._index(index) if isinstance(value, Ragged) and self.column is not None else None
+        if isinstance(rows, Ragged) and rows.column is not None and rows._fits_rows(value, len(rows)):
+            rows.update_(value)
+            self._save()
+        else:
+            super()._set_index(index, value)
 
     @property
     def _source(self) -> list[Any]:  # type: ignore[override]

@@ -624,9 +624,6 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
         old = parent._source[path[-1]]
         if column is old:
             continue
-        if isinstance(old, Ragged) and isinstance(column, Ragged) and old.column and column.column:
-            old._become(column)
-            continue
         if isinstance(old, NonTensorData) and not isinstance(column, NonTensorData):
             parent._source[path[-1]] = old._assign_rows((slice(None),) * len(old._batch_size), column)
         else:

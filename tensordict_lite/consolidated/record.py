@@ -16,6 +16,7 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.consolidated.layout import Spot, leaves_of
 from tensordict_lite.memmap.disk.mapping import Region, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.ragged import Ragged
 from tensordict_lite.registry import register
 
 __all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
@@ -62,6 +63,9 @@ def identity_of(file: str | int) -> tuple[int, int] | None:
 
 def _describe(node: Any, out: list[Any]) -> None:
     """Keys, tensors and objects of a tree in its order."""
+    if isinstance(node, Ragged) and (column := node.column) is not None:
+        out += [column, node._rows, None]
+        return
     source = node._source
     if type(source) is list:
         for member in source:

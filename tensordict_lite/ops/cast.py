@@ -79,6 +79,8 @@ class CastOps(Kernel):
             return self._map_leaves(fn)
 
         def below(value: Any) -> Any:
+            if value._is_non_tensor:
+                return value._map_leaves(fn)
             dense = value._dense_or_none() if type(value._source) is list else value.contiguous(canonical=canonical)
             return value._map_leaves(fn) if dense is None else dense
 
@@ -408,15 +410,14 @@ def _synchronise() -> None:
 
 
 def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:
-    source = node._source
-    if type(source) is not dict or node._is_unbatched:
+    if node._is_non_tensor or type(node._source) is not dict or node._is_unbatched:
         new = node._map_leaves(move)
         new._set_device(device)
         return new
     new = node._rebuild(
         {
             key: move(value) if isinstance(value, Tensor) else _moved(value, move, device)
-            for key, value in source.items()
+            for key, value in node._source.items()
         },
         node._batch_size,
         node._names,

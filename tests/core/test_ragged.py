@@ -84,8 +84,29 @@ SAME: dict[str, Callable[[TensorDict, Path], TensorDict]] = {
     "named": lambda data, folder: data.refine_names("rows"),
     "looked at": lambda data, folder: looked_at(data),
     "apply": lambda data, folder: data.apply(lambda x: x + 1),
+    "contiguous": lambda data, folder: data.contiguous(),
+    "to": lambda data, folder: data.to("cpu"),
+    "update_": lambda data, folder: turned(data).update_(data),
+    "copy_": lambda data, folder: turned(data).copy_(data),
+    "written rows": lambda data, folder: written(data),
 }
 """What leaves a ragged column what it is."""
+
+
+def turned(data: TensorDict) -> TensorDict:
+    return data[torch.arange(ROWS).roll(3)].clone()
+
+
+def written(data: TensorDict) -> TensorDict:
+    """Rows that are assigned, and rows that are written through a slice and a choice."""
+    out = turned(data)
+    row = out[20]
+    out[:7] = data[:7]
+    out[7:12].update_(data[7:12])
+    out[torch.arange(12, ROWS)] = data[12:]
+    if not isinstance(row["in", "v"], torch.Tensor):
+        assert row["in", "v"] == data[20]["in", "v"]
+    return out
 
 
 def through_file(data: TensorDict, folder: Path) -> TensorDict:
@@ -114,6 +135,7 @@ def text_in_files() -> Iterator[None]:
 def test_rows_are_the_same_after(way: str, kind: str, tmp_path: Path) -> None:
     data = SAME[way](made(kind), tmp_path)
     assert rows_of(data) == plain(KINDS[kind])
+    assert way in ("looked at", "named", "written rows") or not data.get(("in", "v"))._objects._cells
     assert (data.get(("in", "v")) == as_column(kind)).all()
     for choice in CHOICES.values():
         part = data[choice]

@@ -128,6 +128,8 @@ def is_object(node: Any) -> bool:
 
 def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Paths of the leaves, in the order of ``_leaves()``. Members of a lazy stack repeat the same paths."""
+    if node._is_non_tensor and not node._leaves():
+        return []
     source = node._source
     out: list[tuple[str, ...]] = []
     if type(source) is dict:
@@ -231,13 +233,13 @@ def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -
     levels = [(td, source)]
     while levels:
         td, source = levels.pop()
-        entries, items = td._source, source._source
-        if type(entries) is not dict or type(items) is not dict:
-            return False
         if type(td) is not kind:
             kind = type(td)
             if kind._is_non_tensor or kind._is_unbatched:
                 return False
+        entries, items = td._source, source._source
+        if type(entries) is not dict or type(items) is not dict:
+            return False
         for key, value in items.items():
             current = entries.get(key)
             its = type(value)
