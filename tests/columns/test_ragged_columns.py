@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tdmap import tuning
 from tdmap.data.objectlog import ObjectLog
 from tdmap.output import ragged
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning as files
 
 ROWS = 400
@@ -367,6 +369,33 @@ def test_workers_of_another_library_send_ragged_rows(resume: bool, tmp_path: Pat
         tdmap.map(made(), same, out=tmp_path / "out", chunksize=50, pool=pool, resume=resume)
         assert rows_of(tdmap.map(made(), same, chunksize=50, pool=pool)) == expected(ALL)
     assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(ALL)
+
+
+DAMAGE: dict[str, tuple[str, int, bytes, str]] = {
+    "text that is not UTF-8": ("in/text/values.memmap", 1, b"\xc3\x28", r"values.memmap: string \d+ is not UTF-8"),
+    "offsets of text that fall": ("in/text/offsets.memmap", 40, b"\0" * 8, "text/offsets.memmap: row 4 would be"),
+    "offsets past the text": ("in/text/offsets.memmap", 40, b"\xff" * 6, "text/offsets.memmap: row [45] would be"),
+    "offsets of numbers that fall": ("numbers.offsets.memmap", 40, b"\0" * 8, "numbers.offsets.memmap: row 4 would be"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "map, drop"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_rows_are_named_by_file_and_row(damage: str, name: str, workers: int, tmp_path: Path) -> None:
+    file, at, content, message = DAMAGE[damage]
+    made().memmap(tmp_path / "source")
+    with (tmp_path / "source" / file).open("r+b") as opened:
+        opened.seek(at)
+        opened.write(content)
+    data = TensorDict.load_memmap(tmp_path / "source")
+    run, numbers = OPERATIONS[name]
+    try:
+        rows = rows_of(run(data, out=tmp_path / "out", num_workers=workers))
+    except DatasetError as error:
+        assert re.search(message, str(error)), error
+    else:
+        assert not {1, 4, 5} & {*numbers} and rows == expected(numbers)
 
 
 def longer(rows: TensorDict) -> TensorDict:

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap.output import ragged
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
-from tensordict_lite.memmap import text
+from tensordict_lite.memmap import tuning as files
 
 ROWS, SMALL, LARGE = 4000, 200, 100_000_000
 LENGTHS = [LARGE if row == ROWS // 3 else SMALL for row in range(ROWS)]
@@ -70,9 +70,9 @@ def test_blocks_are_cut_by_the_bytes_of_their_own_rows(
         gather(values, starts, ends, out)
 
     monkeypatch.setattr(ragged, "gather_rows", gathered)
-    monkeypatch.setattr(text, "TEXT_ROWS", 1)
     lengths = [LARGE // 100 if 100 <= row < 140 else 8 for row in range(ROWS)]
     data = TensorDict({"x": torch.arange(ROWS), "w": KINDS[kind](lengths)}, [ROWS])
-    result = tdmap.sort(data, "x", tmp_path / "out", descending=True, num_workers=0)
+    with files.use(text_rows=1):
+        result = tdmap.sort(data, "x", tmp_path / "out", descending=True, num_workers=0)
     assert result.get("w").lengths.tolist() == data.get("w").lengths.tolist()[::-1]
     assert blocks and max(blocks) <= 2 << 20

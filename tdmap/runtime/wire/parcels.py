@@ -31,6 +31,7 @@ from tdmap.memory.shm import align, anonymous_file, map_path
 from tdmap.process_state import is_forking_worker
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.packing import _is_plain
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import release
 from tensordict_lite.ragged import RaggedPart
 
@@ -162,6 +163,8 @@ class ParcelWriter:
         buffer = io.BytesIO()
         try:
             _CollectingByValue(buffer, tensors).dump(result)
+        except DatasetError:
+            raise  # of a file that the result's rows lie in
         except Exception as error:
             raise SerializationError(
                 f"the function returned a {type(result).__name__} that cannot be sent back from the worker: "
