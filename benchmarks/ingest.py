@@ -4,7 +4,8 @@
 
 Pictures: JPEG files of 500 x 375 into uint8 [3, 224, 224], against two forked processes that call the same decoder and
 write into one preallocated file. Tables: Parquet with numbers and text, against pyarrow's own reading and writing.
-Text: against two forked processes that call the tokenizer. Jagged rows: against a column of int64 with the same bytes.
+Text: against two forked processes that call the tokenizer. Ragged entries: against a column of int64 with the same
+bytes.
 
 Prints a table of ratios, and writes ``ingest.json`` and ``.png`` into ``benchmarks/results``.
 """
@@ -33,10 +34,10 @@ from PIL import Image
 
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Seconds, Stopwatch
-from tdmap.datasets import Jagged, images, read, tokenise, write
+from tdmap.datasets import images, read, tokenise, write
 from tdmap.datasets.images.files import list_files
 from tdmap.datasets.images.pixels import Look, decode
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 SIZE = 224
 
@@ -61,7 +62,7 @@ def main() -> None:
     bench = Benchmark("ingest", unit="rows", title=f"into datasets and back, {options.workers} workers")
     bench.settings = {name: getattr(options, name) for name in ("pictures", "rows", "texts", "workers", "rounds")}
     try:
-        for add in (add_pictures, add_tables, add_text, add_jagged):
+        for add in (add_pictures, add_tables, add_text, add_ragged):
             try:
                 add(bench, scratch, options)
             except ImportError as error:
@@ -275,7 +276,8 @@ def add_text(bench: Benchmark, scratch: Path, options: argparse.Namespace) -> No
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(texts[:2000], tokenizers.trainers.BpeTrainer(vocab_size=8000, show_progress=False))
-    saved, place, workers = Jagged.from_list(texts).save(scratch / "texts"), fresh(scratch), options.workers
+    saved = TensorDict({"text": Ragged.from_list(texts)}, [len(texts)]).memmap(scratch / "texts")
+    place, workers = fresh(scratch), options.workers
 
     def by_hand(path: Path) -> None:
         def some(start: int, stop: int) -> None:
@@ -293,32 +295,32 @@ def add_text(bench: Benchmark, scratch: Path, options: argparse.Namespace) -> No
     )  # fmt: skip
 
 
-# -- jagged rows -------------------------------------------------------------------------------------------------------
+# -- ragged entries ----------------------------------------------------------------------------------------------------
 
 
-def add_jagged(bench: Benchmark, scratch: Path, options: argparse.Namespace) -> None:
+def add_ragged(bench: Benchmark, scratch: Path, options: argparse.Namespace) -> None:
     """Strings of 0 to 48 bytes, and rows of three int64."""
     rows, workers, place = options.rows, options.workers, fresh(scratch)
     lengths = torch.randint(0, 49, (rows,), generator=torch.Generator().manual_seed(0))
     offsets = torch.zeros(rows + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
-    strings = Jagged(torch.randint(97, 123, (int(offsets[-1]),), dtype=torch.uint8), offsets, "str")
-    strings = strings.save(scratch / "strings", num_workers=workers)
+    text = Ragged(torch.randint(97, 123, (int(offsets[-1]),), dtype=torch.uint8), offsets, "str")
+    strings = TensorDict({"s": text}, [rows]).memmap(scratch / "strings")
     column = TensorDict({"x": torch.randint(1 << 40, (rows, 3))}, [rows]).memmap(scratch / "column")
     options_of: Any = {"num_workers": workers}
     cases: list[tuple[str, Callable[[Path], Any], Callable[[Path], Any]]] = [
         ("map", lambda path: tdmap.map(column, _same, out=path, **options_of),
-         lambda path: strings.map(_same, path, **options_of)),
+         lambda path: tdmap.map(strings, _same, out=path, **options_of)),
         ("filter", lambda path: tdmap.filter(column, lambda chunk: chunk["x"][:, 0] % 2 == 0, path, **options_of),
-         lambda path: strings.filter(lambda chunk: chunk.lengths % 2 == 0, path, **options_of)),
+         lambda path: tdmap.filter(strings, lambda chunk: chunk.get("s").lengths % 2 == 0, path, **options_of)),
         ("shuffle", lambda path: tdmap.shuffle(column, out=path, seed=0, **options_of),
-         lambda path: strings.shuffle(path, seed=0, **options_of)),
+         lambda path: tdmap.shuffle(strings, out=path, seed=0, **options_of)),
     ]  # fmt: skip
-    group: Any = {"units": rows, "group": "jagged"}
+    group: Any = {"units": rows, "group": "ragged"}
     for name, plain, ours in cases:
         bench.add(f"{name}: int64 [3]", timed(place, plain), kind="floor", **group)
         bench.add(f"{name}: strings", timed(place, ours), against=f"{name}: int64 [3]", wanted=0.5, **group)
-    bench.add("open: strings, 100 times", lambda: _open(scratch / "strings"), units=100, group="jagged")
+    bench.add("open: strings, 100 times", lambda: _open(scratch / "strings"), units=100, group="ragged")
 
 
 def _same(chunk: Any) -> Any:
@@ -328,7 +330,7 @@ def _same(chunk: Any) -> Any:
 def _open(path: Path) -> Seconds:
     with Stopwatch() as watch:
         for _ in range(100):
-            Jagged.open(path)[5]
+            TensorDict.load_memmap(path)[5]["s"]
     return watch.seconds
 
 

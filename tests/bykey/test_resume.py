@@ -15,12 +15,12 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.datasets import Table
+from tdmap.datasets import pack
 from tdmap.memory import rowfiles, spill
 from tdmap.reducers import Count, Mean, Sum
 from tdmap.run import disk
 from tdmap.runtime import driver
-from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, lazy_stack, tensorclass
 from tests.processes import in_child, kill_at
 
 CALLS = ("open", "close", "write", "pwrite", "mkdir", "rename", "replace", "unlink", "rmdir", "ftruncate")
@@ -237,20 +237,20 @@ def plain(row: Any) -> dict[str, Any]:
     return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in row.to_dict().items()}
 
 
-def table(folder: Path) -> Table:
+def table(folder: Path) -> TensorDict:
     if not (folder / "table").exists():
         rows = range(60)
         columns = {
             "name": [f"n{n * 7 % 11}" for n in rows],
             "x": torch.arange(60),
-            "text": ["w" * (n % 5) for n in rows],
+            "ids": Ragged.from_list([torch.arange(n % 5) for n in rows]),
         }
-        Table.of(columns).save(folder / "table")
-    return Table.open(folder / "table")
+        TensorDict(columns, [60]).memmap(folder / "table")
+    return TensorDict.load_memmap(folder / "table")
 
 
-def other_table() -> Table:
-    return Table.of({"name": [f"n{n}" for n in range(0, 20, 2)], "y": torch.arange(10)})
+def other_table() -> TensorDict:
+    return TensorDict({"name": [f"n{n}" for n in range(0, 20, 2)], "y": torch.arange(10)}, [10])
 
 
 def other_call(name: str, folder: Path) -> Any:
@@ -260,26 +260,23 @@ def other_call(name: str, folder: Path) -> Any:
 
 
 TABLES: dict[str, Operation] = {
-    "sort": lambda t, **o: t.sort(["name", "x"], **o),
-    "join": lambda t, **o: t.join(other_table(), "name", "outer", **o),
-    "reduce": lambda t, **o: t.group_by("name").reduce({"sum": Sum("x")}, **o),
-    "agg": lambda t, **o: t.group_by("name").agg({"x": ["mean", "median"]}, **o),
-    "top_k of groups": lambda t, **o: t.group_by("name").top_k("x", 2, **o),
-    "value_counts": lambda t, **o: t.value_counts("name", **o),
-    "unique": lambda t, **o: t.unique("name", **o),
-    "top_k": lambda t, **o: t.top_k("x", 7, **o),
-    "sample": lambda t, **o: t.sample(9, seed=1, **o),
-    "shuffle": lambda t, **o: t.shuffle(seed=1, **o),
-    "map_groups": lambda t, **o: t.group_by("name").map_groups(two, **o),
-    "jagged sort": lambda t, **o: t["text"].sort(key="value", descending=True, **o),
-    "jagged shuffle": lambda t, **o: t["text"].shuffle(seed=1, **o),
-    "jagged sample": lambda t, **o: t["text"].sample(9, seed=1, **o),
-    "jagged pack": lambda t, **o: t["text"].pack(7, **o),
+    "sort": lambda t, **o: tdmap.sort(t, ["name", "x"], **o),
+    "join": lambda t, **o: tdmap.join(t, other_table(), "name", how="outer", **o),
+    "reduce": lambda t, **o: tdmap.group_by(t, "name").reduce({"sum": Sum("x")}, **o),
+    "agg": lambda t, **o: tdmap.group_by(t, "name").agg({"x": ["mean", "median"]}, **o),
+    "top_k of groups": lambda t, **o: tdmap.group_by(t, "name").top_k("x", 2, **o),
+    "value_counts": lambda t, **o: tdmap.value_counts(t, "name", **o),
+    "unique": lambda t, **o: tdmap.unique(t, ["name", "x"], **o),
+    "top_k": lambda t, **o: tdmap.top_k(t, "x", 7, **o),
+    "sample": lambda t, **o: tdmap.sample(t, 9, seed=1, **o),
+    "shuffle": lambda t, **o: tdmap.shuffle(t, seed=1, **o),
+    "map_groups": lambda t, **o: tdmap.group_by(t, "name").map_groups(two, **o),
+    "pack": lambda t, **o: pack(t, "ids", 7, **o),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_go_on(name, tmp_path, small):
+def test_text_and_lists_go_on(name, tmp_path, small):
     def run() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tdmap.AlreadyComplete)
@@ -290,7 +287,7 @@ def test_tables_go_on(name, tmp_path, small):
     assert wanted
     for number in (30, 90):
         kill_at(number, run, STEPS)
-        assert len(run()) == len(Table.open(tmp_path / "wanted"))
+        assert len(run()) == len(TensorDict.load_memmap(tmp_path / "wanted"))
         assert files(tmp_path / "out") == wanted
         assert set(os.listdir(tmp_path / "out" / ".tdmap")) <= {"lock", "journal"}
         with pytest.raises(tdmap.ResumeMismatch):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import tdmap
-from tdmap.datasets import Jagged, Table
 from tensordict_lite import Ragged, TensorDict, lazy_stack, tensorclass
 
 ROWS = 24
@@ -42,19 +41,6 @@ def _sharded(folder: Path) -> Any:
     return tdmap.open([folder / f"part{number}" for number in range(3)])
 
 
-def _table(folder: Path) -> Table:
-    data = plain()
-    rows = data["x"].tolist()
-    columns = {key: data[key] for key in ("x", "k", "f")}
-    return Table.of(
-        {
-            **columns,
-            "w": Jagged.from_list([f"w{row}" for row in rows]),
-            "v": Jagged.from_list([torch.arange(row % 4) for row in rows]),
-        }
-    )
-
-
 def _ragged(folder: Path) -> TensorDict:
     """Text, bytes, and numbers, some rows of which are empty."""
     rows = plain()["x"].tolist()
@@ -80,7 +66,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "tensorclass": _tensorclass,
     "lazy": lambda folder: lazy_stack([plain()[row] for row in range(ROWS)]),
     "sharded": _sharded,
-    "table": _table,
     "no rows": lambda folder: plain(0),
     "one row": lambda folder: plain(1),
 }
@@ -89,8 +74,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 def columns_of(data: Any) -> dict[str, list[Any]]:
     """The values of each entry, as lists."""
-    if isinstance(data, Table):
-        return {key: _values(data[key]) for key in data.keys()}
     if hasattr(data, "to_tensordict"):
         data = data.to_tensordict()
     return {

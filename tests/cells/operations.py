@@ -232,10 +232,12 @@ ELSEWHERE = {
 }
 """Registered names of operations that another row asks."""
 
-NOT_ROWS = {"merge_shards", "from_huggingface", "from_dataset", "ingest", "tokenise", "read", "write", "convert"}
-"""Registered operations that take files or other libraries' datasets, not rows."""
+NOT_ROWS = {
+    "merge_shards", "from_huggingface", "from_dataset", "ingest", "tokenise", "pack", "read", "write", "convert",
+}  # fmt: skip
+"""Registered operations that take files, other libraries' datasets or one ragged entry, not rows."""
 
-INNER = {"permute", "map_jagged", "filter_jagged"}
+INNER = {"permute"}
 """Registered operations that others are made of."""
 
 ARGUMENTS: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Table, from_dataset, read, write
+from tdmap.datasets import from_dataset, read, write
 from tensordict_lite import TensorDict
 from tests import interpreters
 
@@ -167,7 +167,7 @@ def umask():
 @pytest.mark.parametrize("method", METHODS)
 def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, method, umask):
     data = TensorDict({"x": torch.arange(40)}, [40])
-    write(Table.of({"x": torch.arange(10), "s": ["a"] * 10}), source := tmp_path / "t.parquet")
+    write({"x": torch.arange(10), "s": ["a"] * 10}, source := tmp_path / "t.parquet")
 
     def touch(chunk):
         Path(f"{tmp_path}/{mask:o}/of the function").touch()

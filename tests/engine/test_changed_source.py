@@ -20,9 +20,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import tdmap
-from tdmap.datasets import Jagged, Table
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict, lazy_stack, tensorclass
+from tensordict_lite import Ragged, TensorDict, lazy_stack, tensorclass
 
 
 def doubled_and_returned(chunk: TensorDict) -> TensorDict:
@@ -289,21 +288,20 @@ def test_a_pipeline_refuses_to_change_rows_in_memory(write: Any, executor: str) 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_jagged_columns_are_private_too(tmp_path: Path, num_workers: int) -> None:
-    rows = Jagged.from_list([torch.arange(float(n)) for n in range(1, 8)]).save(tmp_path / "data")
+def test_ragged_entries_are_private_too(tmp_path: Path, num_workers: int) -> None:
+    rows = Ragged.from_list([torch.arange(float(n)) for n in range(1, 8)])
+    data = TensorDict({"rows": rows}, [7]).memmap(tmp_path / "data")
     before = contents(tmp_path / "data")
 
     def fn(chunk: Any) -> Any:
-        values = chunk.values if isinstance(chunk, Jagged) else chunk.jagged["rows"].values
-        values.as_subclass(torch.Tensor).numpy()[...] += 1
+        for row in chunk.get("rows"):
+            row.as_subclass(torch.Tensor).numpy()[...] += 1
         return chunk
 
-    rows.map(fn, num_workers=num_workers)
-    rows.map(fn, tmp_path / "out", num_workers=num_workers)
-    rows.filter(lambda chunk: [bool(len(fn(chunk)))] * len(chunk), num_workers=num_workers)
-    table = Table(TensorDict({}, [7]), {"rows": rows})
-    table.map(fn, num_workers=num_workers)
-    stage = table.pipeline().map_table(lambda chunk: {"n": chunk.jagged["rows"].lengths + len(fn(chunk)) * 0})
+    tdmap.map(data, fn, num_workers=num_workers)
+    tdmap.map(data, fn, out=tmp_path / "out", num_workers=num_workers)
+    tdmap.filter(data, lambda chunk: [bool(len(fn(chunk)))] * len(chunk), num_workers=num_workers)
+    stage = data.pipeline().map(lambda chunk: TensorDict({"n": fn(chunk).get("rows").lengths}, [len(chunk)]))
     for epoch in range(2):
         list(stage.batch(2).iter(num_workers=num_workers, epoch=epoch))
     assert contents(tmp_path / "data") == before

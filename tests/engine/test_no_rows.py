@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Table, tokenise
-from tensordict_lite import TensorDict, lazy_stack
+from tdmap.datasets import tokenise
+from tensordict_lite import Ragged, TensorDict, lazy_stack
 
 
 @pytest.fixture
@@ -113,28 +113,12 @@ def test_columns_of_strings_are_empty_and_not_lost(operation, workers, tmp_path)
 
 
 @pytest.mark.parametrize("out", [None, "out"])
-def test_tables_and_jagged_rows_are_mapped_as_well(out, tmp_path):
+def test_ragged_entries_without_rows_stay_ragged(out, tmp_path):
     place = None if out is None else tmp_path / out
-    none = Table.of({"k": torch.arange(2), "s": ["a", "b"]})[:0]
-    made = none.map(lambda rows: {"y": rows["k"] / 2, "s": rows["s"]}, place, num_workers=0)
-    assert len(made) == 0 and made.keys() == ["y", "s"] and made["y"].dtype is torch.float32 and made["s"].kind == "str"
-    place = None if out is None else tmp_path / "jagged"
-    assert none["s"].map(lambda rows: [row + "!" for row in rows], place, num_workers=0).kind == "str"
+    none = TensorDict({"k": torch.arange(2), "s": Ragged.from_list(["a", "b"])}, [2])[:0]
+    made = tdmap.map(none, lambda rows: {"y": rows["k"] / 2, "s": rows.get("s")}, out=place, num_workers=0)
+    assert len(made) == 0 and list(made.keys()) == ["y", "s"] and made["y"].dtype is torch.float32
+    assert made.get("s").kind == "str"
     place = None if out is None else tmp_path / "tokens"
     tokens = tokenise(none, lambda texts: [[1] for _ in texts], "s", out=place, dtype=torch.int32, num_workers=0)
-    assert len(tokens) == 0 and tokens.kind == "tensor" and tokens.dtype is torch.int32
-    place = None if out is None else tmp_path / "dropped"
-    dropped = Table.of({"k": torch.arange(9)}).map(lambda rows: rows[rows["k"] > 9], place, chunksize=2, num_workers=0)
-    assert len(dropped) == 0 and dropped["k"].dtype is torch.int64
-
-
-@pytest.mark.parametrize("out", [None, "out"])
-def test_what_tells_no_columns_is_refused(out, tmp_path):
-    place = None if out is None else tmp_path / out
-    none = Table.of({"k": torch.arange(2), "s": ["a", "b"]})[:0]
-    with pytest.raises(ValueError, match="nothing tells what the column 'y' holds: return a tensor or a Jagged"):
-        none.map(lambda rows: {"y": []}, place, num_workers=0)
-    for rows in (none, none["s"]):
-        with pytest.raises(ValueError, match="does not work on zero rows.*IndexError"):
-            rows.map(lambda rows: rows[0], place, num_workers=0)
-    assert place is None or not place.exists()
+    assert len(tokens) == 0 and tokens["input_ids"].kind == "tensor" and tokens["input_ids"].dtype is torch.int32

@@ -13,10 +13,11 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.datasets import Jagged, Table, from_arrow, from_dataset, read, to_arrow, tokenise, write
+from tdmap.datasets import from_arrow, from_dataset, pack, read, to_arrow, tokenise, write
 from tensordict_lite import (
     DatasetWriter,
     MemoryMappedTensor,
+    Ragged,
     TensorDict,
     from_consolidated,
     lazy_stack,
@@ -78,8 +79,10 @@ class Data:
         )
         self.rows["big"][:3] = torch.tensor([torch.inf, -torch.inf, 1.7e308])
         self.words = TensorDict({"k": rows[:8] % 3, "s": [f"w{n % 5}" for n in range(8)]}, [8])
-        self.table = Table.of({"k": rows[:8] % 3, "s": Jagged.from_list([f"w{n % 5}" * (n % 3) for n in range(8)])})
-        self.ragged = Jagged.from_list([torch.arange(n % 3) for n in range(8)])
+        text = Ragged.from_list([f"w{n % 5}" * (n % 3) for n in range(8)])
+        ragged = Ragged.from_list([torch.arange(n % 3) for n in range(8)])
+        self.table = TensorDict({"k": rows[:8] % 3, "s": text}, [8])
+        self.ragged = TensorDict({"v": ragged}, [8])
         self.lazy = lazy_stack([TensorDict({"x": torch.ones(n % 3)}, []) for n in range(6)])
         self.mapped = self.rows.memmap(folder / "mapped")
         self.words.memmap(folder / "words")
@@ -90,7 +93,7 @@ class Data:
         self.rows.save(folder / "saved.tdz")
         self.rows.consolidate(folder / "consolidated")
         write(self.table, folder / "table.parquet")
-        write(Table.of({"a": rows[:5], "b": rows[:5] * 0.5}), folder / "table.csv")
+        write({"a": rows[:5], "b": rows[:5] * 0.5}, folder / "table.csv")
         np.savez(folder / "arrays.npz", x=np.arange(5), y=np.ones((5, 2), np.float32))
         self.made = 0
 
@@ -240,32 +243,30 @@ OPERATIONS = {
         list(tdmap.MixedSampler([10, 20], [0.3, 0.7], 8, seed=0)),
         list(tdmap.MixedSampler([10, 20], [1, 2], 8).batches(3)),
     ],
-    "Table": lambda d, w: [
-        d.table.map(lambda t: {"y": t["k"] + 1, "s": t["s"]}, **w),
-        d.table.filter(lambda t: t["k"] > 0, **w),
-        d.table.sort("s", **w),
-        d.table.shuffle(seed=0, **w),
-        d.table.group_by("k").reduce({"n": reducers.Count()}, **w),
-        d.table.join(d.table[:2], "k", **w),
-        d.table.unique("s", **w),
-        Table.cat([d.table, d.table[1:3]]),
+    "text": lambda d, w: [
+        tdmap.map(d.table, lambda t: {"y": t["k"] + 1, "s": t["s"]}, **w),
+        tdmap.filter(d.table, lambda t: t["k"] > 0, **w),
+        tdmap.sort(d.table, "s", **w),
+        tdmap.shuffle(d.table, seed=0, **w),
+        tdmap.group_by(d.table, "s").reduce({"n": reducers.Count()}, **w),
+        tdmap.join(d.table, d.table[:2], "s", **w),
+        tdmap.unique(d.table, "s", **w),
+        tdmap.value_counts(d.table, "s", **w),
+        tdmap.top_k(d.table, "k", 2, **w),
+        torch.cat([d.table, d.table[1:3]]),
         d.table[[2, 0]],
-        d.table.save(d.new()),
-        d.table.value_counts("s", **w),
-        d.table.top_k("k", 2, **w),
+        load_memmap(d.table.memmap(d.new()).saved_path),
     ],
-    "Table pipeline": lambda d, w: list(d.table.pipeline().batch(3).iter(**w)),
-    "Jagged": lambda d, w: [
-        Jagged.from_list(["a", "bb"]),
-        d.ragged.pad(),
-        d.ragged.map(lambda j: j, **w),
+    "ragged": lambda d, w: [
+        Ragged.from_list(["a", "bb"]),
+        d.ragged["v"].pad(),
+        tdmap.map(d.ragged, lambda j: j, **w),
+        tdmap.filter(d.ragged, lambda j: j["v"].lengths > 1, **w),
         d.ragged[[3, 1]],
         d.ragged[1:4],
-        d.ragged.save(d.new(), **w),
-        d.ragged.pack(3, **w),
-        Jagged.cat([d.ragged, d.ragged]),
-        d.ragged.compact(),
-        d.ragged.filter(lambda j: j.lengths > 1, **w),
+        load_memmap(d.ragged.memmap(d.new()).saved_path),
+        pack(d.ragged, "v", 3, columns=["document", "position"], **w),
+        torch.cat([d.ragged, d.ragged]),
     ],
     "tokenise": lambda d, w: tokenise(
         ["ab", "c"], lambda texts: [[ord(c) for c in t] for t in texts], max_length=3, pad=True, **w
@@ -275,7 +276,7 @@ OPERATIONS = {
         read(d.folder / "table.csv"),
         read(d.folder / "arrays.npz"),
         *(written(d, d.table, name) for name in (".parquet", ".csv", ".jsonl", ".arrow")),
-        *(written(d, Table.of(d.rows.select("x", "k")), name) for name in (".npz", ".h5", ".zarr")),
+        *(written(d, d.rows.select("x", "k"), name) for name in (".npz", ".h5", ".zarr")),
     ],
     "bridges": lambda d, w: [from_arrow(to_arrow(d.table))],
     "from_dataset": lambda d, w: from_dataset(Squares(), d.new(), **w),
@@ -340,9 +341,7 @@ def plain(value):
             list(value.shape),
             value.clone().reshape(-1).view(torch.uint8).tolist(),
         )
-    if isinstance(value, Table):
-        return {name: plain(value[name]) for name in value.keys()}
-    if isinstance(value, Jagged):
+    if isinstance(value, Ragged):
         return plain(value.tolist())
     if hasattr(value, "batch_size"):
         if not hasattr(value, "items"):
@@ -431,9 +430,6 @@ FUNCTIONS = {
         .map(on_meta)
         .iter(**w)
     ),
-    "Table.map": lambda d, w: d.table.map(on_meta, **w),
-    "Table.filter": lambda d, w: d.table.filter(lambda t: on_meta(t["k"] > 1), **w),
-    "Jagged.map": lambda d, w: d.ragged.map(on_meta, **w),
     "tokenise": lambda d, w: tokenise(["a", "b"], lambda texts: on_meta([[1] for _ in texts]), **w),
 }
 

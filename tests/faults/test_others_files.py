@@ -18,8 +18,8 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.datasets import Jagged, Table, convert, images, read, write
-from tensordict_lite import DatasetWriter, TensorDict, lazy_stack, load_memmap, tensorclass, unpack_memmap
+from tdmap.datasets import convert, images, read, write
+from tensordict_lite import DatasetWriter, Ragged, TensorDict, lazy_stack, load_memmap, tensorclass, unpack_memmap
 from tests.processes import in_child, kill_at
 
 
@@ -57,16 +57,14 @@ ROWS: dict[str, Writer] = {
 """Operations that take `rows_per_shard=` and URLs as well."""
 
 
-def columns() -> Table:
-    return Table.of({"x": torch.arange(40), "s": Jagged.from_list([f"n{i}" for i in range(40)])})
+def columns() -> TensorDict:
+    return TensorDict({"x": torch.arange(40), "s": Ragged.from_list([f"n{i}" for i in range(40)])}, [40])
 
 
 FOLDERS: dict[str, Writer] = {
     **ROWS,
-    "Table.save": lambda out, **o: columns().save(out, overwrite=o["overwrite"]),
-    "Table.filter": lambda out, **o: columns().filter(lambda t: t["x"] > 3, out, **o),
-    "Table.sort": lambda out, **o: columns().sort("x", out, **o),
-    "Jagged.save": lambda out, **o: columns()["s"].save(out, **o),
+    "filter of text": lambda out, **o: tdmap.filter(columns(), lambda t: t["x"] > 3, out, **o),
+    "sort of text": lambda out, **o: tdmap.sort(columns(), "x", out, **o),
 }
 """Those that write one folder."""
 

@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tdmap.data.store import OutputFolder
-from tdmap.datasets import Table
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.output.append import Piece, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
@@ -382,27 +380,6 @@ def test_types_of_columns_are_not_written_through_a_link(tmp_path):
         planted = Planted(kind, tmp_path / "out" / "columns.json", outside)
         CliRunner().invoke(app, words)
         assert planted.has_done_no_harm()
-
-
-@pytest.mark.parametrize("step", ["attach", "publish"])
-def test_types_of_a_table_are_not_written_through_a_link(tmp_path, step, monkeypatch):
-    """In the folder where a run that was killed has put the columns."""
-    times_in(tmp_path)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-
-    def run():
-        return Table.open(tmp_path / "src").sort("x", tmp_path / "out", resume=True, num_workers=0)
-
-    def killed(*arguments):
-        raise InterruptedError
-
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(OutputFolder, step, killed)
-        run()
-    planted = Planted("link", tmp_path / "out" / ".tdmap" / "data" / "columns.json", outside)
-    assert run().types["day"] == "date32[day]"
-    assert planted.has_done_no_harm()
 
 
 # -- who owns a file ------------------------------------------------------------------------------------------

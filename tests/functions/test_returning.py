@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Table
 from tdmap.errors import OutputMismatch
 from tdmap.functions import as_function, modules_of, moved
 from tdmap.plan import make_plan
@@ -104,9 +103,6 @@ def test_a_module_that_returns_dicts_is_still_one() -> None:
     assert there is not called and there.fn.fn is not called.fn.fn and module.weight.device.type == "cpu"
 
 
-TABLE = Table.of({"x": torch.arange(3), "word": ["ant", "bee", "cow"]})
-
-
 async def later(chunk: Any) -> Any:
     return chunk
 
@@ -123,13 +119,6 @@ def test_async_functions_are_refused_before_anything_runs(fn: Any) -> None:
         lambda: tdmap.map(DATA, fn, in_keys="x", num_workers=0),
         lambda: tdmap.map_iter(DATA, fn, num_workers=2),
         lambda: DATA.pipeline().map(fn),
-        lambda: TABLE.map(fn),
-        lambda: TABLE.filter(fn),
-        lambda: TABLE.flat_map(fn),
-        lambda: TABLE.group_by("x").map_groups(fn),
-        lambda: TABLE.pipeline().map(fn),
-        lambda: TABLE["word"].map(fn),
-        lambda: TABLE["word"].filter(fn),
         lambda: tdmap.filter(DATA, fn),
         lambda: tdmap.flat_map(DATA, fn),
         lambda: tdmap.group_by(DATA, "x").map_groups(fn),

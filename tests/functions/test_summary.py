@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Jagged, Table
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 pandas = pytest.importorskip("pandas")
 
@@ -44,30 +43,27 @@ def test_figures_are_those_of_pandas(tmp_path: Path, workers: int) -> None:
     assert "500 rows" in repr(found) and "deep.n" in repr(found)
 
 
-def test_jagged_columns_count_by_their_lengths() -> None:
-    table = Table(TensorDict({"x": torch.arange(3)}, [3]), {"word": Jagged.from_list(["a", "bbb", ""])})
-    found = table.describe(num_workers=0)
+def test_ragged_entries_count_by_their_lengths() -> None:
+    words, ids = Ragged.from_list(["a", "bbb", ""]), Ragged.from_list([[1], [], [2, 3]])
+    found = tdmap.describe(TensorDict({"x": torch.arange(3), "word": words, "ids": ids}, [3]), num_workers=0)
     assert (found["word (length)"].max, found["word (length)"].count, found["x"].mean) == (3, 3, 1)
-    assert table.head(2)["word"].tolist() == ["a", "bbb"]
+    assert found["ids (length)"].max == 2
 
 
-@pytest.mark.parametrize("kind", ["tensordict", "tensor", "table", "jagged"])
+@pytest.mark.parametrize("kind", ["tensordict", "tensor", "ragged"])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_parts_have_every_row_once(tmp_path: Path, kind: str, mapped: bool) -> None:
     numbers = torch.arange(101)
-    words = Jagged.from_list([f"w{n}" for n in range(101)])
+    words = Ragged.from_list([f"w{n}" for n in range(101)])
     data: Any = {
         "tensordict": TensorDict({"n": numbers}, [101]),
         "tensor": numbers,
-        "table": Table(TensorDict({"n": numbers}, [101]), {"word": words}),
-        "jagged": words,
+        "ragged": TensorDict({"n": numbers, "word": words}, [101]),
     }[kind]
 
     def listed(part: Any) -> list[int]:
-        if kind == "jagged":
-            return [int(word[1:]) for word in part]
-        if kind == "table":
-            assert part["word"].tolist() == [f"w{n}" for n in part["n"].tolist()]
+        if kind == "ragged":
+            assert part["word"] == [f"w{n}" for n in part["n"].tolist()]
         return (part if kind == "tensor" else part["n"]).tolist()
 
     out = tmp_path / "parts" if mapped and kind != "tensor" else None
@@ -110,8 +106,5 @@ def test_rows_are_spread_by_their_strings() -> None:
     for labels in (words, np.array(words), numbers):
         again = tdmap.train_test_split(rows, 0.3, seed=1, stratify=labels, num_workers=0)
         assert sorted(again[1]["n", "word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
-    table = Table.of(rows)
-    _, test = tdmap.train_test_split(table, 0.3, seed=1, stratify="n.word", num_workers=0)
-    assert sorted(test["n.word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
     with pytest.raises(ValueError, match=r"one number or string a row, \[60\]"):
         tdmap.train_test_split(rows, 0.3, stratify=words[:3])

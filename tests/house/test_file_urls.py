@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tdmap
 from tdmap import reducers
 from tdmap.cli.app import app
-from tdmap.datasets import Jagged, Table, convert, images, read, write
+from tdmap.datasets import convert, images, read, write
 from tensordict_lite import DatasetWriter, TensorDict
 
 COMMANDS = [
@@ -105,8 +105,6 @@ USES: dict[str, Callable[[Callable[[str], str], Path], Any]] = {
     "read into": lambda url, place: len(read(url("f.csv"), url("out"))),
     "convert": lambda url, place: convert(url("f.csv"), url("out.parquet")),
     "convert a dataset": lambda url, place: convert(url("ds"), url("out.npz")),
-    "Table": lambda url, place: (Table.of(table()).save(url("out")), len(Table.open(url("out"))))[1],
-    "Jagged": lambda url, place: (Jagged.from_list(["a", "b"]).save(url("out")), len(Jagged.open(url("out"))))[1],
     "pictures": _pictures,
     "train_test_split": lambda url, place: len(tdmap.train_test_split(table(), 4, out=url("out"), num_workers=0)[1]),
     "memmap": lambda url, place: len((table().memmap(url("out")), TensorDict.load_memmap(url("out")))[1]),
@@ -118,7 +116,7 @@ USES: dict[str, Callable[[Callable[[str], str], Path], Any]] = {
     "DatasetWriter": lambda url, place: DatasetWriter(url("out"), table()[0]).append(table()),
 }
 
-WRITERS_OF_FOLDERS = "Pipeline.cache reduce Table Jagged memmap memmap_like archive consolidate DatasetWriter".split()
+WRITERS_OF_FOLDERS = "Pipeline.cache reduce memmap memmap_like archive consolidate DatasetWriter".split()
 
 
 @pytest.mark.parametrize("use", USES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -136,27 +135,6 @@ def test_a_reader_beside_a_writer_finds_one_dataset(read: str, others: list[str]
         assert len(seen_by(look, 150, 6)) > 5
 
 
-def test_a_reader_of_rows_that_are_appended_finds_them_or_those_before(tmp_path: Path) -> None:
-    from tdmap.datasets import Jagged
-
-    Jagged.from_list(["row 0"]).save(tmp_path / "j")
-
-    def append() -> None:
-        rows = Jagged.open(tmp_path / "j")
-        for number in range(1, 150):
-            rows = rows.append([f"row {number}"])
-
-    writer = multiprocessing.get_context("fork").Process(target=append)
-    writer.start()
-    counts = [1]
-    while writer.is_alive():
-        rows = Jagged.open(tmp_path / "j")
-        assert rows[len(rows) - 1] == f"row {len(rows) - 1}"
-        counts.append(len(rows))
-    writer.join()
-    assert counts == sorted(counts) and len(Jagged.open(tmp_path / "j")) == 150
-
-
 # -- writers of datasets that were replaced ---------------------------------------------------------------------------
 
 
@@ -214,16 +192,6 @@ def test_a_refused_entry_leaves_the_dataset_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="would be one of another dataset"):
         other.make_memmap("z", (3,))
     assert TensorDict.load_memmap(tmp_path / "d").batch_size == (5,)
-
-
-def test_rows_of_another_kind_than_the_folder_has_by_now_are_refused(tmp_path: Path) -> None:
-    from tdmap.datasets import Jagged
-
-    mine = Jagged.from_list([torch.tensor([1, 2, 3])]).save(tmp_path / "j")
-    Jagged.from_list([torch.tensor([4, 5], dtype=torch.int32)]).save(tmp_path / "j", overwrite=True)
-    with pytest.raises(TypeError, match="by now, and the new rows are"):
-        mine.append([torch.tensor([9, 9])])
-    assert [row.tolist() for row in Jagged.open(tmp_path / "j")] == [[4, 5]]
 
 
 def test_a_result_does_not_replace_the_folder_that_its_source_lies_in(tmp_path: Path) -> None:

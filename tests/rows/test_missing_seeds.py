@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import Jagged, Table
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 ROWS = 29
 TEXTS = [str(row) for row in range(ROWS)]
@@ -22,13 +21,13 @@ def _data() -> TensorDict:
     return TensorDict({"x": torch.arange(ROWS)}, [ROWS])
 
 
-def _table() -> Table:
-    return Table(_data(), {"text": Jagged.from_list(TEXTS)})
+def _text() -> TensorDict:
+    return _data().set("text", Ragged.from_list(TEXTS))
 
 
-def _numbers(table: Table) -> list[int]:
-    numbers: list[int] = table["x"].tolist()
-    assert [str(number) for number in numbers] == table["text"].tolist()
+def _numbers(rows: TensorDict) -> list[int]:
+    numbers: list[int] = rows["x"].tolist()
+    assert [str(number) for number in numbers] == rows["text"]
     return numbers
 
 
@@ -44,13 +43,12 @@ def _iterated(**options: Any) -> list[int]:
 DRAWS: dict[str, Callable[..., list[int]]] = {
     "shuffle": lambda **options: tdmap.shuffle(_data(), num_workers=0, **options)["x"].tolist(),
     "sample": lambda **options: tdmap.sample(_data(), 7, shuffle=True, num_workers=0, **options)["x"].tolist(),
-    "table shuffle": lambda **options: _numbers(_table().shuffle(num_workers=0, **options)),
-    "table sample": lambda **options: _numbers(_table().sample(7, shuffle=True, num_workers=0, **options)),
-    "jagged shuffle": lambda **options: [int(text) for text in Jagged.from_list(TEXTS).shuffle(**options).tolist()],
+    "text shuffle": lambda **options: _numbers(tdmap.shuffle(_text(), num_workers=0, **options)),
+    "text sample": lambda **options: _numbers(tdmap.sample(_text(), 7, shuffle=True, num_workers=0, **options)),
     "train_test_split": lambda **options: tdmap.train_test_split(_data(), 5, num_workers=0, **options)[1]["x"].tolist(),
     "map_iter": _iterated,
 }
-RESUMED = ("shuffle", "sample", "table shuffle", "table sample")
+RESUMED = ("shuffle", "sample", "text shuffle", "text sample")
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
