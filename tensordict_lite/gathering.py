@@ -33,7 +33,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
         >>> offsets_of(torch.tensor([2, 0, 3]))
         tensor([0, 2, 2, 5])
     """
-    out = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    out = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=out[1:])
     return out
 
@@ -97,13 +97,13 @@ def _runs(starts: Tensor, ends: Tensor, lengths: Tensor, lowest: int) -> tuple[T
     if not lowest:
         at = torch.from_numpy(np.flatnonzero(lengths.numpy()))
         starts, ends, lengths = (tensor.index_select(0, at) for tensor in (starts, ends, lengths))
-    new = torch.ones(len(starts), dtype=torch.bool)
+    new = torch.ones(len(starts), dtype=torch.bool, device=starts.device)
     torch.ne(starts[1:], ends[:-1], out=new[1:])
     at = torch.from_numpy(np.flatnonzero(new.numpy()))
     if len(at) > len(starts) * 3 // 4:
         return starts, lengths
     firsts = starts.index_select(0, at)
-    lasts = torch.cat([at[1:] - 1, torch.tensor([len(starts) - 1])])
+    lasts = torch.cat([at[1:] - 1, torch.tensor([len(starts) - 1], device=at.device)])
     return firsts, ends.index_select(0, lasts) - firsts
 
 

@@ -468,7 +468,7 @@ class Ragged(NonTensorStack):
         dtype = tensors[0].dtype
         for tensor in tensors:
             dtype = torch.promote_types(dtype, tensor.dtype)
-        lengths = torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)
+        lengths = torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64, device="cpu")
         return cls(torch.cat([tensor.to(dtype) for tensor in tensors]), offsets_of(lengths))
 
     @classmethod

@@ -144,7 +144,7 @@ def check_dtype(key: str, wanted: torch.dtype, found: torch.dtype, whose: str) -
 
 
 def fits(rows: Data, result: Data) -> bool:
-    """Whether `result`, without objects, has exactly the keys, shapes, dtypes and type of `rows`."""
+    """Whether `result`, without objects, has exactly the keys, shapes, dtypes, times and type of `rows`."""
     if isinstance(rows, Tensor):
         return (
             isinstance(result, Tensor)
@@ -156,7 +156,7 @@ def fits(rows: Data, result: Data) -> bool:
         return False
     ours = rows._source
     theirs = result._source
-    if len(ours) != len(theirs):
+    if len(ours) != len(theirs) or rows._types != result._types:
         return False
     for key, value in ours.items():
         other = theirs.get(key)
@@ -279,6 +279,11 @@ def describe_difference(rows: Data, result: Data, path: KeyPath = (), objects: I
         elif not (is_non_tensor(ours) and is_non_tensor(value)) and not fits(ours, value):
             below = [where[1:] for where in objects if len(where) > 1 and where[0] == name]
             return describe_difference(ours, value, (*path, name), below)
+    times = [node._types or {} for node in (result, rows)]
+    odd = next((name for name in {**times[0], **times[1]} if times[0].get(name) != times[1].get(name)), None)
+    if odd is not None:
+        theirs, mine = (known.get(odd, "plain numbers") for known in times)
+        return f"{odd!r} is {theirs} where the others are {mine}"
     return f"{key} differs"
 
 

@@ -1,6 +1,6 @@
 """The entries of results that are no tensors, in a file beside the journal, until a run that can be resumed is over.
 
-    objects.jsonl    {"columns": [["name"], ["meta", "path"]]}         first: where they belong
+    objects.jsonl    {"columns": [["name"], ["meta", "path"]], "order": [...]}   first: where they belong
                      {"chunk": 12, "pieces": [["each", [...], []], ["one", "x"]]}
 
 Whoever calls a chunk done appends its line before: the driver, or in place the worker itself. The last line of a
@@ -39,16 +39,23 @@ class ObjectLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / OBJECTS
 
-    def begin(self, paths: Sequence[KeyPath]) -> None:
-        """A run with these columns begins."""
+    def begin(self, paths: Sequence[KeyPath], order: Sequence[KeyPath] = ()) -> None:
+        """A run with these columns begins, whose entries have this order."""
         remove(self.path)
-        append_line(self.path, json.dumps({"columns": [list(path) for path in paths]}).encode())
+        append_line(self.path, json.dumps({"columns": paths, "order": order}).encode())
 
     def columns(self) -> tuple[KeyPath, ...]:
         """The columns of the run that has begun; none where there is no file."""
-        first: dict[str, Any] = next(iter(self._lines("columns").values()), {"columns": []})
+        return self._paths("columns")
+
+    def order(self) -> tuple[KeyPath, ...]:
+        """All entries in their order, as far as they are known."""
+        return self._paths("order")
+
+    def _paths(self, name: str) -> tuple[KeyPath, ...]:
+        first: dict[str, Any] = next(iter(self._lines("columns").values()), {})
         try:
-            return tuple(tuple(map(str, path)) for path in first["columns"])
+            return tuple(tuple(map(str, path)) for path in first.get(name, ()))
         except TypeError:
             raise UntrustedFile(self.path, "does not say of which columns it is") from None
 

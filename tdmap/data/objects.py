@@ -234,6 +234,14 @@ def object_paths(data: Data) -> tuple[KeyPath, ...]:
     return tuple(_paths(data, ())) if is_dense(data) else ()
 
 
+def entry_paths(data: Data, above: KeyPath = ()) -> tuple[KeyPath, ...]:
+    """All entries of a dense collection that are none themselves, in their order."""
+    found: list[KeyPath] = []
+    for key, value in data._source.items() if is_dense(data) else ():
+        found += entry_paths(value, (*above, key)) if is_dense(value) else [(*above, key)]
+    return tuple(found)
+
+
 def _paths(node: Data, path: KeyPath) -> Iterator[KeyPath]:
     for key, value in node._source.items():
         if is_non_tensor(value):
@@ -280,8 +288,8 @@ def entry_at(data: Data, path: KeyPath) -> Any:
     return data
 
 
-def with_objects(data: Data, columns: dict[KeyPath, Any], like: Data | None = None) -> Data:
-    """A copy of a dense collection, sharing its tensors, with these entries; in the order of those of `like`."""
+def with_objects(data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
+    """A copy of a dense collection, sharing its tensors, with these entries; all of them in this order."""
     source = dict(data._source)
     below: dict[str, dict[KeyPath, Any]] = {}
     for path, column in columns.items():
@@ -290,9 +298,9 @@ def with_objects(data: Data, columns: dict[KeyPath, Any], like: Data | None = No
         else:
             below.setdefault(path[0], {})[path[1:]] = column
     for key, inner in below.items():
-        source[key] = with_objects(source[key], inner, None if like is None else like._source.get(key))
-    if like is not None:
-        source = {key: source[key] for key in {**like._source, **source} if key in source}
+        source[key] = with_objects(source[key], inner, [path[1:] for path in order if path[0] == key and path[1:]])
+    if order:
+        source = {key: source[key] for key in {**{path[0]: None for path in order}, **source} if key in source}
     return data._rebuild(source, data._batch_size, data._names)
 
 

@@ -286,15 +286,15 @@ class OutputFolder:
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
         hidden.remove_tree(self._data)
 
-    def complete(self, data: Data, columns: dict[KeyPath, Any], like: Data | None = None) -> Data:
+    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
         """Add non-tensor entries to a dataset that `create` has made; its metadata is replaced at once.
 
         Args:
             data: what `create` has made.
             columns: the entries by their paths.
-            like: a collection whose order of entries is wanted.
+            order: all entries in the order that is wanted.
         """
-        whole = with_objects(data, columns, like)
+        whole = with_objects(data, columns, order)
         return whole.memmap_(self._data)
 
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:

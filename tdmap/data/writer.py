@@ -205,6 +205,8 @@ class RowWriter:
         if not self.exact:  # else the output is new, and no result can lie in it
             result = self._untangled(rows, result)
         if type(rows) is tuple:
+            if self.exact and getattr(result, "_types", None) != self.out._types:
+                return False
             return self._write_flat(rows, result)
         if self.exact and not fits(rows, result):
             return False

@@ -503,7 +503,10 @@ def _timed(pa: Any, array: Any, name: str) -> Any:
     """Whole numbers as the times that they are; others, and where no type is known, stay."""
     if not name or not pa.types.is_integer(array.type):
         return array
-    kind = type_named(pa, name)
+    try:
+        kind = type_named(pa, name)
+    except ValueError:
+        raise TypeError(f"is {name!r} in arrow_types, a type that Arrow does not have: set another one.") from None
     return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 

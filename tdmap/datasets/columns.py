@@ -126,6 +126,16 @@ def types_in(rows: Any) -> dict[Path, str]:
     return {(key,) if isinstance(key, str) else key: name for key, name in types.items()}
 
 
+def kinds_in(rows: Any) -> dict[Path, str]:
+    """What the columns are, in words: dtype and shape of a row, kind of rows, or type of times."""
+    types, found = types_in(rows), {}
+    for path, column in columns_in(rows).items():
+        shape = list(column.row_shape if isinstance(column, Ragged) else column.shape[1:])
+        dtype = f"{str(column.dtype).removeprefix('torch.')} {shape}"
+        found[path] = f"rows of {column.kind} {dtype}" if isinstance(column, Ragged) else types.get(path, dtype)
+    return found
+
+
 def chosen(data: Any, names: Sequence[str], masked: bool = False) -> Any:
     """A dataset with some of its columns; a name before a dot stands for all behind it.
 

@@ -23,7 +23,7 @@ from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import chosen_fields, empty_table, nested_types, part_to_arrow, pyarrow, rows_of_file
-from tdmap.datasets.columns import chosen, columns_in, objects_in, rows_in
+from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, objects_in, rows_in
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
@@ -471,15 +471,19 @@ def batches_of(
 
     Raises:
         TypesGrew: call it again with the same `text`, which holds all rows by now.
-        ValueError: there are no rows, and nothing tells the columns.
+        ValueError: there are no rows, and nothing tells the columns; or a file has other columns than the first one.
     """
-    has_rows, empty = False, None
+    has_rows, empty, known = False, None, None
     for path in files:
         start = 0
         with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
             for table in tables:
                 if table.num_rows:
-                    yield rows_of_file(path, table, nulls, start)
+                    rows = rows_of_file(path, table, nulls, start)
+                    kinds = kinds_in(rows)
+                    known = known or (kinds, path)
+                    _require_same(kinds, path, *known)
+                    yield rows
                     has_rows, start = True, start + table.num_rows
                 else:
                     empty = table
@@ -488,6 +492,16 @@ def batches_of(
         if empty is None:
             raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
         yield rows_of_file(files[0], empty, nulls)  # the types are known: a dataset without rows
+
+
+def _require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str], first: str) -> None:
+    """Raise ValueError where a file has other columns than the first one."""
+    for name in {**known, **kinds}:
+        if kinds.get(name) != known.get(name):
+            told = (kinds.get(name, "not there"), known.get(name, "not there"))
+            raise ValueError(
+                f"{path} has other columns than {first}: {joined(name)!r} is {told[0]}, and {told[1]} there."
+            )
 
 
 def _tables_of(

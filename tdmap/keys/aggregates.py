@@ -55,6 +55,8 @@ class Grouped(ABC):
     """The only entry that is read; None for all of them."""
     reads_rows = True
     """Whether values of rows matter at all."""
+    keeps_type = False
+    """Answers are values of the entry: of dates and times, dates and times."""
     objects = False
     """States are arrays of Python objects, which stay where they are made."""
 
@@ -316,6 +318,8 @@ def _squared(distance: Tensor) -> Tensor:
 class GroupedExtrema(_OfEntry):
     """`MinMax`, `Min` and `Max`."""
 
+    keeps_type = True
+
     def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, which: str) -> None:
         super().__init__(key, dim)
         self.which = which
@@ -373,6 +377,8 @@ def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
 
 class GroupedEnd(Grouped):
     """`First` and `Last`."""
+
+    keeps_type = True
 
     def __init__(self, key: Key | None, last: bool) -> None:
         self.key = key

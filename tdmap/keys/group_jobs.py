@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
-from tdmap.data.entries import require_entry, select
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow
@@ -31,6 +31,7 @@ from tdmap.keys.reducing import (
     key_entries,
     one_row,
     try_forms,
+    types_of_answer,
 )
 from tdmap.keys.slots import FEW, KeyTable, distinct
 from tdmap.keys.spilling import Kept, Partitions, write_run
@@ -53,7 +54,6 @@ def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...
     names: list[Key] = []
     for name, form in forms.items():
         if form.key is not None:
-            require_entry(data, form.key, f"the entry of the reducer {name!r}")
             if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
                 raise TypeError(
                     f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
@@ -100,8 +100,12 @@ class Reduction:
         trial = try_forms(forms, row)
         plan = plan_rows(int(source.shape[0]), row_bytes_of(source, int(source.shape[0])), self.ctx.chunksize)
 
+        spec = keyed.reader.spec
+        names = {} if spec.fn is not None else dict(zip(keyed.names, spec.names))
+        types = types_of_answer(keyed.data, names, forms)
+
         def empty() -> Schema:
-            return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)))).schema
+            return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)), types)).schema
 
         if not plan.length:
             return Pieces(), empty
@@ -128,13 +132,15 @@ class Reduction:
             if len(kept) == sum(run is not None for run in runs):
                 words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
                 keys = key_entries(keyed.names, codec, words)
-                return answer_of(keys, forms, states, len(words[0])), empty
+                return answer_of(keys, forms, states, len(words[0]), types), empty
             # The sample has not told it all: some chunks had too many keys.
             for number, run in enumerate(runs):
                 if isinstance(run, Kept):
                     runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
         partitions = Partitions(spill, runs, codec.num_words, shapes)
-        reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes)
+        reduce = ReducePartition(
+            keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes, types
+        )
         ctx = self.ctx if one_by_one else self.ctx.light(partitions.nbytes)
         return _each_partition(ctx, splits, reduce, spill), empty
 

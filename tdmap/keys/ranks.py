@@ -65,8 +65,8 @@ def ranks_of(columns: Sequence[Spans]) -> list[Tensor]:
         TypeError: rows are neither strings nor bytes, or not of one kind.
 
     Example:
-        >>> from tdmap.datasets import Jagged
-        >>> ranks_of([Jagged.from_list(["bee", "ant", "bee"]), Jagged.from_list(["", "cat"])])
+        >>> words = [Ragged.from_list(["bee", "ant", "bee"]), Ragged.from_list(["", "cat"])]
+        >>> ranks_of([TextRows.of(column) for column in words])
         [tensor([2, 1, 2]), tensor([0, 3])]
     """
     for column in columns:

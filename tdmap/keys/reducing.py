@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
-from tdmap.data.entries import select
+from tdmap.data.entries import path_of, select
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow
 from tdmap.keys.aggregates import Grouped, States, join_states, pick
@@ -25,6 +25,7 @@ from tdmap.memory.rowfiles import Blocks
 from tdmap.memory.spill import Spill
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
+from tensordict_lite.ops.arrow_types import name_types
 
 PARTITION_SLOTS = 1 << 18
 """Keys of a partition that lie within so many numbers are counted, not sorted: sums of them fit into the cache."""
@@ -143,15 +144,37 @@ def try_forms(forms: Mapping[str, Grouped], row: Data) -> list[States]:
     return [form.update(row, np.zeros(1, dtype=np.int64)) for form in forms.values() if not form.objects]
 
 
-def empty_answer(names: tuple[Key, ...], codec: KeyCodec, forms: Mapping[str, Grouped], row: Data) -> Data:
+def empty_answer(
+    names: tuple[Key, ...], codec: KeyCodec, forms: Mapping[str, Grouped], row: Data, types: Mapping[Any, str]
+) -> Data:
     """The answer for no groups at all, from that for one row."""
     states = update_all(forms, row, np.zeros(1, dtype=np.int64))
     words = [np.zeros(1, dtype=np.uint64) for _ in range(codec.num_words)]
-    return narrow(answer_of(key_entries(names, codec, words), forms, states, 1), 0, 0, 0)
+    return narrow(answer_of(key_entries(names, codec, words), forms, states, 1, types), 0, 0, 0)
 
 
-def answer_of(keys: Mapping[Any, Tensor], forms: Mapping[str, Grouped], states: Sequence[States], groups: int) -> Data:
-    """Key columns and answers as one collection."""
+def types_of_answer(data: Data, names: Mapping[Key, Key], forms: Mapping[str, Grouped]) -> dict[Any, str]:
+    """The types of Arrow's that key columns and answers keep, by their names.
+
+    Args:
+        data: the dataset.
+        names: what its keys are called in the result, and there.
+        forms: the reducers.
+    """
+    known = getattr(data, "arrow_types", {})
+    found = {result: known.get(name) for result, name in names.items()}
+    found |= {result: known.get(form.key) for result, form in forms.items() if form.keeps_type and form.key}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def answer_of(
+    keys: Mapping[Any, Tensor],
+    forms: Mapping[str, Grouped],
+    states: Sequence[States],
+    groups: int,
+    types: Mapping[Any, str],
+) -> Data:
+    """Key columns and answers as one collection, with these types of dates and times."""
     answer = TensorDict({}, [groups])
     for name, column in keys.items():
         answer.set(name, column)
@@ -163,6 +186,10 @@ def answer_of(keys: Mapping[Any, Tensor], forms: Mapping[str, Grouped], states: 
                 f"collection: got {type(found).__name__} {list(getattr(found, 'shape', []))}."
             )
         answer.set(result, found)
+    for name, kind in types.items():
+        value = answer.get(name)
+        parts = [path_of(name)] if isinstance(value, Tensor) else [(*path_of(name), key) for key in value.keys()]
+        name_types(answer, parts, [kind] * len(parts))
     return answer
 
 
@@ -177,6 +204,7 @@ class ReducePartition:
         example: no rows of the payload.
         widths: how many columns the states of each reducer have, when runs hold states instead of rows.
         batch_bytes: a partition is reduced in batches of so many bytes.
+        types: of dates and times among the key columns and answers.
     """
 
     def __init__(
@@ -188,8 +216,10 @@ class ReducePartition:
         example: Data,
         widths: list[int] | None,
         batch_bytes: int,
+        types: Mapping[Any, str],
     ) -> None:
         self.__qualname__ = "group_by.reduce"
+        self.types = types
         self.names = names
         self.codec = codec
         self.partitions = partitions
@@ -211,7 +241,8 @@ class ReducePartition:
         if found is None:
             return None
         words, states = found
-        return answer_of(key_entries(self.names, self.codec, words), self.forms, states, len(words[0]))
+        keys = key_entries(self.names, self.codec, words)
+        return answer_of(keys, self.forms, states, len(words[0]), self.types)
 
     def _batch(self, partition: int, first: int, last: int, seen: _Seen) -> tuple[Words, list[States]]:
         words, columns = self.partitions.read(partition, first, last)

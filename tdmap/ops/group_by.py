@@ -290,6 +290,9 @@ class GroupBy:
 def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[Any]] | Reducer[Any]) -> Data:
     """`GroupBy.reduce` as a part of any operation."""
     forms = {name: grouped_form(part, name) for name, part in _parts(groups, reducers).items()}
+    for name, form in forms.items():
+        if form.key is not None and not isinstance(groups.data, Tensor):
+            require_entry(groups.data, form.key, f"the entry of the reducer {name!r}")
     keyed = prepare(ctx, groups.data, groups.spec, "group_by", dropna=groups.dropna)
     reduction = Reduction(ctx, keyed, forms, payload_of(keyed, forms))
     return _to_output(ctx, groups, keyed, reduction.run, has_keys=True)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import path_of
+from tdmap.data.entries import path_of, with_types
 from tdmap.data.kinds import Data
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
@@ -298,12 +298,15 @@ class _Join:
         for side in self.names.sides:
             for key in side.keys():
                 found.set(key, narrow(side, 0, 0, 0).get(key))
+            with_types(found, side)
         if self.how in ("right", "outer"):  # keys come from either side
             for name, value in self._keys_of_b(narrow(self.second, 0, 0, 0)):
                 old = found.get(name)
                 if old.dtype is not value.dtype:
+                    types = found.arrow_types
                     found = found.exclude(name)
                     found.set(name, value[:0].reshape(0, *old.shape[1:]))
+                    found.arrow_types = types
         if self.indicator:
             none = torch.zeros(0, dtype=torch.bool)
             found.set(self.indicator, TensorDict({"left": none, "right": none}, [0]) if self.how == "outer" else none)
@@ -447,6 +450,8 @@ class _Join:
             rest.set(key, value[alone].reshape(-1, *forms[key][1]) if key in forms else value[alone])
         for key in self.names.right.keys():
             rest.set(key, self.names.right.get(key)[alone])
+        for side in self.names.sides:
+            with_types(rest, side)
         rest.set(name, TensorDict({"left": ~missing, "right": missing}, [len(alone)]))
         if not len(alone):
             whole = pairs

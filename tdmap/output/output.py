@@ -31,7 +31,16 @@ from tdmap.data.kinds import (
     tensors_of,
 )
 from tdmap.data.objectlog import check_storable
-from tdmap.data.objects import Spilled, assign_objects, check_ragged, entry_at, form_of, piece_of, without_paths
+from tdmap.data.objects import (
+    Spilled,
+    assign_objects,
+    check_ragged,
+    entry_at,
+    entry_paths,
+    form_of,
+    piece_of,
+    without_paths,
+)
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
@@ -108,7 +117,7 @@ class Output:
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
-        self._like: Data | None = None
+        self._order: tuple[KeyPath, ...] = ()
         if isinstance(out, (str, os.PathLike, OutputFolder)):
             self.store = OutputFolder.of(out)
             self.refuse(folder_of(source))
@@ -245,7 +254,7 @@ class Output:
 
     def _make_files(self, store: OutputFolder, schema: Schema, rows: int) -> None:
         columns = {path: x for path, x in self._objects.items() if isinstance(x, (ChosenRows, SpilledRows))}
-        self._like = schema.skeleton
+        self._order = entry_paths(schema.skeleton)
         example = without_paths(self._example(schema, rows, self._objects), columns)  # added when they are filled
         what = [schema.digest, rows]
         self._made = store.create(example) if self.log is None else self.log.create(store, example, what)
@@ -283,7 +292,7 @@ class Output:
         self.fill(self._execution)
         if self.store is not None:
             if self._ragged:
-                self.store.complete(self._made, dict(self._ragged), self._like)
+                self.store.complete(self._made, dict(self._ragged), self._order)
             return self.store.publish()
         if self.given is None:
             return self._made

@@ -18,7 +18,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,8 +187,8 @@ class _Memory:
             _spare.setdefault(len(buffer), []).append(buffer)
         self.buffers = {}
 
-    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
-        self.data = with_objects(data, columns)
+    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
+        self.data = with_objects(data, columns, order)
         return self.data
 
 

@@ -98,12 +98,15 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
     columns = folder.columns()
     if columns:
         data, objects = folder.open(), ObjectColumns(columns)
+        order: tuple[tuple[str, ...], ...] = ()
         for rank, history in folder.histories(disk.boot_number()):
-            for chunk, pieces in ObjectLog(folder.home(rank) / HIDDEN).load(columns).items():
+            log = ObjectLog(folder.home(rank) / HIDDEN)
+            order = order or log.order()
+            for chunk, pieces in log.load(columns).items():
                 if any(start <= chunk < stop for start, stop in history.ranges):
                     objects.add(chunk, pieces)
         place = PlaceSpilled(spill_beside(folder.hidden), Execution(num_workers=0), partial(ragged_files, folder.path))
-        with_objects(data, objects.columns(plan, data, place=place)).memmap_(folder.path)
+        with_objects(data, objects.columns(plan, data, place=place), order).memmap_(folder.path)
     else:
         folder.publish()
 

@@ -190,7 +190,7 @@ class RankStore:
                 )
             return self._folder.open()
 
-    def complete(self, data: Data, columns: Any) -> Data:
+    def complete(self, data: Data, columns: Any, order: Any = ()) -> Data:
         """Left to the merge."""
         return data
 

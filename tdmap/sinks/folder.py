@@ -16,6 +16,7 @@ from tdmap.data.objects import (
     ObjectColumns,
     Pieces,
     Placer,
+    entry_paths,
     object_paths,
     spill_of,
     spill_pieces,
@@ -39,8 +40,8 @@ class Store(Protocol):
         """A dataset in files with the schema of `example`, whose memory does not matter."""
         ...
 
-    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
-        """Add the entries that are no tensors to a dataset that was created without them."""
+    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
+        """Add the entries that are no tensors to a dataset that was created without them, in the order of entries."""
         ...
 
 
@@ -107,6 +108,7 @@ class Folder(PlainSink):
         self._writer: RowWriter | None = None
         self._objects = ObjectColumns(())
         self._data: Data = None
+        self._order: tuple[KeyPath, ...] = ()
 
     @property
     def writer(self) -> RowWriter | None:
@@ -125,6 +127,7 @@ class Folder(PlainSink):
             self._use(known, paths)
         else:
             self._use(known, () if self._log is None else self._log.columns())
+            self._order = () if self._log is None else self._log.order()
             self._objects = ObjectColumns(self._writer.objects if self._writer is not None else ())
 
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
@@ -151,8 +154,9 @@ class Folder(PlainSink):
     def _take(self, chunk: int, value: Data) -> None:
         if self._writer is None:
             example, paths = self._example(chunk, value), object_paths(value)
+            self._order = entry_paths(value)
             if self._log is not None:
-                self._log.begin(paths)
+                self._log.begin(paths, self._order if paths else ())
             self._use(self._store.create(example), paths)
             self._objects = ObjectColumns(paths)
         assert self._writer is not None
@@ -194,4 +198,4 @@ class Folder(PlainSink):
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
         columns = self._objects.columns(self._plan, self._data, place=self._place)
-        return self._store.complete(self._data, columns)
+        return self._store.complete(self._data, columns, self._order)

@@ -10,9 +10,11 @@ from tdmap.data.alike import describe_difference, not_alike
 from tdmap.data.join import allocate_like, gatherable, join, joinable
 from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import (
+    KeyPath,
     ObjectColumns,
     Placer,
     blank_like,
+    entry_paths,
     object_paths,
     spill_of,
     spill_pieces,
@@ -53,6 +55,7 @@ class Gather(PlainSink):
         self._written = False
         self._gather = True
         self._objects = ObjectColumns(())
+        self._order: tuple[KeyPath, ...] = ()
 
     @property
     def writer(self) -> RowWriter | None:
@@ -88,6 +91,7 @@ class Gather(PlainSink):
             if gatherable(value, last - first, self._plan):
                 paths = object_paths(value)
                 out = allocate_like(without_objects(value), self._plan, self._allocate)
+                self._order = entry_paths(value)
                 self._writer = RowWriter(out, self._plan, exact=True, objects=paths)
                 self._writer.spill_to(self._place)
                 self._objects = ObjectColumns(paths)
@@ -141,7 +145,8 @@ class Gather(PlainSink):
         assert self._writer is not None
         if not self._objects:
             return self._writer.out
-        return with_objects(self._writer.out, self._objects.columns(self._plan, self._writer.out, place=self._place))
+        columns = self._objects.columns(self._plan, self._writer.out, place=self._place)
+        return with_objects(self._writer.out, columns, self._order)
 
     def _misfit(self) -> OutputMismatch | None:
         """The first result that does not go with the one before it, for the error."""
@@ -172,7 +177,7 @@ class Gather(PlainSink):
                     where=describe_rows(*self._plan.rows(chunk)),
                     purpose="to be joined",
                     advice="Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which yields "
-                    "each result by itself. Rows of different lengths: map a Jagged or a Table of tdmap.datasets.",
+                    "each result by itself. Rows of different lengths: return a tensordict_lite.Ragged.",
                 )
         return None
 

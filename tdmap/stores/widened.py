@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tdmap.data.entries import with_types
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
 from tdmap.stores.members import Member, Rows
@@ -15,7 +16,8 @@ from tensordict_lite import TensorDict
 
 def as_tensordict(data: Data) -> TensorDict:
     """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
-    return TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1])
+    made: TensorDict = with_types(TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1]), data)
+    return made
 
 
 def with_room(data: Data) -> Data:

@@ -1,4 +1,4 @@
-"""The doors of tables: what goes in comes out, keys may be functions, and a dataset that is there can be replaced."""
+"""Data of other libraries: what goes in comes out, and a dataset that is there can be replaced. Keys of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 import tdmap
 from tdmap.datasets import (
-    Table,
     from_arrow,
     from_dataset,
     from_huggingface,
@@ -21,8 +20,8 @@ from tdmap.datasets import (
     to_pandas,
     write,
 )
-from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count, Mean, Sum
+from tensordict_lite import Ragged, TensorDict
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -35,7 +34,7 @@ SPECIAL = [1.5, float("nan"), float("inf"), -float("inf"), -0.0, 0.0]
 def test_nan_of_a_data_frame_is_a_number(dtype: str, nulls: str) -> None:
     frame = pandas.DataFrame({"n": range(6), "x": np.array(SPECIAL, dtype=dtype)})
     table = from_pandas(frame, nulls=nulls)
-    assert table.rows["x"].numpy().tobytes() == frame["x"].to_numpy().tobytes()  # the sign of zero, too
+    assert table["x"].numpy().tobytes() == frame["x"].to_numpy().tobytes()  # the sign of zero, too
     assert to_pandas(table)["x"].to_numpy().tobytes() == frame["x"].to_numpy().tobytes()
 
 
@@ -82,10 +81,10 @@ def doors(tmp_path: Path) -> dict[str, Any]:
         write({"x": torch.arange(rows)}, tmp_path / f"x.{ending}")
         return tmp_path / f"x.{ending}"
 
-    def hugging_face(rows: int, out: Path, **options: Any) -> Table:
+    def hugging_face(rows: int, out: Path, **options: Any) -> TensorDict:
         return from_huggingface(pytest.importorskip("datasets").Dataset.from_dict({"x": range(rows)}), out, **options)
 
-    def polars(rows: int, out: Path, **options: Any) -> Table:
+    def polars(rows: int, out: Path, **options: Any) -> TensorDict:
         return from_polars(pytest.importorskip("polars").DataFrame({"x": range(rows)}), out, **options)
 
     return {
@@ -109,63 +108,93 @@ def test_a_dataset_that_is_there_is_replaced_when_asked(tmp_path: Path, door: st
     enter(3, out)
     with pytest.raises(FileExistsError):
         enter(5, out)
-    assert len(Table.open(out)) == 3
-    assert enter(5, out, overwrite=True)["x"].tolist() == Table.open(out)["x"].tolist() == [0, 1, 2, 3, 4]
+    assert len(TensorDict.load_memmap(out)) == 3
+    assert enter(5, out, overwrite=True)["x"].tolist() == TensorDict.load_memmap(out)["x"].tolist() == [0, 1, 2, 3, 4]
 
 
-WORDS = Table.of({"word": ["bee", "ant", "horse", "", "cow"], "n": torch.tensor([5, 1, 2, 3, 4])})
+WORDS = TensorDict(
+    {"word": Ragged.from_list(["bee", "ant", "horse", "", "cow"]), "n": torch.tensor([5, 1, 2, 3, 4])}, [5]
+)
 
 
-def test_groups_of_a_table_by_a_function_or_a_formula() -> None:
+def letters(rows: TensorDict) -> torch.Tensor:
+    return rows.get("word").lengths
+
+
+def test_groups_by_a_function_of_text_or_a_formula() -> None:
     figures = {"rows": Count(), "sum": Sum("n")}
-    found = tdmap.group_by(WORDS, lambda rows: rows["word"].lengths, name="letters").reduce(figures, num_workers=2)
+    found = tdmap.group_by(WORDS, letters, name="letters").reduce(figures, num_workers=2)
     assert found["letters"].tolist() == [0, 3, 5]
     assert found["rows"].tolist() == [1, 3, 1] and found["sum"].tolist() == [3, 10, 2]
     found = tdmap.group_by(WORDS, tdmap.col("n") // 3).reduce(figures, num_workers=0)
     assert found["key"].tolist() == [0, 1] and found["sum"].tolist() == [3, 12]
-    first = WORDS.group_by(lambda rows: [word[:1] for word in rows["word"]], name="first")
-    assert first.reduce(figures, num_workers=0)["first"].tolist() == ["", "a", "b", "c", "h"]
-    best = WORDS.group_by(lambda rows: rows["word"].lengths).top_k("n", 1, num_workers=0)
-    assert best["word"].tolist() == ["", "bee", "horse"]
-    whole = WORDS.group_by(lambda rows: rows["word"].lengths).map_groups(lambda rows: rows[:1], num_workers=0)
+    first = tdmap.group_by(WORDS, lambda rows: [word[:1] for word in rows["word"]], name="first")
+    assert first.reduce(figures, num_workers=0)["first"] == ["", "a", "b", "c", "h"]
+    whole = tdmap.group_by(WORDS, letters).map_groups(lambda rows: rows[:1], num_workers=0)
     assert whole["n"].tolist() == [3, 5, 2]
 
 
 def test_statistics_of_text() -> None:
-    rows = Table.of({"shop": ["b", "a", "b", "b"], "who": ["x", "y", "x", "z"], "n": torch.arange(4)})
-    found = rows.group_by("shop").agg({"who": ["count", "nunique"], "n": "sum"}, num_workers=0)
-    assert found["shop"].tolist() == ["a", "b"] and found["n"].tolist() == [1, 5]
-    assert found["who.count"].tolist() == [1, 3] and found["who.nunique"].tolist() == [1, 2]
-    groups = rows.group_by("shop")
+    shops, people = Ragged.from_list(["b", "a", "b", "b"]), Ragged.from_list(["x", "y", "x", "z"])
+    rows = TensorDict({"shop": shops, "who": people, "n": torch.arange(4)}, [4])
+    groups = tdmap.group_by(rows, "shop")
+    found = groups.agg({"who": ["count"], "n": "sum"}, num_workers=0)
+    assert found["shop"] == ["a", "b"] and found["n"].tolist() == [1, 5]
+    assert found["who", "count"].tolist() == [1, 3]
     for ask in (lambda: groups.agg({"who": "max"}), lambda: groups.agg({"m": ("who", "median")}),
                 lambda: groups.reduce({"m": Mean("who")})):  # fmt: skip
-        with pytest.raises(TypeError, match="statistics are of numbers, and the rows of 'who' are not"):
+        with pytest.raises(TypeError, match="'who'"):
             ask()
-    with pytest.raises(KeyError, match="no column 'm': there are 'shop', 'who', 'n'"):
+    with pytest.raises(KeyError, match="'m'.*there are 'n', 'shop', 'who'"):
         groups.reduce({"m": Mean("m")})
 
 
-def test_text_that_a_function_of_groups_returns_is_a_column() -> None:
-    by_length = WORDS.group_by(lambda rows: rows["word"].lengths)
-    for fn in (lambda rows: {"word": rows["word"], "n": rows["n"]}, lambda rows: rows):
-        found = by_length.map_groups(fn, num_workers=2)
-        assert found["word"].tolist() == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
+@pytest.mark.parametrize("out", [None, "out"])
+def test_text_that_a_function_of_groups_returns_stays_text(tmp_path: Path, out: str | None) -> None:
+    by_length = tdmap.group_by(WORDS, letters)
+    for number, fn in enumerate((lambda rows: {"word": rows["word"], "n": rows["n"]}, lambda rows: rows)):
+        found = by_length.map_groups(fn, out=out and tmp_path / f"{number}", num_workers=2)
+        assert found["word"] == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
         assert to_pandas(found)["word"].tolist() == ["", "bee", "ant", "cow", "horse"]
 
 
-def test_rows_of_a_table_sorted_by_a_function_or_a_formula() -> None:
-    found = tdmap.sort(WORDS, lambda rows: rows["word"].lengths, descending=True, num_workers=2)
-    assert found["word"].tolist() == ["horse", "bee", "ant", "cow", ""]
-    assert WORDS.sort(-tdmap.col("n"), num_workers=0)["n"].tolist() == [5, 4, 3, 2, 1]
+def test_rows_sorted_by_a_function_of_text_or_a_formula() -> None:
+    found = tdmap.sort(WORDS, letters, descending=True, num_workers=2)
+    assert found["word"] == ["horse", "bee", "ant", "cow", ""]
+    assert tdmap.sort(WORDS, -tdmap.col("n"), num_workers=0)["n"].tolist() == [5, 4, 3, 2, 1]
 
 
-def test_a_key_function_without_one_value_a_row_is_told() -> None:
-    with pytest.raises(OutputMismatch, match="group_by must return one value for each of 1 rows.*got 0 values"):
-        WORDS.group_by(lambda rows: rows["n"][:0], name="k")
-    with pytest.raises(OutputMismatch, match="sort must return one value .* got a int"):
-        WORDS.sort(lambda rows: 3, num_workers=0)
+LISTS = TensorDict({"ids": Ragged.from_list([[1], [2, 3]]), "word": Ragged.from_list(["a", "b"])}, [2])
 
 
-def test_an_unknown_option_of_a_table_names_the_nearest_one() -> None:
-    with pytest.raises(TypeError, match=r"group_by of a Table\(\) has no option 'nam'. Did you mean 'name'"):
-        tdmap.group_by(WORDS, "n", nam="k")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: tdmap.filter(LISTS, tdmap.col("ids") == 1, num_workers=0),
+        lambda: tdmap.sort(LISTS, "ids", num_workers=0),
+        lambda: tdmap.group_by(LISTS, "ids").reduce({"n": Count()}, num_workers=0),
+        lambda: tdmap.join(LISTS, LISTS, "ids", num_workers=0),
+        lambda: tdmap.join(LISTS, LISTS, left_on="ids", right_on="word", num_workers=0),
+        lambda: tdmap.unique(LISTS, "ids", num_workers=0),
+        lambda: tdmap.top_k(LISTS, "ids", 1, num_workers=0),
+        lambda: tdmap.drop_duplicates(LISTS, "ids", num_workers=0),
+    ],
+)
+def test_rows_of_different_lengths_are_no_keys(ask: Any) -> None:
+    with pytest.raises(TypeError, match="'ids'"):
+        ask()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_in_a_group_names_its_text(workers: int) -> None:
+    rows = TensorDict({"user": Ragged.from_list(["ada", "emmy", "ada"]), "n": torch.tensor([4, 5, 4])}, [3])
+
+    def fail(part: TensorDict) -> TensorDict:
+        if len(part) == 1:
+            raise ZeroDivisionError("no")
+        return part
+
+    for key, shown in [("user", "'emmy'"), (["n", "user"], "5, 'emmy'"), ("n", "5")]:
+        with pytest.raises(ZeroDivisionError) as caught:
+            tdmap.group_by(rows, key).map_groups(fail, num_workers=workers)
+        assert f"in the group of the key {shown} (1 rows)" in caught.value.__notes__

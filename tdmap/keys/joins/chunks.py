@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdmap.data import kinds
 from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
-from tdmap.data.entries import select
+from tdmap.data.entries import select, with_types
 from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
 from tdmap.data.reader import narrow
@@ -28,6 +28,7 @@ from tdmap.keys.keys import KeyReader
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.reducers.base import Key
 from tensordict_lite import Ragged, TensorDict, is_non_tensor
+from tensordict_lite.gathering import offsets_of
 from tensordict_lite.objects.column import numbers_of
 
 
@@ -89,6 +90,8 @@ def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -
         example, entries = value
         source = {key: rows_of_entry(entry, rows, missing) for key, entry in entries.items()}
         return with_entries(example, source, len(rows))
+    if isinstance(value, Ragged) and missing is not None:
+        return _ragged_rows(value, torch.from_numpy(rows), missing)
     if not isinstance(value, Tensor):
         return value[torch.from_numpy(rows)]
     if not len(value):
@@ -97,6 +100,20 @@ def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -
     if missing is not None:
         signed_view(found)[missing] = 0
     return found
+
+
+def _ragged_rows(value: Ragged, rows: Tensor, missing: Tensor) -> Ragged:
+    """Rows of a ragged entry; None among strings, and otherwise empty ones, where they are missing."""
+    kept: Ragged = value[rows[~missing]]
+    if value.kind == "str":
+        words = iter(kept.tolist())
+        found: Ragged = Ragged.from_list([*(None if gone else next(words) for gone in missing.tolist()), ""])[:-1]
+        return found
+    flat, offsets = kept.flat()
+    lengths = torch.zeros(len(rows), dtype=torch.int64)
+    lengths[~missing] = offsets.as_subclass(Tensor).diff()
+    made: Ragged = Ragged._over(value.kind, flat, offsets_of(lengths))
+    return made
 
 
 class JoinChunk:
@@ -192,6 +209,7 @@ class JoinChunk:
             value = chunk.get(name)
             simple = isinstance(value, Tensor) and is_columnar(value)
             joined.set(key, reordered(value.detach(), ours) if simple else value[numbers])
+        with_types(joined, chunk, {name: key for key, name in self.names.items()})
         for key, (dtype, shape) in self.forms.items():
             joined.set(key, joined.get(key).to(dtype).reshape(-1, *shape))
         missing = None if has is None else torch.from_numpy(~has)
@@ -199,6 +217,7 @@ class JoinChunk:
         placed = with_columns(self.example, columns, len(ours))
         for key in placed.keys():
             joined.set(key, placed.get(key))
+        with_types(joined, placed)
         for key, value in self.objects.items():
             joined.set(key, rows_of_entry(value, theirs, missing))
         if has is not None:

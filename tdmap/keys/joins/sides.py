@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
+from tdmap.data.entries import with_types
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
 from tdmap.data.reader import narrow
 from tdmap.errors import OutputMismatch
@@ -87,6 +88,13 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
         TypeError: the dtypes of keys differ.
     """
     pairs = zip(left.codec.columns, right.codec.columns, left.labels, right.labels)
+    times = zip(*(map(side.data.arrow_types.get, side.reader.spec.names) for side in (left, right)))
+    for index, (mine, yours) in enumerate(times):
+        if mine is not None and yours is not None and mine != yours:
+            raise TypeError(
+                f"join: the keys {left.names[index]!r} and {right.names[index]!r} are {mine} and {yours}, whose equal "
+                "numbers are different times: cast one to the type of the other."
+            )
     commons = []
     for index, (one, other, ours, theirs) in enumerate(pairs):
         kinds = [
@@ -176,6 +184,7 @@ def renamed(
         ValueError: a name is taken even with the suffix, or nobody knows what stands in a gap.
     """
     rest = TensorDict({key: _entry(b, key, "second") for key in b.keys()}, b.shape[:1])
+    with_types(rest, b)
     for name in spec.names:
         rest = rest.exclude(name)
     names: list[str] = [name for name in rest.keys() if _has_entries(rest.get(name))]
@@ -192,7 +201,7 @@ def renamed(
             )
     left = TensorDict({new: _filled(a, name, gaps[0], "first") for name, new in mine.items()}, a.shape[:1])
     right = TensorDict({new: _filled(rest, name, gaps[1], "second") for name, new in theirs.items()}, b.shape[:1])
-    return Names(left, right, mine, theirs)
+    return Names(with_types(left, a, mine), with_types(right, rest, theirs), mine, theirs)
 
 
 LOADED_SHARE = 1 / 8

@@ -515,7 +515,7 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
         raise _no_batch(path, key, shape, batch)
     arrow = entry.get("arrow")
     if arrow is not None:
-        if not isinstance(arrow, str) or len(arrow) > MAX_NAME:
+        if not isinstance(arrow, str) or not 0 < len(arrow) <= MAX_NAME:
             raise DatasetError(path, f"'arrow' of {key!r} should be the name of a type, found {_short(arrow)}")
         node.types[key] = arrow
     node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity, 0, values)
