@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 EXECUTORS = ["serial", "thread", "process"]
 
@@ -65,8 +65,10 @@ def test_a_tensor_is_data_too(run):
     assert torch.equal(run(x, lambda part: part * part, chunksize=4), x * x)
 
 
-def test_rows_along_another_dimension(run):
+@pytest.mark.parametrize("lazy", [False, True])
+def test_rows_along_another_dimension(run, lazy):
     data = TensorDict({"x": torch.arange(60.0).reshape(3, 10, 2)}, [3, 10])
+    data = lazy_stack(list(data.unbind(0))) if lazy else data
     for dim in (1, -1):
         result = run(data, lambda td: td.apply(lambda x: x + td.shape[1]), dim, chunksize=4)
         expected = data["x"] + torch.tensor([4, 4, 4, 4, 4, 4, 4, 4, 2, 2])[None, :, None]
@@ -188,10 +190,32 @@ def _negate(td):
     td["x"].neg_()
 
 
-def test_chunks_of_locked_data_are_locked(run, data):
-    data.lock_()
-    with pytest.raises(RuntimeError, match="lock"):
-        run(data, lambda td: td.set("new", td["x"]), chunksize=7)
+@pytest.mark.parametrize("kind", ["memory", "mapped"])
+def test_chunks_are_locked_and_named_as_the_data(run, data, kind, tmp_path):
+    data.names = ["rows"]
+    data = data.lock_() if kind == "memory" else data.memmap(tmp_path)
+
+    def look(td):
+        assert td.is_locked and td["meta"].is_locked and td.names == data.names == ["rows"]
+        return td.select("x").clone()
+
+    assert torch.equal(run(data, look, chunksize=7)["x"], data["x"])
+
+
+@pytest.mark.parametrize("kind", ["mapped", "sharded"])
+def test_files_keep_the_rows_that_a_function_changes_and_returns(run, data, kind, tmp_path):
+    parts = [data] if kind == "mapped" else [data[:5], data[5:]]
+    for number, part in enumerate(parts):
+        part.memmap(tmp_path / str(number))
+    source = tdmap.open([tmp_path / str(number) for number in range(len(parts))])
+
+    def negate(td):
+        td["x"].neg_()
+        return td
+
+    for _ in range(2):
+        assert torch.equal(run(source, negate, chunksize=3)["x"], -data["x"])
+    assert torch.equal(source[:]["x"], data["x"])
 
 
 def test_views_of_larger_tensors_and_expanded_ones(run):

@@ -102,6 +102,9 @@ def test_every_result_is_that_of_processes(cluster: Any, transport: str, tmp_pat
     processes = {**PROCESSES, "chunksize": 50, "seed": 3}
     assert equal(tdmap.map(data, noisy, **ray), tdmap.map(data, noisy, **processes))
 
+    single = [tdmap.map(data, noisy, **{**how, "chunksize": 0}) for how in (ray, processes)]
+    assert equal(*single)
+
     given = [TensorDict({"y": torch.zeros(ROWS).double(), "kept": torch.ones(ROWS)}, [ROWS]) for _ in range(2)]
     only_y = {"in_keys": ["x"], "out_keys": ["y"]}
     for out, how in zip(given, (ray, processes), strict=True):

@@ -87,21 +87,35 @@ def test_only_the_rows_and_columns_that_are_wanted_are_fetched(url: str, faults:
     assert all("shard" in path and asked for _, path, asked in faults.requests)
 
 
-def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: FaultyProxy) -> None:
-    """The requests for the second chunk have been made before the function has returned from the first."""
+def fetched(faults: FaultyProxy) -> list[int]:
+    """The rows of x that were asked for, without those of the look at the first ones."""
+    rows: list[int] = []
+    for _, path, asked in [request for request in list(faults.requests) if request[1].endswith("/x.memmap")][1:]:
+        first, last = asked.removeprefix("bytes=").split("-")
+        shard = 10 * int(path.split("/")[-2].rpartition("-")[2])
+        rows += range(shard + int(first) // 8, shard + int(last) // 8 + 1)
+    return rows
+
+
+@pytest.mark.parametrize("rows, chunksize", [(9, 2), (47, 4), (47, 10)])
+def test_the_next_rows_are_fetched_while_the_function_runs(
+    rows: int, chunksize: int, url: str, faults: FaultyProxy
+) -> None:
+    """They have been asked for before the function has returned from a chunk."""
     seen: list[bool] = []
 
-    def second_was_asked_for() -> bool:
-        return len({asked for _, path, asked in list(faults.requests) if path.endswith("x.memmap")}) >= 2
-
     def fn(chunk: Any) -> Any:
-        seen.append(bool(seen) or comes_true(second_was_asked_for))
-        return chunk.select("x")
+        x = chunk["x"]
+        seen.append(int(x[-1]) == rows - 1 or comes_true(lambda: int(x[-1]) + 1 in fetched(faults)))
+        return TensorDict({"x": x}, [len(x)])
 
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}).window(0, 10)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}).window(0, rows)
     faults.heal()
-    tdmap.map(data, fn, num_workers=0, chunksize=2)
-    assert seen == [True] * 5
+    result = tdmap.map(data, fn, num_workers=0, chunksize=chunksize)
+    assert result["x"].tolist() == list(range(rows))
+    assert all(seen) and set(fetched(faults)) == set(range(rows))
+    if chunksize == 10:  # those of a shard
+        assert sorted(fetched(faults)) == list(range(rows))
 
 
 def test_a_shard_is_fetched_in_one_request_a_column(url: str, faults: FaultyProxy, tmp_path: Path) -> None:
