@@ -131,6 +131,8 @@ def history_of(folder: Path, job: Job, kind: str, resume: Resume, ranks: bool = 
         return Found(history, is_over)
     if torn and resume != REDO:
         _refuse_unsettled(folder)
+    if history.is_complete and not torn and _is_same(folder, history, identity):
+        return Found(history)
     _end_other(folder, history, identity, ranks, torn)
     return Found(begun(folder, identity, boot, ranks, durable=True), is_torn=torn)
 
@@ -145,8 +147,6 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
     if history.header is not None:
         old = check_identity(history.header, path)
         if history.is_complete and not torn:
-            if _digest(old) == _digest(identity):
-                return
             line = {"run": _digest(old), "name": old["name"]}
             append_line(folder / HISTORY, json.dumps(line).encode(), durable=True)
         else:
@@ -185,6 +185,13 @@ def _digest(identity: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def _is_same(folder: Path, history: History, identity: dict[str, Any]) -> bool:
+    """Whether a log is of a run, whatever the versions of packages."""
+    return history.header is not None and _digest(check_identity(history.header, folder / "journal")) == _digest(
+        identity
+    )
+
+
 def _history(folder: Path) -> set[str]:
     """Runs over this dataset that were complete before the last one began."""
     return {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
@@ -196,7 +203,7 @@ def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], o
         return
     if history.header is not None and not over:
         over = history.is_complete
-        if over and _digest(check_identity(history.header, folder / "journal")) != _digest(identity):
+        if over and not _is_same(folder, history, identity):
             return  # another run, which may begin
     if history.header is None and not over:
         return
