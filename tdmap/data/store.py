@@ -111,7 +111,7 @@ class OutputFolder:
             return
         if resume and self._overwrite:
             raise ValueError(
-                "resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one."
+                "resume=True continues the dataset in the folder, and overwrite=True replaces it: pass one of them."
             )
         self.refuse_to_remove(source)
         if self._overwrite and self.is_whole and not self.is_at(source):

@@ -25,7 +25,7 @@ def flat_map(
     out: Data | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
 ) -> Data:
-    """Any number of rows for each chunk, one after the other in the order of the chunks.
+    """Map each chunk to any number of rows, and concatenate them in the order of the chunks.
 
     Args:
         data: a tensor or a collection, with rows in dimension 0.
@@ -42,7 +42,7 @@ def flat_map(
 
     Raises:
         OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
-        ValueError: there are no rows, and nothing tells what they would look like; or `out` shares memory
+        ValueError: the result has no rows and its schema is unknown; or `out` shares memory
             with the data.
         ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         Exception: whatever `fn` raised, with a note that names the rows.

@@ -348,7 +348,7 @@ def _place(ctx: Context, pieces: Pieces, empty: Callable[[], Schema] | None, spi
     """Bring answers from files to their place.
 
     Raises:
-        ValueError: there are none, and nothing tells what they would look like.
+        ValueError: the result has no rows and its schema is unknown.
     """
     schema = pieces.schema or (None if empty is None else empty())
     if schema is None:

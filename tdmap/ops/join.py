@@ -80,14 +80,14 @@ def join(
     indicator: str = "__matched__",
     **options: Unpack[Options],
 ) -> Data:
-    """The rows of `a`, each beside the rows of `b` that have the same key.
+    """Join two datasets by key: the rows of `a`, each beside the rows of `b` with the same key.
 
     Args:
         a, b: collections with rows in dimension 0.
         on: an entry that both have, a nested one (a tuple of strings), a list of entries, or a mapping of entries of
             `a` to entries of `b`. Of the kinds that `tdmap.group_by` takes, and of one dtype in both; integers may
             have different widths. A NaN equals nothing, not even a NaN.
-        how: which rows there are.
+        how: the type of join.
 
             - `"inner"`: pairs of rows with equal keys.
             - `"left"`: these, and rows of `a` without a partner, with zeros in the entries of `b`, and None where

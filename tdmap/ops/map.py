@@ -64,9 +64,9 @@ def map(
             until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
             make the next rows; rows that `on_error` skips are zeros there. A collection in an HDF5 file or a Zarr store
             is refused: its rows are copies in memory.
-        device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
-            ahead of their turn, by workers that are spawned, with a CUDA context each, by default two for a device;
-            results come back, unless `out` is on a device too. Default, and `"cpu"`: chunks stay where they are.
+        device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Each spawned worker (two
+            per device by default) has its own CUDA context and prefetches chunks to the device. Results are copied
+            back to the CPU unless `out` is on a device. Default, and `"cpu"`: chunks stay where they are.
         in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
             `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
         with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]` (an int with
@@ -86,8 +86,8 @@ def map(
         **options: see `tdmap.MapOptions`. With a path as `out`, `spill_dir` holds ragged results until their lengths
             are known. With `chunksize=0`, rows come one by one without `dim`, and results are stacked. `resume` needs
             `out`: a path, a memory-mapped dataset, or `data` itself. When the machine went down in the middle of a
-            run with `out=data`, nothing tells which rows reached the disk, and `resume=True` is refused. `"trust"`
-            takes the files as they are: right after a shutdown in order. `"redo"` runs every chunk again that is not
+            run with `out=data`, it is unknown which rows reached the disk, and `resume=True` raises. `"trust"`
+            uses the files as they are: right after a clean shutdown. `"redo"` runs every chunk again that is not
             known to have reached the disk: right for functions that do no harm to rows that they have changed
             already. With `on_error="skip"`, rows that raise are zeros in the result (None, where objects are), or
             keep what they had in `out` and in place, and a bool entry `"__valid__"` of `out` becomes False for them

@@ -41,8 +41,8 @@ def sample(
         n: how many rows.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         frac: instead of `n`, their share of all rows.
-        weights: how likely each row is drawn, next: an entry, or a tensor, an array or a list of `[rows]` numbers that
-            are not negative. They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
+        weights: sampling weight of each row: the name of an entry, or a tensor, array or list of `[rows]` non-negative
+            numbers. They need not sum to one. Takes 16 bytes of memory per row. Default: all rows alike.
         replace: a row may be drawn again.
         shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
         seed: the same seed draws the same rows. None draws one from torch's global random stream.

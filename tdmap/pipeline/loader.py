@@ -30,8 +30,8 @@ class PipelineIterator(Iterator[Any]):
     """Yields rows, or batches after `.batch`, in order.
 
     `state_dict()` says where it is, at any element; `load_state_dict()` of an iterator of an equal pipeline, in a
-    later program too, goes on there with the same bits. After an exception, Ctrl-C too, it is where it was before: who
-    asks again gets the element that could not be had. With `.shuffle(buffer=n)` it cannot go back, and says so.
+    later program too, resumes there with the same bits. After an exception, Ctrl-C too, the iterator keeps its
+    position: the next call retries the same element. With `.shuffle(buffer=n)` it cannot, and raises.
 
     Example:
         >>> from tensordict_lite import TensorDict

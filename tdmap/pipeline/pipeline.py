@@ -137,9 +137,9 @@ class Pipeline(Chain):
     def shard(self, index: int | str, count: int | None = None, even: str | None = None) -> Pipeline:
         """One of `count` shares that together have every row once.
 
-        Ranks that train together must all have as many batches, or the last ones wait for ever: `even` sees to that.
-        For them, write `.batch(n).shard("auto", even="drop")`, and last: each rank computes its own batches only, and
-        the `state_dict` of any rank is one that another number of ranks can go on with.
+        Ranks that train together need the same number of batches, or some wait forever: `even=` ensures it. For them,
+        end the chain with `.batch(n).shard("auto", even="drop")`: each rank computes its own batches only, and another
+        number of ranks can resume from the `state_dict` of any rank.
 
         Args:
             index: which share, from 0; or `"auto"`: the rank that torchrun or `torch.distributed` gives this program.
@@ -242,7 +242,7 @@ class Pipeline(Chain):
         Args:
             key: the column whose lengths count.
             n: rows in a batch; the last one may have fewer.
-            window: so many batches are sorted together.
+            window: number of batches that are sorted together.
             shuffle: put the batches of a window into a random order, another one in each epoch.
 
         Raises:
@@ -282,7 +282,9 @@ class Pipeline(Chain):
         mine, theirs = self._example(), other._example()
         if mine is not None and theirs is not None and not fits(mine, theirs):
             difference = describe_difference(mine, theirs).replace("this one", "the second one", 1)
-            raise OutputMismatch(f"concat: the rows of both must look alike: {difference}.")
+            raise OutputMismatch(
+                f"concat: both pipelines must have the same entries, dtypes and row shapes: {difference}."
+            )
         return self._then(ConcatWith(other))
 
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
@@ -375,8 +377,8 @@ class Pipeline(Chain):
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that the next iteration has: another one shuffles and augments differently.
 
-        It counts for every pipeline that was made from this one, and for the workers of a torch DataLoader, those that
-        stay from epoch to epoch included, where it was called before they were started.
+        It applies to every pipeline that was made from this one, and to the workers of a torch DataLoader. Call it
+        before persistent workers start.
 
         Example:
             >>> import torch

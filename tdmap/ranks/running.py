@@ -217,7 +217,7 @@ class RankInto(Preallocated):
             keys = ", ".join(".".join(path) for path in self._writer.objects)
             raise OutputMismatch(
                 f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a "
-                "dataset that there is: leave them out of the results, or pass out='folder', which takes them."
+                "given dataset: leave them out of the results, or pass out='folder', which takes them."
             )
         super().accept(start, stop, kind, values)
 

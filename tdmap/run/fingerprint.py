@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def versioned(version: str) -> Callable[[F], F]:
-    """Have a call that is resumed know a function by a version, and neither by its code nor by what it holds.
+    """Identify a function by a version, instead of its code and what it holds, when a call is resumed.
 
     Without it, a call with `resume=` is refused after any change of the function, of functions and classes of its
     module that it uses, and of other modules of yours that these use, related or not. With it, the version alone

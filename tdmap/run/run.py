@@ -220,7 +220,7 @@ def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], o
 def _refuse_unsettled(folder: Path) -> None:
     raise ResumeMismatch(
         f"{folder}: the machine went down while this in-place run was writing, and nothing tells which changes "
-        f"reached the disk.\n{AFTER_CRASH}\nA run out of place (out=a folder) resumes after that without a question.",
+        f"reached the disk.\n{AFTER_CRASH}\nAn out-of-place run (out=a folder) resumes by itself.",
         ("the machine went down in the middle of an in-place run",),
     )
 

@@ -191,7 +191,7 @@ def _code_in(folders: list[Path]) -> Iterator[Path]:
 def _ask(path: Path) -> None:
     """Go on only when somebody says yes."""
     if not sys.stdin.isatty():
-        refuse(f"whoever wrote {path} has said so: look at it, and give --yes to run it")
+        refuse(f"{path} names the function to run, and may be untrusted: check it, then give --yes")
     if not typer.confirm("Run it?", err=True):
         refuse("nothing was run")
 

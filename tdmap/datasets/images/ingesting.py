@@ -136,7 +136,9 @@ def ingest(
     if keep == "encoded" and size is not None:
         raise ValueError("keep='encoded' stores files as they are: give the size to Pictures.decoder(size=) instead.")
     if resume and overwrite:
-        raise ValueError("resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one.")
+        raise ValueError(
+            "resume=True continues the dataset in the folder, and overwrite=True replaces it: pass one of them."
+        )
     resume = not overwrite if resume is None else resume
     require_no_tilde(out)
     look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]

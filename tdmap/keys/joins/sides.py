@@ -275,8 +275,8 @@ def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
     value = _dense(value)
     if not (is_columnar(value) or _is_by_row(value)):
         raise ValueError(
-            f"join: rows without a partner have zeros, and of the entry {name!r} of the {which} dataset, whose rows "
-            "differ in shape, nobody knows what zeros look like: leave it out with exclude(), or use how='inner'."
+            f"join: rows without a partner are filled with zeros, which have no shape in the entry {name!r} of the "
+            f"{which} dataset, whose rows differ in shape: leave it out with exclude(), or use how='inner'."
         )
     return value
 

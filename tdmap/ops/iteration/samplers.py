@@ -137,7 +137,7 @@ class WeightedSampler(RowSampler):
 
 @on_host
 class BalancedSampler(RowSampler):
-    """Equally many rows of each class, give or take one. Rows of small classes come again, after all others of it.
+    """The same number of rows (±1) of each class. A small class repeats rows once all of its rows were used.
 
     Args:
         labels: int64 `[n]`.
@@ -163,13 +163,13 @@ class BalancedSampler(RowSampler):
 
 @on_host
 class MixedSampler(RowSampler):
-    """Rows of several datasets by ratio, as numbers in all of them one behind the other (`ConcatDataset`).
+    """Rows of several datasets by ratio. Numbers index the concatenation of the datasets, as in `ConcatDataset`.
 
     Args:
         lengths: rows of each dataset, or the datasets.
         ratios: `[datasets]`, how much of each.
         num_samples: numbers in an epoch. Default: as many as all have.
-        seed: of the orders. Rows of a dataset come again after all others of it.
+        seed: of the orders. A dataset repeats rows once all of its rows were used.
 
     Example:
         >>> order = MixedSampler([100, 10], [3, 1], 8, seed=0).order()
