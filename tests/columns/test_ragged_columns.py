@@ -314,6 +314,7 @@ def changed(rows: TensorDict) -> TensorDict:
         raise ValueError("a bad row")
     twice = {kind: Ragged.from_list([torch.cat([v, v]) for v in rows[kind]]) for kind in ("numbers", "pairs")}
     twice["bytes"] = Ragged.from_list([row * 2 for row in rows["bytes"]])
+    twice["json"] = Ragged.from_objects([row * 2 for row in rows["json"]])
     words = [word * 2 for word in rows["in", "text"]]
     return TensorDict({"x": rows["x"], **twice, "in": {"text": words}}, rows.batch_size)
 
