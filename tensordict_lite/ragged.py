@@ -369,7 +369,8 @@ class Ragged(NonTensorStack):
     the values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
 
     It has one batch dimension: reshaped, unsqueezed, permuted, expanded or stacked, it becomes a
-    :class:`NonTensorStack` of objects. Assigning another object to a row makes it one as well. None is a value among
+    :class:`NonTensorStack` of objects. Assigning another object to a row makes it one as well. Ragged rows of the same
+    kind and dtype can be assigned, also with ``update_``: other holders of the column see them. None is a value among
     strings only.
 
     Args:

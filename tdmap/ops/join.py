@@ -91,7 +91,7 @@ def join(
 
             - `"inner"`: pairs of rows with equal keys.
             - `"left"`: these, and rows of `a` without a partner, with zeros in the entries of `b`, and None where
-              these are Python objects.
+              these are strings or Python objects. Ragged rows of numbers or bytes are empty.
             - `"right"`: the same the other way round, in the order of `b`.
             - `"outer"`: those of `"left"`, and then the rows of `b` without a partner. Keys are those of either side.
             - `"semi"`: rows of `a` that have a partner, once each, and nothing of `b`.

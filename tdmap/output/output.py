@@ -53,7 +53,7 @@ from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.output.ragged import ChosenRows, lies_flat
 from tdmap.output.shards import Shards
-from tdmap.output.spilled import SpilledRows
+from tdmap.output.spilled import SpilledColumn
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
@@ -113,7 +113,7 @@ class Output:
         self.log: Log | None = None
         self._execution = execution
         self._ragged: dict[KeyPath, Ragged] = {}
-        self._waiting: list[tuple[ChosenRows | SpilledRows, Ragged]] = []
+        self._waiting: list[tuple[ChosenRows | SpilledColumn, Ragged]] = []
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -217,7 +217,7 @@ class Output:
         Args:
             schema: of the rows.
             rows: how many.
-            objects: the entries that are no tensors, or their `SpilledRows`, which `fill` copies.
+            objects: the entries that are no tensors, or their `SpilledColumn`, which `fill` copies.
 
         Raises:
             OutputMismatch: a given output is too small, or does not fit.
@@ -242,18 +242,18 @@ class Output:
     def _room_for(self, entry: Any) -> Any:
         """An entry; of ragged rows the memory that they will be in, or what is to be written into files."""
         if self.store is not None:
-            if isinstance(entry, SpilledRows):
+            if isinstance(entry, SpilledColumn):
                 return entry if lies_flat(entry.kind, len(entry)) else entry.loaded()
             if isinstance(entry, Ragged) and entry.column is not None and lies_flat(entry.kind, len(entry)):
                 return ChosenRows(entry)
-        elif isinstance(entry, SpilledRows):
+        elif isinstance(entry, SpilledColumn):
             made = entry.allocate()
             self._waiting.append((entry, made))
             return made
         return entry
 
     def _make_files(self, store: OutputFolder, schema: Schema, rows: int) -> None:
-        columns = {path: x for path, x in self._objects.items() if isinstance(x, (ChosenRows, SpilledRows))}
+        columns = {path: x for path, x in self._objects.items() if isinstance(x, (ChosenRows, SpilledColumn))}
         self._order = entry_paths(schema.skeleton)
         example = without_paths(self._example(schema, rows, self._objects), columns)  # added when they are filled
         what = [schema.digest, rows]

@@ -38,7 +38,7 @@ from tdmap.run.log import Log
 from tensordict_lite import Ragged
 
 
-class SpilledRows:
+class SpilledColumn:
     """The ragged rows of a column, in spill files.
 
     Args:
@@ -105,7 +105,7 @@ class PlaceSpilled:
 
     def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
         rows = _joined(path, pieces, self.spill, entry_at(data, path[:-1]).batch_size)
-        if not isinstance(rows, SpilledRows):
+        if not isinstance(rows, SpilledColumn):
             return rows
         if self.files is None:
             made = rows.allocate()
@@ -131,7 +131,7 @@ def placing(execution: Execution) -> Iterator[PlaceSpilled | None]:
 
 
 def joined_rows(path: KeyPath, parts: Sequence[tuple[int, Any]], spill: Spill) -> Any:
-    """The entries of consecutive rows as one: `SpilledRows` where some of them wait in files, otherwise an entry.
+    """The entries of consecutive rows as one: `SpilledColumn` where some of them wait in files, otherwise an entry.
 
     Args:
         path: of the entry, for messages.
@@ -147,14 +147,14 @@ def joined_rows(path: KeyPath, parts: Sequence[tuple[int, Any]], spill: Spill) -
 
 
 def _joined(path: KeyPath, pieces: Sequence[tuple[int, Piece]], spill: Spill, size: torch.Size) -> Any:
-    """`SpilledRows` of all pieces; a column of objects where some are other objects than strings or bytes.
+    """`SpilledColumn` of all pieces; a column of objects where some are other objects than strings or bytes.
 
     Raises:
         OutputMismatch: rows of numbers are not of one dtype and shape.
     """
     parts = _parts(path, pieces, spill)
     if parts is not None:
-        return SpilledRows(parts, spill)
+        return SpilledColumn(parts, spill)
     loaded: list[tuple[int, Piece]] = [
         (count, unspilled(piece, spill) if isinstance(piece, Spilled) else piece) for count, piece in pieces
     ]

@@ -37,7 +37,7 @@ def _has_columns(value: Data, left: bool) -> bool:
     return is_columnar(value) and not (left and (is_non_tensor(value) or object_paths(value)))
 
 
-class RaggedRows:
+class SharedRagged:
     """Ragged rows of the second dataset, which workers share.
 
     Args:
@@ -72,7 +72,7 @@ class RaggedRows:
 def object_columns(value: Data, share: bool) -> Any:
     """An entry of the second dataset, made ready to have rows taken."""
     if isinstance(value, Ragged) and value.column is not None:
-        return RaggedRows(value, share)
+        return SharedRagged(value, share)
     if is_non_tensor(value):
         return ObjectColumn(value)
     if isinstance(value, Tensor) or not is_dense(value):
@@ -82,7 +82,7 @@ def object_columns(value: Data, share: bool) -> Any:
 
 def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -> Any:
     """Rows of an entry; zeros, empty ragged rows and None where they are missing."""
-    if isinstance(value, RaggedRows):
+    if isinstance(value, SharedRagged):
         return value.take(rows, missing)
     if isinstance(value, ObjectColumn):
         return value.take(rows.tolist(), None if missing is None else missing.tolist())
