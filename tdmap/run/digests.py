@@ -175,10 +175,10 @@ class Walk:
             self.parts[f"package {package[0]}"] = package[1]
 
     def read(self, fn: types.FunctionType) -> None:
-        """Take over what a function reads and imports."""
+        """Take over what a function imports, and which attributes it reads."""
         package = fn.__globals__.get("__package__")
         found = references(fn.__code__)
-        self.reads |= found.reads
+        self.reads |= found.reads if fn.__name__ not in _MAKING else set()
         self._follow(found.imports, (home_of(fn) or "").rpartition(".")[0] if package is None else package)
 
     def _follow(self, imports: frozenset[Import], package: str) -> None:
@@ -267,6 +267,9 @@ class Hasher:
 
     def _add_unordered(self, kind: str, values: Any) -> None:
         """Each with all that it leads to: names would be given in another order in another process."""
+        if all(type(value) in _SCALARS for value in values):
+            self.tag(kind, *sorted(f"{type(value).__name__} {value!r}" for value in values))
+            return
         walks = [(Walk(self.walk.module, self.walk.counted, self.walk.contents), value) for value in values]
         self.tag(kind, *sorted(repr((walk.digest(value), sorted(walk.settle().items()))) for walk, value in walks))
         self.walk.reads.update(*(walk.reads for walk, _ in walks))
@@ -450,8 +453,7 @@ def _cells(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def function_pieces(walk: Walk, fn: types.FunctionType) -> dict[str, Any]:
     """What a function consists of."""
-    if fn.__name__ not in _MAKING:
-        walk.read(fn)
+    walk.read(fn)
     chains = references(fn.__code__).names
     held = {f"default {number}": value for number, value in enumerate(fn.__defaults__ or ())}
     held |= {f"default {name}": value for name, value in sorted((fn.__kwdefaults__ or {}).items())}
@@ -492,7 +494,7 @@ def state_of(walk: Walk, value: Any) -> dict[str, Any] | None:
                 elif isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
                     state[name] = getattr(value, name)
                 for fn in _unwrapped(member):
-                    if isinstance(fn, types.FunctionType) and name not in _MAKING:
+                    if isinstance(fn, types.FunctionType):
                         walk.read(fn)
     own = isinstance(value, torch.nn.Module)  # parameters and buffers
     return {n: v for n, v in sorted(state.items()) if walk.counts(n) or own and (n[0] == "_" or n == "training")}

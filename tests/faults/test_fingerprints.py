@@ -226,6 +226,10 @@ CASES = {
         {"helper": "def a(x): return $", "pkg__tools": "def b(): return $", "pkg__more": "def b(): return $"},
         ["module helper", "module pkg.more", "module pkg.tools"],
     ),
+    "imported by a constructor": (
+        "class M:\n  def __init__(self):\n    import helper\n    self.k = helper.a()\ndef fn(c): return M().k",
+        {"helper": "def a(): return $"}, ["module helper"],
+    ),
     "relative imports": (
         "from pkg.main import fn",
         {
