@@ -122,7 +122,9 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options, skip)
-        if looked_at is not None and hasattr(type(looked_at), "check_output"):  # which reads other rows, too
+        if (
+            has_output and looked_at is not None and hasattr(type(looked_at), "check_output")
+        ):  # it reads other rows, too
             looked_at.check_output(ctx.output)
 
         def work(ctx: Context) -> Any:
