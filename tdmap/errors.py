@@ -211,3 +211,15 @@ def describe_rows(start: int, stop: int) -> str:
         ('row 7', 'rows 0:64')
     """
     return f"row {start}" if stop == start + 1 else f"rows {start}:{stop}"
+
+
+class SkippedRows(UserWarning):
+    """Rows were skipped because the function raised on them.
+
+    Attributes:
+        errors: which, and why.
+    """
+
+    def __init__(self, message: str, errors: Any) -> None:
+        super().__init__(message)
+        self.errors = errors

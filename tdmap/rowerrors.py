@@ -104,18 +104,6 @@ class RowErrors(Sequence[RowError]):
         return f"RowErrors({self.summary()})"
 
 
-class SkippedRows(UserWarning):
-    """Rows were skipped because the function raised on them.
-
-    Attributes:
-        errors: which, and why.
-    """
-
-    def __init__(self, message: str, errors: RowErrors) -> None:
-        super().__init__(message)
-        self.errors = errors
-
-
 def mode_of(on_error: Any, modes: Sequence[str] = MODES) -> str:
     """What becomes of rows that raise; a function says so with its attribute `mode`, and means `"skip"` without one.
 

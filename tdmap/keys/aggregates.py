@@ -502,7 +502,7 @@ def grouped_form(reducer: Any, name: str) -> Grouped:
         raise TypeError(f"pass an instance: {reducer.__name__}(...), not the class")
     if not isinstance(reducer, Reducer):
         raise TypeError(
-            f"the reducer {name!r} is a {type(reducer).__name__}, not a tdmap.Reducer. A function of the rows of a "
+            f"the reducer {name!r} is a {type(reducer).__name__}, not a Reducer. A function of the rows of a "
             "group goes to map_groups(fn)."
         )
     own = getattr(reducer, "grouped", None)

@@ -118,7 +118,7 @@ def _add(asked: Asked, path: Path, key: Any, what: Any) -> None:
     else:
         known = ", ".join(map(repr, (*NAMED, "median", "nunique")))
         raise ValueError(
-            f"agg: {what!r} for {path!r} is none of {known}, ('quantile', q), or a tdmap.Reducer. A function of the "
+            f"agg: {what!r} for {path!r} is none of {known}, ('quantile', q), or a Reducer. A function of the "
             "rows of a group goes to map_groups(fn)."
         )
 

@@ -110,7 +110,7 @@ class Associative(Reducer[Any]):
     def finish(self, state: Any) -> Any:
         if state is None:
             raise ValueError(
-                "reducing zero rows with a plain function has no result: use a tdmap.Reducer, whose init() says what "
+                "reducing zero rows with a plain function has no result: use a Reducer, whose init() says what "
                 "the answer for no rows is"
             )
         return state
@@ -126,7 +126,7 @@ class Several(Reducer[dict[str, Any]]):
             if isinstance(part, type) and issubclass(part, Reducer):
                 raise TypeError(f"the reducer {name!r} is a class: pass an instance, {part.__name__}(...)")
             if not isinstance(part, Reducer):
-                raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.Reducer")
+                raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.reducers.Reducer")
         self.parts = dict(parts)
         # A mean beside a variance of the same entry costs nothing: the state of the variance has it.
         self._folded = {name: self._folded_by(name) for name in self.parts}
@@ -168,7 +168,7 @@ def as_reducer(value: Any) -> Reducer[Any]:
                 "tdmap.reducers."
             )
         return Associative(value)
-    raise TypeError(f"a reducer is a tdmap.Reducer, a mapping of them, or a function of two states; got {value!r}")
+    raise TypeError(f"a reducer is a Reducer, a mapping of them, or a function of two states; got {value!r}")
 
 
 def takes_two(fn: Callable[..., Any]) -> bool:

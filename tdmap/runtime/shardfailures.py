@@ -16,10 +16,10 @@ from tdmap.data import failures
 from tdmap.data.kinds import Data
 from tdmap.data.objects import object_paths, stack_of
 from tdmap.data.schema import Schema
-from tdmap.errors import OutputMismatch, add_note
+from tdmap.errors import OutputMismatch, SkippedRows, add_note
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.rowerrors import RowErrors, SkippedRows
+from tdmap.rowerrors import RowErrors
 from tdmap.runtime.wire.remote import PackedError, unpack_error
 
 Skipped: TypeAlias = "list[tuple[int, PackedError]]"

@@ -182,7 +182,11 @@ class _Seen(Callback):
 @_case
 def a_worker_that_dies_loses_no_row_in_silence(**options: Any) -> None:
     """Its chunk runs again, or `WorkerLost` names the rows. Workers of this process cannot die."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(tdmap.WorkerLost), warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.suppress(tdmap.errors.WorkerLost),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         caller, mark = os.getpid(), os.path.join(folder, "mark")
 

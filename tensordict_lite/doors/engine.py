@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tdmap import Callback, MapIterator, Pipeline
+    from tdmap import Pipeline
     from tdmap.devices import Devices
+    from tdmap.events import Callback
     from tdmap.functions import Keys
     from tdmap.memory.links import Device
     from tdmap.rowerrors import OnError
     from tdmap.run.run import Resume
+    from tdmap.types import MapIterator
 
 __all__ = ["EngineOps"]
 

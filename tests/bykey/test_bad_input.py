@@ -164,7 +164,7 @@ def test_outputs(data, tmp_path):
             call(tmp_path / "full")
         with pytest.raises(TypeError, match="out must be"):
             call(7)
-    with pytest.raises(tdmap.OutputMismatch, match="dtype"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="dtype"):
         wrong = TensorDict({"k": torch.zeros(5, dtype=torch.bool)}, [5])
         tdmap.group_by(data, "k").reduce(Count(), out=wrong, num_workers=0)
 

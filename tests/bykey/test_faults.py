@@ -21,7 +21,7 @@ def small_pieces():
         yield
 
 
-class Killer(tdmap.Callback):
+class Killer(tdmap.events.Callback):
     """Kills a worker in each job, as soon as it has done something."""
 
     def __init__(self):
@@ -145,5 +145,5 @@ def test_a_key_that_always_kills_is_named():
             os.kill(os.getpid(), signal.SIGKILL)
         return rows["k"]
 
-    with pytest.raises(tdmap.WorkerLost, match="rows 700:800"):
+    with pytest.raises(tdmap.errors.WorkerLost, match="rows 700:800"):
         tdmap.group_by(dataset(3000), poison).reduce(Count(), num_workers=2, chunksize=100)

@@ -303,7 +303,7 @@ def test_into_a_dataset_that_there_is():
     result = tdmap.group_by(data, "k").reduce({"n": Count(), "ignored": Sum("v")}, out=out, num_workers=2)
     assert len(result) == keys and result["n"].sum() == 100
     assert out["n"][:keys].tolist() == result["n"].tolist() and not out["n"][keys:].any()
-    with pytest.raises(tdmap.OutputMismatch, match=rf"out has 3 rows and the result has {keys}"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=rf"out has 3 rows and the result has {keys}"):
         tdmap.group_by(data, "k").reduce({"n": Count()}, out=out[:3].clone(), num_workers=2)
 
 

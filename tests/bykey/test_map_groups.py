@@ -176,7 +176,7 @@ def test_results_that_differ_are_refused():
     def differ(rows):
         return rows.select("row") if rows["k"][0] == 2 else rows
 
-    with pytest.raises(tdmap.OutputMismatch, match="look alike"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="look alike"):
         tdmap.group_by(data, "k").map_groups(differ, num_workers=2)
 
 

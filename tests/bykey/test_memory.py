@@ -115,7 +115,7 @@ def test_strings_of_an_entry_are_numbered_where_they_are():
     strings = TensorDict({"s": [f"name {n % 7}" for n in range(3000)], "x": torch.arange(3000)}, [3000])
     seen = []
 
-    class Watch(tdmap.Callback):
+    class Watch(tdmap.events.Callback):
         def on_job_started(self, event):
             seen.append((event.name, event.executor))
 

@@ -87,7 +87,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def call(operation: Operation, folder: Path, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
         data = TensorDict.load_memmap(folder / "in")
         return operation(data, out=folder / "out", resume=True, **{"num_workers": 0, **options})
 
@@ -133,7 +133,7 @@ def test_whoever_is_killed_at_any_step_goes_on_to_the_same_bytes(name, tmp_path,
     kill_and_go_on(OPERATIONS[name], dataset(tmp_path), range(1, 5000))
 
 
-class Chunks(tdmap.Callback):
+class Chunks(tdmap.events.Callback):
     """Notes the chunks that are done, and kills the program when they are so many."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
@@ -279,7 +279,7 @@ TABLES: dict[str, Operation] = {
 def test_text_and_lists_go_on(name, tmp_path, small):
     def run() -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+            warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
             return TABLES[name](table(tmp_path), out=tmp_path / "out", resume=True, num_workers=0)
 
     TABLES[name](table(tmp_path), out=tmp_path / "wanted", num_workers=0)
@@ -290,7 +290,7 @@ def test_text_and_lists_go_on(name, tmp_path, small):
         assert len(run()) == len(TensorDict.load_memmap(tmp_path / "wanted"))
         assert files(tmp_path / "out") == wanted
         assert set(os.listdir(tmp_path / "out" / ".tdmap")) <= {"lock", "journal"}
-        with pytest.raises(tdmap.ResumeMismatch):
+        with pytest.raises(tdmap.errors.ResumeMismatch):
             other_call(name, tmp_path)
         os.rename(tmp_path / "out", tmp_path / f"out-{number}")
     with pytest.raises(ValueError, match="pass out=a folder"):

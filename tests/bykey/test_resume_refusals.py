@@ -32,7 +32,7 @@ class Interrupt(Exception):
     """Ends a session."""
 
 
-class Stop(tdmap.Callback):
+class Stop(tdmap.events.Callback):
     """Raises, or kills, when the second job has begun and some of its chunks are done."""
 
     def __init__(self, kill: bool = False) -> None:
@@ -168,7 +168,7 @@ def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
     def die() -> None:
         tdmap.shuffle(data, None, out, resume=True, num_workers=0, callbacks=[Die()])
 
-    class Die(tdmap.Callback):
+    class Die(tdmap.events.Callback):
         def on_job_started(self, event: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 

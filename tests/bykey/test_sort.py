@@ -77,7 +77,7 @@ def test_rows_that_do_not_fit_into_memory_travel_with_their_keys(heavy, executor
     assert (result == wanted).all() and not list((tmp_path / "spill").iterdir())
     room = wanted.clone().zero_()
     assert (tdmap.sort(data, "k", room, descending=True, num_workers=0, chunksize=100) == wanted).all()
-    with pytest.raises(tdmap.OutputMismatch, match="out has 3000 rows and the result has 3001"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="out has 3000 rows and the result has 3001"):
         tdmap.sort(data, "k", room[:3000], num_workers=0)
 
 
@@ -142,7 +142,7 @@ def test_into_a_dataset_that_there_is_and_from_an_empty_one(tmp_path):
     out = data.clone().zero_()
     assert tdmap.sort(data, "k", out, num_workers=2) is out
     assert torch.equal(out["k"], data["k"].sort().values)
-    with pytest.raises(tdmap.OutputMismatch, match="50 rows and the result has 100"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="50 rows and the result has 100"):
         tdmap.sort(data, "k", out[:50].clone(), num_workers=2)
     with pytest.raises(ValueError, match="shares memory"):
         tdmap.sort(data, "k", data, num_workers=2)

@@ -109,7 +109,7 @@ def test_weights_may_be_a_list_or_an_array(make, tmp_path):
     data = TensorDict({"x": torch.arange(3)}, [3])
     draw = {"seed": 0, "num_workers": 0, "out": str(tmp_path / "out"), "resume": True}
     assert tdmap.sample(data, 1, weights=make([0.0, 0.0, 1.0]), **draw)["x"].tolist() == [2]
-    with pytest.raises(tdmap.ResumeMismatch):
+    with pytest.raises(tdmap.errors.ResumeMismatch):
         tdmap.sample(data, 1, weights=make([0.0, 1.0, 0.0]), **draw)
 
 
@@ -162,7 +162,7 @@ def test_rows_that_cannot_be_cut_or_joined_are_named():
             call()
     unlike = lazy_stack([TensorDict({"k": torch.tensor(n), "x": torch.ones(n)}, []) for n in (1, 2)])
     for pair, which in (((unlike, other), "first"), ((other, unlike), "second")):
-        with pytest.raises(tdmap.OutputMismatch, match=f"'x' of the {which} dataset differ"):
+        with pytest.raises(tdmap.errors.OutputMismatch, match=f"'x' of the {which} dataset differ"):
             tdmap.join(*pair, "k", num_workers=0)
 
 

@@ -37,7 +37,7 @@ OPTIONS: dict[str, Option] = {
     "chunksize": Option(lambda folder: {"chunksize": 5}),
     "retries": Option(lambda folder: {"retries": 0}),
     "timeout": Option(lambda folder: {"timeout": 600.0}),
-    "callbacks": Option(lambda folder: {"callbacks": [tdmap.Callback()]}),
+    "callbacks": Option(lambda folder: {"callbacks": [tdmap.events.Callback()]}),
     "out": Option(lambda folder: {"out": folder / "out"}, has_output),
     "overwrite": Option(lambda folder: {"out": folder / "out", "overwrite": True}, has_output, calls=2),
     "resume": Option(lambda folder: {"out": folder / "out", "resume": True}, has_output, calls=2),

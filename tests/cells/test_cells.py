@@ -43,7 +43,7 @@ def ask(cell: str, folder: Path) -> None:
             operation.read(operation.call(data, **arguments))
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
         for _ in range(option.calls):
             result = operation.read(operation.call(data, **arguments))
     assert result == operation.expected(rows)

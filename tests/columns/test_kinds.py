@@ -137,7 +137,9 @@ def test_objects_that_a_folder_cannot_hold_are_refused_at_once(value, call, tmp_
         "shuffle": lambda: tdmap.shuffle(data, 1, out, num_workers=0),
         "sort": lambda: tdmap.sort(data, "x", out, num_workers=0),
     }[call]
-    with pytest.raises(tdmap.OutputMismatch, match=f"the entry 'thing' holds a {type(value).__name__}, and a folder"):
+    with pytest.raises(
+        tdmap.errors.OutputMismatch, match=f"the entry 'thing' holds a {type(value).__name__}, and a folder"
+    ):
         run()
     assert not out.exists()
 
@@ -149,15 +151,15 @@ def test_an_entry_that_is_a_tensor_here_and_objects_there_is_refused(workers):
         word = ["a"] * len(chunk) if int(chunk["x"][0]) == 0 else chunk["x"]
         return TensorDict({"word": word}, chunk.batch_size)
 
-    with pytest.raises(tdmap.OutputMismatch, match="'word' is"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="'word' is"):
         tdmap.map(data, mixed, num_workers=workers, chunksize=2)
     out = TensorDict({"word": list("abcdef")}, [6])
     with pytest.raises(
-        tdmap.OutputMismatch, match="'word': out holds Python objects and the function returned a tensor"
+        tdmap.errors.OutputMismatch, match="'word': out holds Python objects and the function returned a tensor"
     ):
         tdmap.map(data, mixed, num_workers=workers, chunksize=2, out=out)
     with pytest.raises(
-        tdmap.OutputMismatch, match="'word': out holds a tensor and the function returned Python objects"
+        tdmap.errors.OutputMismatch, match="'word': out holds a tensor and the function returned Python objects"
     ):
         tdmap.map(data, mixed, num_workers=workers, chunksize=2, out=TensorDict({"word": torch.zeros(6)}, [6]))
 

@@ -237,7 +237,7 @@ def other_kind(rows: TensorDict) -> TensorDict:
 
 
 def test_rows_of_another_dtype_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(tdmap.OutputMismatch, match=r"'v'.*float32.*int64|'v'.*int64.*float32"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'v'.*float32.*int64|'v'.*int64.*float32"):
         tdmap.map(made(), other_kind, out=tmp_path / "out", chunksize=50, num_workers=0)
 
 
@@ -304,7 +304,7 @@ def test_a_planted_note_of_spilled_rows_is_refused(note: list[Any], tmp_path: Pa
     log.begin([("w",)])
     with log.path.open("a") as file:
         file.write(json.dumps({"chunk": 0, "pieces": [note]}) + "\n")
-    with pytest.raises(tdmap.UntrustedFile, match="objects of rows"):
+    with pytest.raises(tdmap.errors.UntrustedFile, match="objects of rows"):
         log.load([("w",)])
 
 
@@ -352,7 +352,7 @@ def other_numbers(rows: TensorDict) -> TensorDict:
 @pytest.mark.parametrize("name", ["map", "flat_map"])
 def test_rows_of_another_dtype_do_not_go_into_an_output(name: str) -> None:
     out = made()
-    with pytest.raises(tdmap.OutputMismatch, match=r"'numbers'.*int64 \[\*\].*float32 \[\*\]"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'numbers'.*int64 \[\*\].*float32 \[\*\]"):
         getattr(tdmap, name)(made(), other_numbers, out=out, num_workers=0)
     assert rows_of(out) == expected(ALL)
 

@@ -37,7 +37,7 @@ def fails_at_some(chunk: TensorDict) -> TensorDict:
     return chunk
 
 
-@pytest.mark.filterwarnings("ignore::tdmap.SkippedRows")
+@pytest.mark.filterwarnings("ignore::tdmap.errors.SkippedRows")
 @pytest.mark.parametrize("executor", ["serial", "process"])
 @pytest.mark.parametrize("chunksize", [1, 5, ROWS])
 def test_failed_rows_of_a_mapped_dataset_are_none(mapped: TensorDict, executor: str, chunksize: int) -> None:

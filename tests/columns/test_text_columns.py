@@ -111,7 +111,7 @@ def some_fail(rows: TensorDict) -> TensorDict:
     return loud(rows)
 
 
-@pytest.mark.filterwarnings("ignore::tdmap.SkippedRows")
+@pytest.mark.filterwarnings("ignore::tdmap.errors.SkippedRows")
 @pytest.mark.parametrize("resume", [False, True])
 def test_rows_that_fail_are_none(data: TensorDict, resume: bool, tmp_path: Path) -> None:
     result = tdmap.map(data, some_fail, out=tmp_path / "out", on_error="skip", resume=resume, num_workers=2)

@@ -92,7 +92,7 @@ def test_an_output_on_two_devices_or_on_none(data):
 
 def test_an_output_that_is_too_small(data):
     out = TensorDict({"x": torch.zeros(4)}, [4])
-    with pytest.raises(tdmap.OutputMismatch, match="6 rows"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="6 rows"):
         tdmap.map(data, lambda td: td, out=out)
 
 

@@ -326,7 +326,7 @@ def test_rows_that_raise_are_zeros_in_a_device_buffer(data):
         return negate(td)
 
     out = device_memory(data)
-    with pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.SkippedRows):
         run(data, fail, out, FakeLink(), policy=Policy(skip="pad"))
     want = -data["x"].float()
     want[7] = want[40:48] = 0
@@ -344,7 +344,7 @@ def test_rows_that_raise_are_zeros_in_a_device_buffer(data):
     ],
 )
 def test_a_result_that_does_not_fit_is_named(data, fn, message):
-    with pytest.raises(tdmap.OutputMismatch, match=message):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=message):
         run(data, fn, device_memory(data), FakeLink(), num_workers=1)
 
 

@@ -138,7 +138,7 @@ def test_another_error_is_skipped_as_ever(on_device, data):
             raise RuntimeError("no matter of the device")
         return td["x"]
 
-    with pytest.warns(tdmap.SkippedRows, match="1 row"):
+    with pytest.warns(tdmap.errors.SkippedRows, match="1 row"):
         result = on_device(data, fn, on_error="skip")
     assert torch.equal(result[32:], data["x"][32:]) and torch.equal(result[:31], data["x"][:31])
 
@@ -264,7 +264,7 @@ def test_rows_that_are_tried_alone_have_their_own_streams_there(device_stream, o
 
     results = []
     for workers in (1, 2):
-        with pytest.warns(tdmap.SkippedRows):
+        with pytest.warns(tdmap.errors.SkippedRows):
             results.append(on_device(data, fn, seed=3, num_workers=workers, on_error="skip"))
     assert torch.equal(*results)
     alone = on_device(data, drawn_there, seed=3, chunksize=1)

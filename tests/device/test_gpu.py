@@ -184,7 +184,7 @@ def test_rows_that_raise_are_skipped_there(gpu, data, executor):
 
     for device in (None, gpu):
         out = buffer(gpu)
-        with pytest.warns(tdmap.SkippedRows, match="row 37"):
+        with pytest.warns(tdmap.errors.SkippedRows, match="row 37"):
             tdmap.map(
                 data, fail, out=out, device=device, num_workers=2, chunksize=8, executor=executor, on_error="skip"
             )

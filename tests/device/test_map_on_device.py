@@ -137,7 +137,7 @@ def test_exceptions_name_their_rows(on_device, data):
     with pytest.raises(ValueError, match="thirty-one") as caught:
         on_device(data, fail)
     assert "rows 30:33" in "".join(caught.value.__notes__)
-    with pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.SkippedRows):
         result = on_device(data, fail, on_error="skip")
     assert torch.equal(result[32:], data["x"][32:]) and not result[31].any()
 
@@ -150,7 +150,7 @@ def test_rows_that_raise_are_put_back(on_device, data):
         if (td["meta", "row"] == 31).any():
             raise ValueError("thirty-one")
 
-    with pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.SkippedRows):
         on_device(data, fail, on_error="skip")
     want = -before["x"]
     want[31] = before["x"][31]

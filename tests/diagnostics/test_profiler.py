@@ -111,7 +111,7 @@ def test_a_profiler_is_a_callback_too(data):
 
 
 def test_nothing_is_measured_when_nobody_asks(data):
-    class Watch(tdmap.Callback):
+    class Watch(tdmap.events.Callback):
         seen = ()
 
         def on_lease_done(self, event):

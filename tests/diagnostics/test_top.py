@@ -151,7 +151,7 @@ def files_seen_by(folder, **options):
     """The jobs that a callback finds in a folder while a job runs."""
     seen = []
 
-    class Look(tdmap.Callback):
+    class Look(tdmap.events.Callback):
         def on_lease_done(self, event):
             seen.extend(read_jobs(folder))
 

@@ -49,7 +49,7 @@ def test_the_workers_traceback_is_the_cause(data):
 
     with pytest.raises(KeyError) as caught:
         tdmap.map(data, fail, num_workers=2, chunksize=5)
-    assert isinstance(caught.value.__cause__, tdmap.RemoteTraceback)
+    assert isinstance(caught.value.__cause__, tdmap.errors.RemoteTraceback)
     assert "in fail" in str(caught.value.__cause__)
     assert "chunkloop" not in str(caught.value.__cause__)
 
@@ -58,7 +58,7 @@ def test_an_exception_that_cannot_travel_is_described(data):
     def fail(td):
         raise Unusual(1, threading.Lock())
 
-    with pytest.raises(tdmap.RemoteError, match=r"Unusual") as caught:
+    with pytest.raises(tdmap.errors.RemoteError, match=r"Unusual") as caught:
         tdmap.map(data, fail, num_workers=2, chunksize=5)
     assert caught.value.type_name.endswith("Unusual")
 
@@ -81,7 +81,7 @@ def test_rows_written_before_an_exception_stay(run, data):
 def test_a_function_that_cannot_be_serialised_names_the_object(data):
     connection = socket.socket()
     try:
-        with pytest.raises(tdmap.SerializationError, match=r"variable 'connection', a socket") as caught:
+        with pytest.raises(tdmap.errors.SerializationError, match=r"variable 'connection', a socket") as caught:
             tdmap.map(data, lambda td: connection and td, num_workers=2)
         assert isinstance(caught.value, TypeError)
     finally:
@@ -97,7 +97,7 @@ def test_an_attribute_that_cannot_be_serialised_is_named(data):
             return td
 
     transform = Transform()
-    with pytest.raises(tdmap.SerializationError, match=r"\.settings\['log'\]"):
+    with pytest.raises(tdmap.errors.SerializationError, match=r"\.settings\['log'\]"):
         tdmap.map(data, transform, num_workers=2)
     transform.settings["log"].close()
 
@@ -106,37 +106,37 @@ def test_a_result_that_cannot_travel_is_an_error(data):
     def make_socket(td):
         return socket.socket()
 
-    with pytest.raises(tdmap.SerializationError, match="returned a socket"):
+    with pytest.raises(tdmap.errors.SerializationError, match="returned a socket"):
         list(tdmap.map_iter(data, make_socket, num_workers=2, chunksize=10))
 
 
 def test_wrong_shape_names_key_wanted_and_got(run, data):
     out = TensorDict({"meta": {"y": torch.zeros(40, 4)}}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match=r"\('meta', 'y'\).*\(5, 4\).*\(5, 3\)"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"\('meta', 'y'\).*\(5, 4\).*\(5, 3\)"):
         run(data, lambda td: TensorDict({"meta": {"y": td["x"]}}, td.batch_size), out=out, chunksize=5)
 
 
 def test_a_broadcastable_shape_is_refused_too(run, data):
     out = TensorDict({"y": torch.zeros(40, 3)}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match="'y'"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="'y'"):
         run(data, lambda td: TensorDict({"y": td["x"][:, :1]}, td.batch_size), out=out, chunksize=5)
 
 
 def test_wrong_dtype_names_key_wanted_and_got(run, data):
     out = TensorDict({"y": torch.zeros(40, 3, dtype=torch.int32)}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match=r"'y'.*int32.*float32"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'y'.*int32.*float32"):
         run(data, lambda td: TensorDict({"y": td["x"]}, td.batch_size), out=out, chunksize=5)
 
 
 def test_tensor_for_collection_is_refused(run, data):
     out = TensorDict({"y": torch.zeros(40, 3)}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match="TensorDict.*Tensor"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="TensorDict.*Tensor"):
         run(data, lambda td: td["x"], out=out, chunksize=5)
 
 
 def test_out_of_another_length_is_refused_before_any_work(run, data):
     out = TensorDict({"x": torch.zeros(30, 3)}, [30])
-    with pytest.raises(tdmap.OutputMismatch, match=r"40 rows.*\(30,\)"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"40 rows.*\(30,\)"):
         run(data, lambda td: td, out=out, chunksize=5)
 
 
@@ -210,25 +210,27 @@ def _is_read_only(tensor) -> bool:
 
 def test_a_result_without_any_entry_of_out_is_refused(run, data):
     out = TensorDict({"y": torch.zeros(40, 3), "n": torch.zeros(40)}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match=r"\['Y'\].*none of them is in out.*\['n', 'y'\]"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"\['Y'\].*none of them is in out.*\['n', 'y'\]"):
         run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=out)
     nested = TensorDict({"meta": {"y": torch.zeros(40, 3)}}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match="none of them is in out"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="none of them is in out"):
         run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=nested)
-    with pytest.raises(tdmap.OutputMismatch, match="the new entry 'Y', and out=data changes a dataset in place"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="the new entry 'Y', and out=data changes a dataset in place"):
         run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=data)
 
 
 def test_results_that_a_folder_cannot_hold_name_the_entry_and_why(data, tmp_path):
     words = lambda td: TensorDict({"meta": {"word": [{i} for i in range(td.shape[0])]}}, td.batch_size)  # noqa: E731
-    with pytest.raises(tdmap.OutputMismatch, match=r"\('meta', 'word'\) holds a set, and a folder holds strings"):
+    with pytest.raises(
+        tdmap.errors.OutputMismatch, match=r"\('meta', 'word'\) holds a set, and a folder holds strings"
+    ):
         tdmap.map(data, words, num_workers=1, out=tmp_path / "words")
     with pytest.raises(
-        tdmap.OutputMismatch, match=r"as many rows as its chunk \(5\), and the result has the shape \(1,\)"
+        tdmap.errors.OutputMismatch, match=r"as many rows as its chunk \(5\), and the result has the shape \(1,\)"
     ):
         tdmap.map(data, lambda td: td[:1], num_workers=1, chunksize=5, out=tmp_path / "fewer")
     ragged = lambda td: lazy_stack([TensorDict({"x": torch.zeros(n)}, []) for n in range(td.shape[0])])  # noqa: E731
-    with pytest.raises(tdmap.OutputMismatch, match="LazyStackedTensorDict, whose rows may differ in shape"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="LazyStackedTensorDict, whose rows may differ in shape"):
         tdmap.map(data, ragged, num_workers=1, out=tmp_path / "ragged")
 
 
@@ -248,5 +250,5 @@ def test_results_that_do_not_go_together_name_their_rows(first):
         rows = len(chunk) if first else 3
         return TensorDict({"y": torch.zeros(rows, 4 if chunk["x"][0] < 500 else 5)}, [rows])
 
-    with pytest.raises(tdmap.OutputMismatch, match=r"rows 500:600: .*'y' is float32 \(1, 5\) where .* \(1, 4\)"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"rows 500:600: .*'y' is float32 \(1, 5\) where .* \(1, 4\)"):
         tdmap.map(data, fn, num_workers=2, chunksize=100)

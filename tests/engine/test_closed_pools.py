@@ -44,7 +44,7 @@ def test_a_map_in_another_thread():
 
     running = threading.Event()
 
-    class Watch(tdmap.Callback):
+    class Watch(tdmap.events.Callback):
         def on_lease_done(self, event):
             running.set()
 

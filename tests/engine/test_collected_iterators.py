@@ -97,7 +97,7 @@ def test_in_a_worker_of_another_job(kind):
 @pytest.mark.parametrize("inner", ["fork", "thread", "seeded thread", "serial"])
 @pytest.mark.parametrize("kind", [*KINDS, "pipeline"])
 def test_in_a_function_or_a_callback_of_another_job(kind, inner):
-    class Collect(tdmap.Callback):
+    class Collect(tdmap.events.Callback):
         def on_lease_done(self, event):
             gc.collect()
 

@@ -225,7 +225,7 @@ WRITES = """
         c["x"].add_(1000)
         part(first)
 
-    class Watch(tdmap.Callback):
+    class Watch(tdmap.events.Callback):
         def on_lease_done(self, event):
             part(event.done_rows)
 

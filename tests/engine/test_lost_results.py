@@ -42,7 +42,9 @@ def write_rows(chunk):
 )
 def test_an_entry_that_is_assigned_and_not_returned(run, data, fn, key, in_place):
     before = data.clone()
-    with pytest.raises(tdmap.OutputMismatch, match=rf"assigned chunk\[{key}\] and returned None.*Return the chunk"):
+    with pytest.raises(
+        tdmap.errors.OutputMismatch, match=rf"assigned chunk\[{key}\] and returned None.*Return the chunk"
+    ):
         run(data, fn, **({"out": data} if in_place else {}))
     assert (data == before).all()
 
@@ -59,11 +61,12 @@ def test_a_function_of_map_iter_may_return_none(data):
 
 def test_a_name_that_is_nearly_one_of_out(run, data):
     out = TensorDict({"value": torch.zeros(40, 3), "row": torch.zeros(40)}, [40])
-    with pytest.raises(tdmap.OutputMismatch, match="Did you mean 'value' instead of 'valeu'"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="Did you mean 'value' instead of 'valeu'"):
         run(data, lambda td: TensorDict({"valeu": td["x"], "row": td["x"][:, 0]}, td.batch_size), out=out)
     nested = TensorDict({"meta": {"value": torch.zeros(40, 3), "row": torch.zeros(40)}}, [40])
     with pytest.raises(
-        tdmap.OutputMismatch, match=r"in 'meta', and none of them is in out.*Did you mean 'value' instead of 'valeu'"
+        tdmap.errors.OutputMismatch,
+        match=r"in 'meta', and none of them is in out.*Did you mean 'value' instead of 'valeu'",
     ):
         run(data, lambda td: TensorDict({"meta": {"valeu": td["x"]}}, td.batch_size), out=nested)
 
@@ -75,7 +78,7 @@ def test_more_entries_and_fewer_entries_than_out_are_no_mistake(run, data):
 
 
 def test_a_new_entry_has_no_place_in_the_dataset_itself(run, data):
-    with pytest.raises(tdmap.OutputMismatch, match=r"new entry \('meta', 'half'\).*no room"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"new entry \('meta', 'half'\).*no room"):
         run(data, lambda td: td.clone().set(("meta", "half"), td["x"] / 2), out=data)
 
 
@@ -98,7 +101,7 @@ def test_a_value_that_its_output_has_no_room_for(run, made, wanted, value, becom
     data = TensorDict({"x": torch.zeros(20)}, [20])
     values = torch.tensor([value], dtype=made)
     out = TensorDict({"y": torch.zeros(20, dtype=wanted)}, [20])
-    with pytest.raises(tdmap.OutputMismatch, match=rf"'y': out has dtype {wanted}.* with the value .*no room"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=rf"'y': out has dtype {wanted}.* with the value .*no room"):
         run(data, lambda td: TensorDict({"y": values.expand(len(td))}, td.batch_size), out=out)
     assert not out["y"].to(torch.float64).any(), "nothing wrong is written"
 

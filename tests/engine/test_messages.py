@@ -40,14 +40,14 @@ def test_a_warning_about_skipped_rows_names_the_line_of_the_call(executor):
         lambda: tdmap.map_reduce(td, fail_first, tdmap.reducers.Count(), **options),
     ]
     for call in calls:
-        assert place_of(tdmap.SkippedRows, call) == (__file__, call.__code__.co_firstlineno)
+        assert place_of(tdmap.errors.SkippedRows, call) == (__file__, call.__code__.co_firstlineno)
 
 
 def test_a_warning_about_a_run_that_is_complete_names_the_line_of_the_call(tmp_path):
     td = TensorDict({"x": torch.arange(6)}, [6])
     call = lambda: td.map(torch.clone, out=tmp_path / "out", resume=True, num_workers=1)  # noqa: E731
     call()
-    assert place_of(tdmap.AlreadyComplete, call) == (__file__, call.__code__.co_firstlineno)
+    assert place_of(tdmap.errors.AlreadyComplete, call) == (__file__, call.__code__.co_firstlineno)
 
 
 def inner(x):
@@ -65,7 +65,7 @@ def test_a_warning_about_a_nested_map_names_the_line_of_the_inner_call():
 
 @pytest.mark.parametrize(("retries", "text"), [(0, "stopped once,"), (1, "stopped twice,"), (2, "stopped 3 times,")])
 def test_how_often_a_chunk_was_stopped(retries, text):
-    with pytest.raises(tdmap.ChunkTimeout, match=text):
+    with pytest.raises(tdmap.errors.ChunkTimeout, match=text):
         tdmap.map(torch.zeros(1), lambda x: time.sleep(60), num_workers=1, timeout=0.15, retries=retries)
 
 
@@ -74,7 +74,7 @@ def test_how_often_a_chunk_was_stopped(retries, text):
     [(0, r"the worker \(in worker process \d+\) died while running it, killed by"), (1, "2 workers died while")],
 )
 def test_how_many_workers_died(retries, text):
-    with pytest.raises(tdmap.WorkerLost, match=text):
+    with pytest.raises(tdmap.errors.WorkerLost, match=text):
         tdmap.map(torch.zeros(1), lambda x: os.kill(os.getpid(), signal.SIGKILL), num_workers=1, retries=retries)
 
 

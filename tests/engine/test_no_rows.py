@@ -30,7 +30,7 @@ def test_so_has_the_dataset_in_a_folder(nothing, tmp_path):
     tdmap.map(nothing, halve, num_workers=2, out=tmp_path / "out")
     loaded = TensorDict.load_memmap(tmp_path / "out")
     assert set(loaded.keys()) == {"y"} and loaded.batch_size == (0,)
-    with pytest.raises(tdmap.OutputMismatch, match="returned None, and out is a folder"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="returned None, and out is a folder"):
         tdmap.map(nothing, lambda td: None, num_workers=2, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -76,7 +76,7 @@ def test_a_folder_gets_the_keys_of_what_a_function_gives_back(kind, mode, resume
 
 
 def test_without_rows_and_without_results_a_folder_that_drops_rows_says_so(nothing, tmp_path):
-    with pytest.raises(tdmap.OutputMismatch, match="returned None"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="returned None"):
         tdmap.map(nothing, lambda td: None, num_workers=1, out=tmp_path / "none", on_error="drop")
     assert not (tmp_path / "none").exists()
 

@@ -90,15 +90,17 @@ def test_marked_rows_are_false_in_a_mask(rows, options, target):
 
 @pytest.mark.parametrize("mode", ["skip", "drop", "mark"])
 def test_without_a_handler_a_warning_says_how_many_and_where_the_list_is(rows, mode, tmp_path):
-    with pytest.warns(tdmap.SkippedRows, match=r"picky: 8 rows failed \(row 0: ValueError\('bad 0'\); row 1") as caught:
+    with pytest.warns(
+        tdmap.errors.SkippedRows, match=r"picky: 8 rows failed \(row 0: ValueError\('bad 0'\); row 1"
+    ) as caught:
         tdmap.map(rows, picky, on_error=mode, num_workers=2)
-    message = caught.pop(tdmap.SkippedRows).message
+    message = caught.pop(tdmap.errors.SkippedRows).message
     assert message.errors.rows == BAD and "in the `errors` of this warning" in str(message)
     if mode != "drop":
-        with pytest.warns(tdmap.SkippedRows) as caught:
+        with pytest.warns(tdmap.errors.SkippedRows) as caught:
             tdmap.map(rows, picky, on_error=mode, num_workers=2, out=tmp_path / "out", resume=True)
         place = tmp_path / "out" / ".tdmap" / "skipped.jsonl"
-        assert str(place) in str(caught.pop(tdmap.SkippedRows).message)
+        assert str(place) in str(caught.pop(tdmap.errors.SkippedRows).message)
         assert [json.loads(line)["row"] for line in place.read_text().splitlines()] == BAD
 
 
@@ -272,11 +274,11 @@ def test_a_file_of_pictures_of_which_some_are_broken(tmp_path):
             pixels = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(3, 2, 2)
         return TensorDict({"image": pixels, "label": row["label"], "path": os.path.basename(row["path"])}, [])
 
-    with pytest.warns(tdmap.SkippedRows) as caught:
+    with pytest.warns(tdmap.errors.SkippedRows) as caught:
         result = index.map(load, chunksize=0, num_workers=2, out=str(tmp_path / "images"), on_error="drop")
     kept = [i for i in range(40) if i % 9 != 4]
     assert result["path"] == [f"{i}.bin" for i in kept] and result["label"].tolist() == kept
     assert result["image"][:, 0, 0, 0].tolist() == kept
-    errors = caught.pop(tdmap.SkippedRows).message.errors
+    errors = caught.pop(tdmap.errors.SkippedRows).message.errors
     assert [bad.row for bad in errors] == [4, 13, 22, 31]
     assert all(isinstance(bad.error, FileNotFoundError) for bad in errors)

@@ -15,7 +15,7 @@ from tensordict_lite import TensorDict
 SETS = [tdmap.RunOptions, tdmap.FunctionOptions, tdmap.Options, tdmap.MapOptions, tdmap.MapGroupsOptions]
 
 
-class Jobs(tdmap.Callback):
+class Jobs(tdmap.events.Callback):
     """Notes how many workers each job is given."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ def chunks_of(call: Any) -> int:
     """How many chunks the first job of a call has."""
     seen: list[int] = []
 
-    class Chunks(tdmap.Callback):
+    class Chunks(tdmap.events.Callback):
         def on_job_started(self, event: Any) -> None:
             seen.append(event.num_chunks)
 

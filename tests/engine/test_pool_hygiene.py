@@ -135,7 +135,7 @@ def test_a_pool_cannot_be_sent():
     with tdmap.WorkerPool(1) as pool:
         with pytest.raises(TypeError, match="belongs to the process that made it"):
             pickle.dumps(pool)
-        with pytest.raises(tdmap.SerializationError, match="'pool'.*belongs to the process"):
+        with pytest.raises(tdmap.errors.SerializationError, match="'pool'.*belongs to the process"):
             tdmap.map(torch.arange(4), lambda x: tdmap.map(x, torch.neg, pool=pool), pool=pool)
 
 

@@ -206,7 +206,7 @@ def test_pools_of_threads_are_refused(library, data):
 
 def test_a_death_in_a_foreign_pool_is_an_error_and_not_a_hang():
     with FOREIGN["multiprocessing"]() as pool:
-        with pytest.raises(tdmap.WorkerLost, match="WorkerPool"):
+        with pytest.raises(tdmap.errors.WorkerLost, match="WorkerPool"):
             tdmap.map(torch.arange(20), lambda x: os.kill(os.getpid(), 9), pool=pool, chunksize=5)
 
 

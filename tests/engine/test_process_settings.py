@@ -237,11 +237,11 @@ OPERATIONS = {
         len(shard_rows(d)),
     ],
     "samplers": lambda d, w: [
-        list(tdmap.WeightedSampler([1.0, 2.0], 5, seed=0)),
-        list(tdmap.WeightedSampler([1.0, 2.0], 2, replacement=False)),
-        list(tdmap.BalancedSampler(d.rows["k"], 8, seed=0)),
-        list(tdmap.MixedSampler([10, 20], [0.3, 0.7], 8, seed=0)),
-        list(tdmap.MixedSampler([10, 20], [1, 2], 8).batches(3)),
+        list(tdmap.samplers.WeightedSampler([1.0, 2.0], 5, seed=0)),
+        list(tdmap.samplers.WeightedSampler([1.0, 2.0], 2, replacement=False)),
+        list(tdmap.samplers.BalancedSampler(d.rows["k"], 8, seed=0)),
+        list(tdmap.samplers.MixedSampler([10, 20], [0.3, 0.7], 8, seed=0)),
+        list(tdmap.samplers.MixedSampler([10, 20], [1, 2], 8).batches(3)),
     ],
     "text": lambda d, w: [
         tdmap.map(d.table, lambda t: {"y": t["k"] + 1, "s": t["s"]}, **w),
@@ -436,7 +436,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("workers", [*WORKERS, "forkserver"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.filterwarnings("ignore::tdmap.SkippedRows")
+@pytest.mark.filterwarnings("ignore::tdmap.errors.SkippedRows")
 def test_functions_see_the_default_device_of_the_caller(name, workers, data):
     options = WORKERS.get(workers, {"num_workers": 1, "mp_start_method": "forkserver"})
     for setting in ("set_default_device", "with device"):
@@ -453,7 +453,7 @@ def test_iterators_leave_the_default_device_of_their_consumer_alone(workers, dat
         steps = [
             tdmap.map_iter(rows, on_meta, chunksize=10, **WORKERS[workers]),
             rows.pipeline().map(on_meta).batch(10).iter(**WORKERS[workers]),
-            tdmap.WeightedSampler([1.0, 2.0]).batches(1),
+            tdmap.samplers.WeightedSampler([1.0, 2.0]).batches(1),
         ]
         for step in zip(*steps, strict=False):
             assert torch.empty(1).device.type == "meta" and all(value.device != "meta" for value in step)

@@ -22,7 +22,7 @@ def started(rows: int) -> JobStarted:
 
 
 def test_rows_of_earlier_sessions_do_not_count_for_the_rate():
-    bar = tdmap.ProgressBar(file=io.StringIO())
+    bar = tdmap.types.ProgressBar(file=io.StringIO())
     bar.on_job_started(started(1000))
     inner = bar._bar
     bar.on_lease_done(LeaseDone(1, 0, 6, 7, 100, 0.1, 700, 0.0))
@@ -34,7 +34,7 @@ def test_rows_of_earlier_sessions_do_not_count_for_the_rate():
 
 
 def test_a_fresh_run_begins_with_nothing():
-    bar = tdmap.ProgressBar(file=io.StringIO())
+    bar = tdmap.types.ProgressBar(file=io.StringIO())
     bar.on_job_started(started(1000))
     inner = bar._bar
     bar.on_lease_done(LeaseDone(1, 0, 0, 1, 100, 0.1, 100, 0.0))
@@ -43,14 +43,14 @@ def test_a_fresh_run_begins_with_nothing():
 
 def test_the_bar_of_a_run_ends_full():
     text = io.StringIO()
-    bar = tdmap.ProgressBar(file=text)
+    bar = tdmap.types.ProgressBar(file=text)
     tdmap.map(torch.arange(100), lambda x: x + 1, num_workers=2, chunksize=10, callbacks=[bar])
     assert "100/100" in text.getvalue()
 
 
 def test_an_operation_of_several_jobs_has_one_bar_in_rows():
     text = io.StringIO()
-    bar = tdmap.ProgressBar(file=text, mininterval=0)
+    bar = tdmap.types.ProgressBar(file=text, mininterval=0)
     tdmap.sort(torch.randperm(5000), lambda x: x, num_workers=2, callbacks=[bar])
     shown = text.getvalue()
     assert "sort, step 2" in shown and "5.00k/5.00k" in shown and "permute" not in shown
@@ -58,11 +58,11 @@ def test_an_operation_of_several_jobs_has_one_bar_in_rows():
 
 
 def test_retries_and_skipped_rows_are_shown():
-    bar = tdmap.ProgressBar(file=io.StringIO(), mininterval=0)
+    bar = tdmap.types.ProgressBar(file=io.StringIO(), mininterval=0)
     bar.on_job_started(started(1000))
-    bar.on_chunk_retried(tdmap.ChunkRetried(1, 3, (300, 400), 1, "killed"))
-    bar.on_rows_skipped(tdmap.RowsSkipped(1, 4, (None, None)))
-    bar.on_rows_skipped(tdmap.RowsSkipped(1, 5, (None,)))
+    bar.on_chunk_retried(tdmap.events.ChunkRetried(1, 3, (300, 400), 1, "killed"))
+    bar.on_rows_skipped(tdmap.events.RowsSkipped(1, 4, (None, None)))
+    bar.on_rows_skipped(tdmap.events.RowsSkipped(1, 5, (None,)))
     bar.on_lease_done(LeaseDone(1, 0, 0, 1, 100, 0.1, 100, 0.0))
     bar.on_job_ended(JobEnded(1, True, 1000, 1.0, None))
     assert "retried=1, skipped=3" in bar.options["file"].getvalue()
@@ -95,7 +95,7 @@ def test_a_bar_that_is_stopped_as_it_begins_shows_nothing_afterwards():
     text = io.StringIO()
 
     def begin():
-        bar = tdmap.ProgressBar(file=text)
+        bar = tdmap.types.ProgressBar(file=text)
         entry_point(lambda: bar.on_job_started(started(1000)))()
 
     total = lines_until(0, begin)
@@ -119,7 +119,7 @@ def test_nothing_is_written_where_nobody_looks(capfd):
 
 def test_the_bar_of_an_operation_that_fails_is_ended():
     text = io.StringIO()
-    bar = tdmap.ProgressBar(file=text)
+    bar = tdmap.types.ProgressBar(file=text)
     with contextlib.suppress(ZeroDivisionError):
         tdmap.map(torch.arange(1000), lambda x: 1 // 0, num_workers=0, callbacks=[bar])
     assert bar._bar is None and text.getvalue().endswith("\n")

@@ -98,7 +98,7 @@ def test_results_go_to_the_output_that_is_mapped_and_to_no_other(tmp_path):
     assert not TensorDict.load_memmap(tmp_path / "out")["y"].any()
 
 
-class Replace(tdmap.Callback):
+class Replace(tdmap.events.Callback):
     """Puts another dataset in place of the one that is being read, so that a new worker finds that."""
 
     def __init__(self, folder):

@@ -131,7 +131,7 @@ CASES: list[tuple[str, Callable[..., Any], type[Entry], Any]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::tdmap.SkippedRows")
+@pytest.mark.filterwarnings("ignore::tdmap.errors.SkippedRows")
 @pytest.mark.parametrize(
     "workers",
     [{"num_workers": 0}, {"num_workers": 1, "executor": "thread"}, {"num_workers": 2}],

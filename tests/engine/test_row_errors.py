@@ -36,12 +36,12 @@ def double(td):
 
 
 def test_skip_processes_every_other_row_and_warns(options, data):
-    with pytest.warns(tdmap.SkippedRows, match=r"double: 4 rows failed \(row 5: ValueError") as caught:
+    with pytest.warns(tdmap.errors.SkippedRows, match=r"double: 4 rows failed \(row 5: ValueError") as caught:
         result = tdmap.map(data, double, on_error="skip", **options)
     assert torch.equal(result["y"][GOOD], data["x"][GOOD] * 2)
     assert torch.equal(result["row"][GOOD], torch.tensor(GOOD) + 1)
     assert not result["y"][BAD].any() and not result["row"][BAD].any()
-    errors = caught.pop(tdmap.SkippedRows).message.errors
+    errors = caught.pop(tdmap.errors.SkippedRows).message.errors
     assert errors.rows == BAD
     assert torch.equal(result["row"] > 0, errors.mask(40))
     assert [str(bad.error) for bad in errors] == [f"cannot read row {row}" for row in BAD]
@@ -205,7 +205,7 @@ def test_reduce_leaves_skipped_rows_out(options, data):
 
 
 def test_events_carry_the_rows(data):
-    class Log(tdmap.Callback):
+    class Log(tdmap.events.Callback):
         skipped, ended = (), None
 
         def on_rows_skipped(self, event):
@@ -273,7 +273,7 @@ def test_a_resumed_run_takes_skipped_rows_as_done(data, tmp_path):
     errors = tdmap.RowErrors()
     tdmap.map(data, count, num_workers=2, chunksize=8, out=tmp_path / "out", resume=True, on_error=errors)
     ran = calls.stat().st_size
-    with pytest.warns(tdmap.AlreadyComplete), pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.AlreadyComplete), pytest.warns(tdmap.errors.SkippedRows):
         again = tdmap.map(data, count, num_workers=2, chunksize=8, out=tmp_path / "out", resume=True, on_error="skip")
     assert errors.rows == BAD and calls.stat().st_size == ran
     assert torch.equal(again["y"][GOOD], data["x"][GOOD] * 2)

@@ -249,6 +249,6 @@ def test_the_functions_own_alarm_is_a_bad_row():
                 interrupt()
         return part
 
-    with pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.SkippedRows):
         result = tdmap.map(X, fn, chunksize=20, on_error="skip", num_workers=0)
     assert torch.equal((result != X).nonzero().flatten(), torch.tensor([57]))

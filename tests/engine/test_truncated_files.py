@@ -95,7 +95,7 @@ def test_a_file_that_is_truncated_while_workers_read_it(tmp_path: Path) -> None:
         os.truncate("in-2/x.memmap", 4096)
         c["x"].add_(1)
 
-    class Deaths(tdmap.Callback):
+    class Deaths(tdmap.events.Callback):
         def on_chunk_retried(self, event):
             print("retried")
 

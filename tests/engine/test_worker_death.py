@@ -19,7 +19,7 @@ from tests.processes import comes_true
 METHODS = ["fork", "forkserver"]
 
 
-class Log(tdmap.Callback):
+class Log(tdmap.events.Callback):
     """Keeps the events."""
 
     def __init__(self):
@@ -128,7 +128,7 @@ def test_poison_rows_are_named_after_the_retries():
             os.kill(os.getpid(), signal.SIGSEGV)
         return x
 
-    with pytest.raises(tdmap.WorkerLost, match=r"rows 48:52.*3 workers died.*SIGSEGV") as caught:
+    with pytest.raises(tdmap.errors.WorkerLost, match=r"rows 48:52.*3 workers died.*SIGSEGV") as caught:
         tdmap.map(torch.arange(100), poison, num_workers=2, chunksize=4)
     assert caught.value.rows == (48, 52)
     assert (caught.value.signal, caught.value.exit_code) == (signal.SIGSEGV, None)
@@ -137,14 +137,14 @@ def test_poison_rows_are_named_after_the_retries():
 
 def test_no_retries_if_none_are_wanted(tmp_path):
     fn = dying(lambda: os._exit(7), tmp_path / "died", times=1)
-    with pytest.raises(tdmap.WorkerLost) as caught:
+    with pytest.raises(tdmap.errors.WorkerLost) as caught:
         tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, retries=0)
     assert caught.value.exit_code == 7
 
 
 def test_the_pool_is_usable_after_a_lost_job(tmp_path):
     with tdmap.WorkerPool(2) as pool:
-        with pytest.raises(tdmap.WorkerLost):
+        with pytest.raises(tdmap.errors.WorkerLost):
             tdmap.map(torch.arange(100), lambda x: os._exit(1), chunksize=4, pool=pool)
         assert torch.equal(tdmap.map(torch.arange(100), lambda x: x + 1, pool=pool), torch.arange(1, 101))
         assert pool.stats()["lost"] >= 3
@@ -190,7 +190,7 @@ def test_a_stuck_chunk_is_stopped_and_named():
         return x
 
     log = Log()
-    with pytest.raises(tdmap.ChunkTimeout, match=r"rows 48:52") as caught:
+    with pytest.raises(tdmap.errors.ChunkTimeout, match=r"rows 48:52") as caught:
         tdmap.map(torch.arange(100), stuck, num_workers=2, chunksize=4, timeout=1, retries=1, callbacks=[log])
     assert caught.value.rows == (48, 52)
     assert isinstance(caught.value, TimeoutError)
@@ -257,9 +257,9 @@ def test_the_last_word_on_one_job_does_not_hide_what_the_next_one_runs():
 
     with tdmap.WorkerPool(1) as pool:
         assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
-        with pytest.raises(tdmap.ChunkTimeout):
+        with pytest.raises(tdmap.errors.ChunkTimeout):
             tdmap.map(torch.zeros(1), lambda x: time.sleep(600), pool=pool, timeout=0.4, retries=0)
         assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
-        with pytest.raises(tdmap.WorkerLost) as caught:
+        with pytest.raises(tdmap.errors.WorkerLost) as caught:
             tdmap.map(torch.zeros(1), lambda x: os._exit(3), pool=pool, retries=0)
         assert caught.value.rows == (0, 1) and caught.value.exit_code == 3

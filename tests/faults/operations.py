@@ -125,5 +125,5 @@ IN_DATASET: dict[str, Operation] = {"map into": _into, "map in place": _in_place
 def quietly(run: Callable[[], Any]) -> Any:
     """Run it, without the warning that it has been run before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
         return run()

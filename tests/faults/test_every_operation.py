@@ -66,7 +66,7 @@ class Place:
         tempfile.tempdir = str(self.temporary)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+                warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
                 return self.operation.call(self.data, **{"num_workers": 0, "resume": True, **self.options, **options})
         finally:
             tempfile.tempdir = None
@@ -120,13 +120,13 @@ def test_a_driver_is_killed_at_every_step(name, output, tmp_path):
         number += 1
 
 
-class AtRandom(tdmap.Callback):
+class AtRandom(tdmap.events.Callback):
     """Kills workers and drivers."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def on_lease_done(self, event: tdmap.LeaseDone) -> None:
+    def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
         victim = self.random.choice([event.worker, os.getpid(), 0, 0, 0])
         if victim:
             os.kill(victim, signal.SIGKILL)

@@ -65,7 +65,7 @@ def run(mode: str, folder: Path) -> list[int]:
     data = TensorDict.load_memmap(folder / "in")
     options = {"executor": "serial", "chunksize": CHUNK, "seed": 3}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
         if mode == "folder":
             tdmap.map(data, double, out=folder / "out", resume=True, on_error=errors, **options)
         elif mode == "files":

@@ -317,12 +317,12 @@ def test_a_changed_module_is_refused_by_name_until_a_version_is_given(load, tmp_
     (tmp_path / "mark").unlink()
     versions = []
     for call in run(1):
-        with pytest.raises(tdmap.ResumeMismatch, match=r"differs in: .*module late") as refused:
+        with pytest.raises(tdmap.errors.ResumeMismatch, match=r"differs in: .*module late") as refused:
             call()
         versions.append(str(refused.value).partition("@tdmap.versioned('")[2].partition("'")[0])
     assert len({*versions}) == 1
     for call in run(1, "other"):
-        with pytest.raises(tdmap.ResumeMismatch, match=r"differs in: .*version"):
+        with pytest.raises(tdmap.errors.ResumeMismatch, match=r"differs in: .*version"):
             call()
     for call in run(1, versions[0]):
         assert set(call()["y"].tolist()) <= {0, 1}
@@ -337,7 +337,7 @@ def test_an_in_place_run_is_known_by_the_version_of_its_message(tmp_path):
     data.map(double, out=data, resume=True, num_workers=0)
     for version in (known, None):
         double.tdmap_version = version
-        with pytest.warns(tdmap.AlreadyComplete):
+        with pytest.warns(tdmap.errors.AlreadyComplete):
             data.map(double, out=data, resume=True, num_workers=0)
     assert data["x"].tolist() == [2, 2, 2, 2]
 
@@ -516,7 +516,7 @@ def test_a_newer_package_is_another_run_but_never_a_second_change_in_place(tmp_p
     with pytest.warns(tdmap.errors.AlreadyComplete):
         data.map(add, out=data, resume=True, num_workers=0)
     assert torch.equal(data["x"], torch.arange(10) + 3)
-    with pytest.raises(tdmap.ResumeMismatch, match="differs in: package numpy"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="differs in: package numpy"):
         data.map(uses_numpy_too, out=tmp_path / "out", resume=True, num_workers=0)
 
 

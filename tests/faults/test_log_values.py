@@ -273,7 +273,7 @@ def test_a_reduction_goes_on_from_its_states_with_the_same_bits(tmp_path, name):
     x = torch.rand(50, generator=generator)
     data = TensorDict({"x": x, "k": (x * 5).long(), "m": torch.rand(50, 3, generator=generator)}, [50])
 
-    class Stop(tdmap.Callback):
+    class Stop(tdmap.events.Callback):
         leases = 0
 
         def on_lease_done(self, event):
@@ -315,7 +315,7 @@ def test_a_state_that_is_no_data_is_an_error_with_what_to_do(tmp_path):
 def test_pieces_are_kept_or_their_chunks_are_done_again(tmp_path, kept, monkeypatch):
     data, log = TensorDict({"x": torch.arange(12)}, [12]), str(tmp_path / "log")
 
-    class Stop(tdmap.Callback):
+    class Stop(tdmap.events.Callback):
         def on_lease_done(self, event):
             raise InterruptedError
 

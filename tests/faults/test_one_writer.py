@@ -69,7 +69,7 @@ def test_who_comes_second_is_told_who_writes(tmp_path, name):
     assert before - 1 <= error.since <= time.time() and isinstance(error, BlockingIOError)
 
 
-class Watch(tdmap.Callback):
+class Watch(tdmap.events.Callback):
     """Who writes the folder while jobs run."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_output_without_a_journal_leaves_no_hidden_folder(tmp_path, name):
 
 @pytest.mark.parametrize("name", OUT_OF_PLACE)
 def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
-    class Stop(tdmap.Callback):
+    class Stop(tdmap.events.Callback):
         def on_job_started(self, event):
             raise ArithmeticError("stop")
 
@@ -187,7 +187,7 @@ SCRIPT = """
         time.sleep(0 if mode == "quick" else 600)
         return chunk.clone()
 
-    class Fork(tdmap.Callback):
+    class Fork(tdmap.events.Callback):
         # A child of the program that lives on, and knows nothing of the run.
         def on_job_started(self, event):
             if os.fork() == 0:
@@ -289,7 +289,7 @@ def test_warm_workers_do_not_keep_the_folder(tmp_path, method):
         pass
 
 
-class Fork(tdmap.Callback):
+class Fork(tdmap.events.Callback):
     """A child of the caller, forked in the middle of a run, that leaves by an exception."""
 
     def __init__(self) -> None:
@@ -431,7 +431,7 @@ def test_a_home_folder_is_not_made_in_the_working_directory(tmp_path, monkeypatc
 def test_what_somebody_puts_into_the_folder_meanwhile_is_left_alone(tmp_path, name):
     out = tmp_path / "out"
 
-    class Intrude(tdmap.Callback):
+    class Intrude(tdmap.events.Callback):
         def on_job_started(self, event):
             out.mkdir(exist_ok=True)
             (out / "x.memmap").write_text("mine")

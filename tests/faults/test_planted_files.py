@@ -102,7 +102,7 @@ def prepare(name: str, folder: Path) -> Path:
     return folder / "out"
 
 
-class Stop(tdmap.Callback):
+class Stop(tdmap.events.Callback):
     """Ends a run in its middle."""
 
     def on_lease_done(self, event):
@@ -485,7 +485,7 @@ def test_a_move_that_nobody_has_begun_removes_nothing(tmp_path, name):
 def test_files_between_two_jobs_are_private_and_have_no_name_that_is_known(tmp_path, name):
     found = set()
 
-    class Look(tdmap.Callback):
+    class Look(tdmap.events.Callback):
         def on_job_ended(self, event):
             paths = list((tmp_path / "out" / ".tdmap").glob("spill-*"))
             assert all(path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600) for path in paths)
@@ -501,7 +501,7 @@ def test_files_between_two_jobs_are_private_and_have_no_name_that_is_known(tmp_p
 def test_files_of_a_run_that_can_be_gone_on_with_are_private(tmp_path):
     found = set()
 
-    class Look(tdmap.Callback):
+    class Look(tdmap.events.Callback):
         def on_lease_done(self, event):
             for path in (tmp_path / "out" / ".tdmap").glob("spill-*"):
                 assert path.stat().st_mode & 0o777 == 0o600
@@ -535,7 +535,7 @@ def test_an_entry_in_place_of_the_hidden_folder_is_refused_before_the_run(tmp_pa
 
         monkeypatch.setattr(operations, fn, counted)
     operation = (RESUMABLE if resumed else OUT_OF_PLACE)[plain]
-    with pytest.raises(tdmap.OutputMismatch, match=r"'\.tdmap' would lie in the folder \.tdmap"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'\.tdmap' would lie in the folder \.tdmap"):
         operation(with_hidden_key(make()), tmp_path / "out", num_workers=0)
     assert sum(rows) <= (40 if name == "cache here" else 15)  # one chunk or group; a stream is ahead by some more
     assert not (tmp_path / "out" / "meta.json").exists()
@@ -547,7 +547,7 @@ def test_an_entry_in_place_of_the_hidden_folder_of_a_dataset_in_place(tmp_path):
         lambda: tdmap.map(data, lambda c: None, out=data, resume=True, num_workers=0),
         lambda: tdmap.map(make(), same, out=data, resume=True, num_workers=0),
     ):
-        with pytest.raises(tdmap.OutputMismatch, match="would lie in the folder"):
+        with pytest.raises(tdmap.errors.OutputMismatch, match="would lie in the folder"):
             run()
     assert sorted(os.listdir(tmp_path / "data" / ".tdmap")) == ["meta.json", "z.memmap"]
 
@@ -571,8 +571,11 @@ def test_a_cache_of_another_pipeline_says_so_in_plain_text(tmp_path):
 
 def test_states_of_a_reducer_of_the_users_come_back(tmp_path):
     assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
-    with pytest.warns(tdmap.AlreadyComplete):
+    with pytest.warns(tdmap.errors.AlreadyComplete):
         assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
     (tmp_path / "out" / ".tdmap" / "states-0").unlink()
-    with pytest.warns(tdmap.AlreadyComplete), pytest.raises(FileNotFoundError, match="remove the folder to run anew"):
+    with (
+        pytest.warns(tdmap.errors.AlreadyComplete),
+        pytest.raises(FileNotFoundError, match="remove the folder to run anew"),
+    ):
         tdmap.reduce(make(), Total(), chunksize=10, resume=tmp_path / "out", num_workers=0)

@@ -142,7 +142,7 @@ def test_a_run_goes_on_when_there_is_room_again(tmp_path, name):
         if name in IN_DATASET:
             make().memmap(out)
 
-        class Fill(tdmap.Callback):
+        class Fill(tdmap.events.Callback):
             def on_lease_done(self, event):
                 fill(filler)
 
@@ -166,7 +166,7 @@ def test_a_full_disk_does_not_hide_the_error_of_a_function(tmp_path, name):
         if name in IN_DATASET:
             make().memmap(mount / "out")
 
-        class Fill(tdmap.Callback):
+        class Fill(tdmap.events.Callback):
             def on_lease_done(self, event):
                 fill(mount / "filler")
                 raise ArithmeticError("mine")
@@ -185,7 +185,7 @@ def test_a_full_disk_tells_no_lies_about_who_writes(tmp_path):
         from tdmap.memory import folderlock
 
         lock = folderlock.take(mount / "out", "map(f)")
-        with pytest.raises(tdmap.FolderInUse, match="by somebody"):
+        with pytest.raises(tdmap.errors.FolderInUse, match="by somebody"):
             folderlock.take(mount / "out", "map(g)")
         lock.release()
         folderlock.take(mount / "out", "map(g)").release()
@@ -198,7 +198,7 @@ def test_a_clock_that_jumps_does_not_matter(tmp_path, name, monkeypatch):
         make().memmap(tmp_path / "quiet")
     operation, jumps, real = {**RESUMABLE, **IN_DATASET}[name], [0], time.time
 
-    class Jump(tdmap.Callback):
+    class Jump(tdmap.events.Callback):
         leases = 0
 
         def on_lease_done(self, event):
@@ -233,7 +233,7 @@ def test_an_overlay_file_system(tmp_path, name):
         assert len(result) == len(TensorDict.load_memmap(out)) if name != "map without rows" else True
         from tdmap.memory.folderlock import locked
 
-        with locked(out, "another"), pytest.raises(tdmap.FolderInUse), locked(out, "second"):
+        with locked(out, "another"), pytest.raises(tdmap.errors.FolderInUse), locked(out, "second"):
             pass
     if name in IN_DATASET:
         assert torch.equal(TensorDict.load_memmap(tmp_path / "lower" / "out")["x"], make()["x"])

@@ -140,7 +140,7 @@ def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
     assert line["type"] == "Interrupt" and "rows 100:105" in line["notes"][0]
     runs = []
 
-    class Count(tdmap.Callback):
+    class Count(tdmap.events.Callback):
         def on_lease_done(self, event):
             runs.append(event.rows)
 
@@ -549,7 +549,7 @@ def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_pa
     assert before
     journals.keep(path, b"H")  # as if the driver had heard of nothing
 
-    class Stop(tdmap.Callback):
+    class Stop(tdmap.events.Callback):
         def on_job_started(self, event):
             raise Interrupt
 

@@ -134,5 +134,5 @@ def test_a_call_is_refused_after_a_store_to_its_rows(call, tmp_path):
     data["x"][3] = 100
     CALLS[call](data, tmp_path / "out")
     data["x"][3] = 200
-    with pytest.raises(tdmap.ResumeMismatch, match="written at"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="written at"):
         CALLS[call](data, tmp_path / "out")

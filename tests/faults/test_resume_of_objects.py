@@ -27,7 +27,7 @@ def test_other_strings_are_other_data(name, mapped, tmp_path):
 
     out = str(tmp_path / "out")
     CALLS[name](dataset(["a", "b"], "one"), out)
-    with pytest.raises(tdmap.ResumeMismatch, match="'s'"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="'s'"):
         CALLS[name](dataset(["x", "y"], "two"), out)
 
 
@@ -37,7 +37,7 @@ def test_other_strings_of_the_second_dataset_are_other_data(tmp_path):
         second = TensorDict({"k": torch.tensor([1, 2]), "s": strings}, [2])
         call = lambda: tdmap.join(first, second, "k", out=str(tmp_path / "out"), resume=True, num_workers=0)  # noqa: B023, E731
         if raises:
-            with pytest.raises(tdmap.ResumeMismatch, match="differs in: b: 's'"):
+            with pytest.raises(tdmap.errors.ResumeMismatch, match="differs in: b: 's'"):
                 call()
         else:
             call()

@@ -124,7 +124,9 @@ def test_a_dataset_with_some_columns_saved_anew_is_refused(point: str, kind: Any
     data = load_memmap(folder).unlock_()
     data["x"] = torch.arange(1000, 1000 + ROWS)
     data.memmap_(folder)
-    with pytest.raises(tdmap.ResumeMismatch, match="a save has replaced files of the dataset since, and not all"):
+    with pytest.raises(
+        tdmap.errors.ResumeMismatch, match="a save has replaced files of the dataset since, and not all"
+    ):
         in_place(folder)
     assert load_memmap(folder)["x"].tolist() == list(range(1000, 1000 + ROWS))
     kind(2000).memmap(folder)  # one of the ways on

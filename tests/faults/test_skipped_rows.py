@@ -58,7 +58,7 @@ def data(tmp_path):
     return TensorDict({"x": torch.arange(200.0), "row": torch.arange(200)}, [200]).memmap(tmp_path / "in")
 
 
-class StopAfter(tdmap.Callback):
+class StopAfter(tdmap.events.Callback):
     """Ends the session once so many rows have been skipped."""
 
     def __init__(self, count):
@@ -72,7 +72,7 @@ class StopAfter(tdmap.Callback):
             raise Stop
 
 
-class End(tdmap.Callback):
+class End(tdmap.events.Callback):
     def on_job_ended(self, event):
         self.rows = [bad.row for bad in event.errors]
 
@@ -113,7 +113,7 @@ def test_a_later_session_reports_the_rows_of_all_sessions(data, tmp_path, mode, 
 
 @pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
 def test_a_complete_run_reports_them_again(data, tmp_path, mode):
-    with pytest.warns(tdmap.SkippedRows):
+    with pytest.warns(tdmap.errors.SkippedRows):
         run(mode, data, tmp_path, on_error="skip")
     again = tdmap.RowErrors()
     with pytest.warns(AlreadyComplete):
@@ -123,7 +123,7 @@ def test_a_complete_run_reports_them_again(data, tmp_path, mode):
         warnings.simplefilter("always")
         run(mode, data, tmp_path, on_error="skip")
     found = {warning.category: warning for warning in caught}
-    assert found[tdmap.SkippedRows].message.errors.rows == BAD
+    assert found[tdmap.errors.SkippedRows].message.errors.rows == BAD
     # Not of what the collector finds of other tests.
     own = [warning for warning in caught if not issubclass(warning.category, ResourceWarning)]
     assert all(warning.filename == __file__ for warning in own)

@@ -204,7 +204,7 @@ def test_without_undo_a_death_in_place_ends_the_job(tmp_path):
         if once(tmp_path / "died"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(tdmap.WorkerLost, match="undo=False"):
+    with pytest.raises(tdmap.errors.WorkerLost, match="undo=False"):
         tdmap.map(x, count, num_workers=2, chunksize=8, undo=False, out=x)
 
 

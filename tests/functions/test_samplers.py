@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tdmap.ops.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
+from tdmap.samplers import BalancedSampler, MixedSampler, WeightedSampler
 
 WEIGHTS = torch.tensor([0.0, 1.0, 3.0, 0.0, 6.0])
 LABELS = torch.tensor([7] * 90 + [2] * 9 + [5])

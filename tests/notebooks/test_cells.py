@@ -98,7 +98,7 @@ def test_a_cell_that_was_changed_is_another_function(run: Run) -> None:
     printed = run(
         "def shift(chunk):\n    return {'y': chunk['x'] + 2}\n"
         "try:\n    tdmap.map(data, shift, out='changed', resume=True, num_workers=0)\n"
-        "except tdmap.ResumeMismatch as error:\n    print('shift' in str(error))"
+        "except tdmap.errors.ResumeMismatch as error:\n    print('shift' in str(error))"
     )
     assert printed == "True\n"
 

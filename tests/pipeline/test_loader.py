@@ -294,9 +294,9 @@ def test_rows_of_another_kind_are_refused_when_pipelines_are_joined(data):
     data = data.select("x")
     rows = data.pipeline()
     other = TensorDict({"w": torch.arange(3)}, [3]).pipeline()
-    with pytest.raises(tdmap.OutputMismatch, match="the second one has also \\['w'\\] and lacks \\['x'\\]"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="the second one has also \\['w'\\] and lacks \\['x'\\]"):
         rows.concat(other.take(2))
-    with pytest.raises(tdmap.OutputMismatch, match="float64"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="float64"):
         rows.concat(TensorDict({"x": torch.zeros(3, dtype=torch.float64)}, [3]).pipeline().shuffle(1))
     assert rows.concat(data[:3].pipeline()).count() == 43
     assert rows.concat(other.map(lambda chunk: TensorDict({"x": chunk["w"]}, chunk.batch_size))).count() == 43

@@ -80,10 +80,10 @@ def test_rows_that_raise_are_left_out_and_told_by_their_numbers(data, stage, end
 
 def test_answers_are_those_of_the_rows_that_are_left(data, workers):
     fine, chain = [x for x in range(40) if x not in BAD], data.select("x").pipeline().map(fragile)
-    with pytest.warns(tdmap.SkippedRows, match="3 rows failed"):
+    with pytest.warns(tdmap.errors.SkippedRows, match="3 rows failed"):
         answer = chain.reduce({"n": Count(), "sum": Sum("x")}, on_error="skip", **workers)
     assert (int(answer["n"]), int(answer["sum"])) == (len(fine), sum(fine))
-    with pytest.warns(tdmap.SkippedRows, match="3 rows failed"):
+    with pytest.warns(tdmap.errors.SkippedRows, match="3 rows failed"):
         assert chain.count(on_error="drop", **workers) == len(fine)
     assert chain.batch(2).count(on_error=tdmap.RowErrors(), **workers) == 19, "20 and 21 are one batch"
     assert chain.count() == 40, "no function is called"
@@ -128,7 +128,7 @@ def test_a_seed_takes_the_place_of_that_of_the_pipeline(data, workers):
     assert torch.equal(torch.cat([batch["noise"] for batch in batches]), noise(seed=3))
 
 
-class Looks(tdmap.Callback):
+class Looks(tdmap.events.Callback):
     """Notes chunks, and names of spill files while there are any."""
 
     def __init__(self, folder=None):

@@ -142,9 +142,9 @@ def test_ranks_fill_a_dataset_that_there_is(data, tmp_path, in_place, resume):
         assert set(changed) <= set(range(first, stop)) and len(changed) >= stop - first - 1
     assert torch.equal(out[key], wanted)
     if resume:
-        with pytest.warns(tdmap.AlreadyComplete):
+        with pytest.warns(tdmap.errors.AlreadyComplete):
             data.map(fn, out=out, chunksize=10, num_workers=0, resume=True, shard=(1, 3))
-        with pytest.warns(tdmap.AlreadyComplete):
+        with pytest.warns(tdmap.errors.AlreadyComplete):
             data.map(fn, out=out, chunksize=10, num_workers=0, resume=True)
         assert torch.equal(out[key], wanted)
 
@@ -425,7 +425,7 @@ def test_skipped_rows_of_all_ranks_are_told(data, tmp_path):
 
     out = tmp_path / "out"
     for rank in range(2):
-        with pytest.warns(tdmap.SkippedRows):
+        with pytest.warns(tdmap.errors.SkippedRows):
             data.map(fn, out=out, chunksize=10, num_workers=0, shard=(rank, 2), on_error="skip")
     assert [bad["row"] for bad in read_status(out).skipped] == [3, 23, 43, 63, 83]
     assert torch.equal(TensorDict.load_memmap(out)["a"][[2, 3, 63, 64]], torch.tensor([4, 0, 0, 128]))

@@ -162,7 +162,7 @@ def test_a_function_needs_files_that_workers_have_as_well(cluster: Any, transpor
         return mapped[chunk["n", "k"]]
 
     if transport == "store":
-        with pytest.raises(tdmap.WorkerStartError, match="a folder that all machines share"):
+        with pytest.raises(tdmap.errors.WorkerStartError, match="a folder that all machines share"):
             tdmap.map(rows(), looked_up, **on("store"))
     else:
         assert torch.equal(tdmap.map(rows(), looked_up, **on(transport)), table[rows()["n", "k"]])
@@ -214,16 +214,16 @@ def test_killed_actor_loses_no_rows_and_does_none_twice(cluster: Any, transport:
     assert torch.equal(data["x"], torch.arange(ROWS).double() + 1)
 
 
-class Deaths(tdmap.Callback):
+class Deaths(tdmap.events.Callback):
     seen = 0
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
 
-    def on_worker_died(self, event: tdmap.WorkerDied) -> None:
+    def on_worker_died(self, event: tdmap.events.WorkerDied) -> None:
         self.seen += 1
 
-    def on_lease_done(self, event: tdmap.LeaseDone) -> None:
+    def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
         self.nodes.add(event.node)
 
 
@@ -236,7 +236,7 @@ def test_rows_that_kill_every_worker_are_named(cluster: Any, transport: str) -> 
         if int(chunk["x"][0]) == 500:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(tdmap.WorkerLost, match="rows 500:510"):
+    with pytest.raises(tdmap.errors.WorkerLost, match="rows 500:510"):
         tdmap.map(rows(), fatal, chunksize=10, retries=1, **on(transport))
 
 
@@ -252,7 +252,7 @@ def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_pa
         ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
         data = TensorDict.load_memmap(sys.argv[2])
 
-        class Ends(tdmap.Callback):
+        class Ends(tdmap.events.Callback):
             def on_lease_done(self, event):
                 if event.done_rows > 300:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -268,8 +268,8 @@ def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_pa
 
     began: list[int] = []
 
-    class Begins(tdmap.Callback):
-        def on_job_started(self, event: tdmap.JobStarted) -> None:
+    class Begins(tdmap.events.Callback):
+        def on_job_started(self, event: tdmap.events.JobStarted) -> None:
             began.append(event.done_rows)
 
     data.map(fn, out=data, chunksize=10, resume=True, callbacks=[Begins()], **on(transport))
@@ -279,7 +279,7 @@ def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_pa
 
 def test_a_function_that_cannot_travel_or_raises_says_so(cluster: Any, transport: str) -> None:
     running = (number for number in range(3))
-    with pytest.raises(tdmap.SerializationError, match="running"):
+    with pytest.raises(tdmap.errors.SerializationError, match="running"):
         tdmap.map(rows(), lambda c: running and None, **on(transport))
     with pytest.raises(ValueError, match="nobody likes") as caught:
         tdmap.map(rows(), picky, chunksize=10, **on(transport))
@@ -323,13 +323,13 @@ def test_the_death_of_the_only_machine_with_room_is_told(cluster: Any) -> None:
     """Long before the time that a cluster has to start a worker is over."""
     node = cluster.add_node(resources={"lone": 1}, num_cpus=1, object_store_memory=100 << 20, include_dashboard=False)
 
-    class Remove(tdmap.Callback):
+    class Remove(tdmap.events.Callback):
         def on_lease_done(self, event: Any) -> None:
             if node in cluster.worker_nodes:
                 cluster.remove_node(node, allow_graceful=False)
 
     lone = RayCluster(resources={"lone": 1}, start_timeout=1e6)
-    with pytest.raises(tdmap.WorkerStartError, match="no machine of the cluster has so much"):
+    with pytest.raises(tdmap.errors.WorkerStartError, match="no machine of the cluster has so much"):
         tdmap.map(torch.arange(64), _slowly, chunksize=1, executor=lone, num_workers=1, callbacks=[Remove()])
 
 
@@ -345,8 +345,8 @@ def test_killed_node_loses_no_rows_and_does_none_twice(cluster: Any, transport: 
     nodes = [cluster.add_node(resources={transport: 1}, **small) for _ in range(2)]
     killed: list[Any] = []
 
-    class EndsNode(tdmap.Callback):
-        def on_lease_done(self, event: tdmap.LeaseDone) -> None:
+    class EndsNode(tdmap.events.Callback):
+        def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
             if not killed:
                 killed.append(nodes.pop())
                 cluster.remove_node(killed[0], allow_graceful=False)

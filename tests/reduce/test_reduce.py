@@ -111,7 +111,7 @@ def test_an_entry_that_is_not_there_is_said_before_anything_runs(data: TensorDic
     assert int(found["own"]) == len(rows)  # the key of one's own reducer may be anything
 
 
-class Refuses(tdmap.Callback):
+class Refuses(tdmap.events.Callback):
     def on_job_started(self, event: Any) -> None:
         raise AssertionError("it began")
 

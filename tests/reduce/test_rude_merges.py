@@ -9,7 +9,7 @@ import tdmap
 from tensordict_lite import TensorDict
 
 
-class InPlace(tdmap.Reducer):
+class InPlace(tdmap.reducers.Reducer):
     def init(self):
         return {"sum": torch.zeros(())}
 

@@ -80,6 +80,6 @@ def test_a_state_that_cannot_travel_is_an_error_and_the_pool_lives_on() -> None:
     def opened(chunk: torch.Tensor) -> Any:
         return [(n for n in range(3))]  # nothing can pickle a generator
 
-    with pytest.raises(tdmap.SerializationError):
+    with pytest.raises(tdmap.errors.SerializationError):
         tdmap.map_reduce(torch.arange(10), opened, operator.add, num_workers=2, chunksize=1)
     assert int(tdmap.reduce(TensorDict({"x": torch.zeros(5)}, [5]), r.Count(), num_workers=2)) == 5

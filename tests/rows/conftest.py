@@ -80,7 +80,7 @@ def bits(data: Any) -> dict[Any, Any]:
     return found
 
 
-class Killer(tdmap.Callback):
+class Killer(tdmap.events.Callback):
     """Sends SIGKILL to a worker, or to this very process, once the n-th job of an operation has got going."""
 
     def __init__(self, job: int, driver: bool = False) -> None:
@@ -90,14 +90,14 @@ class Killer(tdmap.Callback):
         self.killed = False
         self.deaths = 0
 
-    def on_job_started(self, event: tdmap.JobStarted) -> None:
+    def on_job_started(self, event: tdmap.events.JobStarted) -> None:
         self.seen.append(event.job)
 
-    def on_lease_done(self, event: tdmap.LeaseDone) -> None:
+    def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
         if not self.killed and len(self.seen) == self.job + 1:
             self.killed = True
             assert self.driver or event.worker > 0, "the job runs in the caller: 0 would end its process group"
             os.kill(os.getpid() if self.driver else event.worker, signal.SIGKILL)
 
-    def on_worker_died(self, event: tdmap.WorkerDied) -> None:
+    def on_worker_died(self, event: tdmap.events.WorkerDied) -> None:
         self.deaths += event.signal == signal.SIGKILL

@@ -150,7 +150,7 @@ def test_bad_formulas_say_what_is_wrong() -> None:
         "there is no such entry": (KeyError, col("w") > 0),
         "cannot be computed": (TypeError, col("word") > 3),
         "Reduce one of them first": (TypeError, col("wide") > col("v")),
-        "must return bools": (tdmap.OutputMismatch, col("v") + 1),
+        "must return bools": (tdmap.errors.OutputMismatch, col("v") + 1),
         "gives Python objects": (TypeError, col("word")),
         "collection of entries": (TypeError, col("in") > 1),
         "~ turns bools around": (TypeError, ~col("v")),
@@ -180,7 +180,7 @@ def test_goes_where_functions_go() -> None:
 def test_a_run_goes_on_with_the_same_text_and_no_other(tmp_path: Path) -> None:
     data, out = table().exclude("word"), tmp_path / "out"
 
-    class Stop(tdmap.Callback):
+    class Stop(tdmap.events.Callback):
         def on_lease_done(self, event: Any) -> None:
             raise KeyboardInterrupt
 

@@ -37,7 +37,7 @@ def test_a_lazy_stack_takes_rows_as_a_dense_collection_does(name):
 def test_a_lazy_stack_refuses_what_does_not_fit(name):
     data = TensorDict({"k": torch.tensor([300, 1, 2])}, [3])
     for out in (members(torch.int8), members(shape=(2,)), members(key="other")):
-        with pytest.raises(tdmap.OutputMismatch):
+        with pytest.raises(tdmap.errors.OutputMismatch):
             OPERATIONS[name](data, out)
 
 
@@ -75,7 +75,7 @@ def test_an_output_whose_rows_are_copies_is_refused_before_anything_runs(name, k
 @pytest.mark.parametrize("kind", ["HDF5", "Zarr"])
 def test_a_function_that_changes_rows_that_are_copies_is_told_so(kind, tmp_path):
     data = COPIES[kind](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), tmp_path)
-    with pytest.raises(tdmap.OutputMismatch, match="in place has no effect on a PersistentTensorDict"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="in place has no effect on a PersistentTensorDict"):
         tdmap.map(data, lambda rows: [rows.zero_(), None][1], num_workers=0)
 
 
@@ -117,7 +117,7 @@ def test_strings_that_a_function_assigns_are_not_lost_in_silence(workers):
     def upper(rows):
         rows["s"] = [text.upper() for text in rows["s"]]
 
-    with pytest.raises(tdmap.OutputMismatch, match="assigned chunk\\['s'\\] and returned None"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="assigned chunk\\['s'\\] and returned None"):
         tdmap.map(data, upper, num_workers=workers)
 
     def add(rows):

@@ -121,7 +121,7 @@ SCRIPT = """
     from tensordict_lite import TensorDict
     warnings.simplefilter("error")
 
-    class Killer(tdmap.Callback):
+    class Killer(tdmap.events.Callback):
         leases, jobs = 0, 0
         def on_job_started(self, event):
             self.jobs += 1

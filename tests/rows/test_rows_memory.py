@@ -17,7 +17,7 @@ SCRIPT = """
     from tensordict_lite import TensorDict
     torch.set_num_threads(1)
 
-    class Watch(tdmap.Callback):
+    class Watch(tdmap.events.Callback):
         worker = main = 0
         def on_lease_done(self, event):
             self.worker = max(self.worker, psutil.Process(event.worker).memory_full_info().uss)

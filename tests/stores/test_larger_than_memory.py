@@ -80,7 +80,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         yield
 
 
-class Longest(tdmap.Reducer):
+class Longest(tdmap.reducers.Reducer):
     """A reducer that is not ready-made, and reads whole rows."""
 
     def init(self) -> Any:

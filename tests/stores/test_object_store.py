@@ -212,7 +212,7 @@ def test_memory_is_seen_by_this_process_alone(credentials: None) -> None:
         lambda: tdmap.map(result, double, num_workers=2),
         lambda: tdmap.map(numbers(0, 8), keep, num_workers=2, out="memory://tests/other"),
     ):
-        with pytest.raises(tdmap.SerializationError, match="memory of this process"):
+        with pytest.raises(tdmap.errors.SerializationError, match="memory of this process"):
             call()
 
 
@@ -275,7 +275,7 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
     healed.touch()
     assert run(resume=True)["x"].tolist() == list(range(40))
     assert log.read_text().split() == ["0", "10", "20", "20", "30"], "what is written is not made again"
-    with pytest.warns(tdmap.AlreadyComplete):
+    with pytest.warns(tdmap.errors.AlreadyComplete):
         run(resume=True)
 
 
@@ -288,7 +288,7 @@ def test_an_object_that_was_replaced_is_another_source(bucket: str, options: dic
     for name in ("x.memmap", "n/y.memmap"):  # each of them has its own tag, and no order is among tags
         before = fs.cat_file(f"{source.shards[0]}/{name}")
         fs.pipe_file(f"{source.shards[0]}/{name}", bytes(len(before)))
-        with pytest.raises(tdmap.ResumeMismatch):
+        with pytest.raises(tdmap.errors.ResumeMismatch):
             tdmap.map(
                 tdmap.open(f"{bucket}/source", storage_options=options), keep, out=f"{bucket}/set", resume=True, **how
             )

@@ -27,7 +27,7 @@ def make() -> TensorDict:
 
 def call(name: str, out: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.errors.AlreadyComplete)
         return OPERATIONS[name].call(
             make(), out=out, **{"rows_per_shard": 16, "resume": True, "num_workers": 0, **options}
         )
@@ -42,7 +42,7 @@ class Interrupt(Exception):
     """Ends a session."""
 
 
-class Stop(tdmap.Callback):
+class Stop(tdmap.events.Callback):
     """Ends a session after so many leases."""
 
     def __init__(self, leases: int) -> None:
@@ -54,7 +54,7 @@ class Stop(tdmap.Callback):
             raise Interrupt
 
 
-class StopIn(tdmap.Callback):
+class StopIn(tdmap.events.Callback):
     """Ends a session in the copy of the rows, or before it."""
 
     def __init__(self, stage: str) -> None:
@@ -97,7 +97,7 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
         assert stage != "complete"
     assert (out / ".tdmap" / "run.json").exists() is (stage != "rows")
     assert read_status(out).state == ("complete" if stage == "complete" else "interrupted")
-    with pytest.raises(tdmap.ResumeMismatch, match="the argument key was 'x', and is 'f'"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="the argument key was 'x', and is 'f'"):
         tdmap.sort(make(), "f", out, **options)
     with pytest.raises(FileExistsError, match="holds a dataset already" if stage == "complete" else "unfinished run"):
         tdmap.sort(make(), "x", out, rows_per_shard=16)
@@ -107,7 +107,7 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
 def test_a_call_that_is_complete_is_not_done_again(tmp_path, store):
     for out in (tmp_path / "out", store):
         call("sort", out)
-        with pytest.warns(tdmap.AlreadyComplete, match="the run of sort was complete before"):
+        with pytest.warns(tdmap.errors.AlreadyComplete, match="the run of sort was complete before"):
             again = tdmap.sort(make(), "x", out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
         assert len(again) == ROWS
 

@@ -108,7 +108,7 @@ def test_it_is_read_only(root: Path) -> None:
             write()
     with pytest.raises(ValueError, match="read only"):
         tdmap.map(data, double, out=data)
-    with pytest.raises(tdmap.OutputMismatch, match="returned None"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="returned None"):
         tdmap.map(data, lambda chunk: None, num_workers=0)
     with pytest.raises(ValueError, match="dimension 0"):
         tdmap.map(tdmap.concat([TensorDict({"x": torch.zeros(2, 3)}, [2, 3])] * 1), double, dim=1)

@@ -31,7 +31,7 @@ def test_rows_of_every_kind_are_written_as_shards(kind: Any, workers: int, tmp_p
     if kind is KINDS["ragged"]:
         pytest.skip("results of different shapes have no place in one folder")
     result = tdmap.map(rows, keep, num_workers=workers, out=tmp_path / "set", rows_per_shard=5)
-    assert isinstance(result, tdmap.ShardedDataset) and result.ends == [5, 10, 15, 20, 23]
+    assert isinstance(result, tdmap.types.ShardedDataset) and result.ends == [5, 10, 15, 20, 23]
     assert same(result.contiguous(), rows)
     assert same(tdmap.open(str(tmp_path / "set"))[3:12], rows[3:12])
     assert all(same(TensorDict.load_memmap(path), rows[5 * n : 5 * n + 5]) for n, path in enumerate(result.shards))
@@ -76,11 +76,11 @@ def fail_on(rows: set[int]) -> Any:
 
 @pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
 def test_rows_that_raise_are_skipped_and_told(mode: Any, tmp_path: Path) -> None:
-    with pytest.warns(tdmap.SkippedRows) as caught:
+    with pytest.warns(tdmap.errors.SkippedRows) as caught:
         result = tdmap.map(
             numbers(0, 20), fail_on({3, 11}), num_workers=2, on_error=mode, out=tmp_path / "set", rows_per_shard=8
         )
-    assert [bad.row for bad in caught.pop(tdmap.SkippedRows).message.errors] == [3, 11]  # type: ignore[union-attr]
+    assert [bad.row for bad in caught.pop(tdmap.errors.SkippedRows).message.errors] == [3, 11]  # type: ignore[union-attr]
     wanted = torch.arange(1, 21)
     if mode == "drop":
         assert result["x"].tolist() == [row for row in wanted.tolist() if row not in (4, 12)]
@@ -147,12 +147,12 @@ def test_results_of_a_shard_that_do_not_fit_are_judged_with_those_of_the_others(
     tdmap.map(numbers(0, 40), fn, on_error=errors, out=tmp_path / "few", **how)
     assert errors.rows == list(range(11, 20))
     odd = {row for row in range(40) if row % 10}
-    with pytest.raises(tdmap.OutputMismatch) as caught:
+    with pytest.raises(tdmap.errors.OutputMismatch) as caught:
         tdmap.map(numbers(0, 40), fn, on_error="skip", out=tmp_path / "most", **how)
     assert any("36 of 40 results" in note for note in caught.value.__notes__)
 
 
-class _Stop(tdmap.Callback):
+class _Stop(tdmap.events.Callback):
     def on_lease_done(self, event: Any) -> None:
         raise KeyboardInterrupt
 
@@ -238,12 +238,12 @@ def test_a_run_is_gone_on_with_by_the_same_call_alone(tmp_path: Path) -> None:
         tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4, resume=True)
     with pytest.raises(FileExistsError, match="unfinished run"):
         tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4)
-    with pytest.raises(tdmap.ResumeMismatch, match="rows per shard was 4, and is 5"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="rows per shard was 4, and is 5"):
         tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=5, resume=True)
-    with pytest.raises(tdmap.ResumeMismatch, match="closure variable rows"):
+    with pytest.raises(tdmap.errors.ResumeMismatch, match="closure variable rows"):
         tdmap.map(data, fail_on({12}), num_workers=0, out=out, rows_per_shard=4, resume=True)
     (out / ".tdmap" / "run.json").write_text("{}")
-    with pytest.raises(tdmap.UntrustedFile):
+    with pytest.raises(tdmap.errors.UntrustedFile):
         tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4, resume=True)
 
 
@@ -259,7 +259,7 @@ def test_a_shard_of_the_source_with_other_values_is_another_source(tmp_path: Pat
     oldest = Path(source.shards[0], "x.memmap")
     oldest.write_bytes(oldest.read_bytes()[::-1])
     os.utime(oldest, ns=(1, 1))  # as a copy that keeps the time of its original: not the file that was written last
-    with pytest.raises(tdmap.ResumeMismatch):
+    with pytest.raises(tdmap.errors.ResumeMismatch):
         run()
 
 
@@ -306,7 +306,7 @@ def test_a_run_whose_folder_got_other_shards_does_not_go_on(tmp_path: Path) -> N
 def test_a_run_that_was_complete_does_nothing(tmp_path: Path) -> None:
     out, data = tmp_path / "set", numbers(0, 20)
     first = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
-    with pytest.warns(tdmap.AlreadyComplete):
+    with pytest.warns(tdmap.errors.AlreadyComplete):
         second = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
     assert first.shards == second.shards
 
@@ -335,7 +335,7 @@ def test_shards_that_differ_are_refused(tmp_path: Path) -> None:
     def fn(chunk: Any) -> TensorDict:
         return TensorDict({"y": chunk["x"].float() if int(chunk["x"][0]) < 8 else chunk["x"]}, [len(chunk)])
 
-    with pytest.raises(tdmap.OutputMismatch, match="the entry 'y' is .*int64"):
+    with pytest.raises(tdmap.errors.OutputMismatch, match="the entry 'y' is .*int64"):
         tdmap.map(numbers(0, 20), fn, num_workers=2, out=tmp_path / "set", rows_per_shard=4)
 
 

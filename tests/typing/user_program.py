@@ -13,12 +13,12 @@ def double(chunk: TensorDict) -> TensorDict:
     return TensorDict({"y": chunk["x"] * 2}, chunk.batch_size)
 
 
-class Log(tdmap.Callback):
-    def on_job_ended(self, event: tdmap.JobEnded) -> None:
+class Log(tdmap.events.Callback):
+    def on_job_ended(self, event: tdmap.events.JobEnded) -> None:
         reveal_type(event.done_rows)  # R: int
 
 
-class Longest(tdmap.Reducer[int]):
+class Longest(tdmap.reducers.Reducer[int]):
     def init(self) -> int:
         return 0
 
@@ -39,5 +39,5 @@ if __name__ == "__main__":
 reveal_type(data.batch_size)  # R: torch._C.Size
 reveal_type(data.pipeline().batch(4))  # R: tdmap.pipeline.pipeline.Pipeline
 reveal_type(tdmap.WorkerPool(2).num_workers)  # R: int
-reveal_type(tdmap.ChunkPlan(10, 2).num_chunks)  # R: int
+reveal_type(tdmap.types.ChunkPlan(10, 2).num_chunks)  # R: int
 tdmap.map(data, double, num_workers="two")  # E: arg-type

@@ -28,14 +28,14 @@ from tdmap.datasets.columns import objects_in
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
-from tdmap.errors import AlreadyComplete
+from tdmap.errors import AlreadyComplete, SkippedRows
 from tdmap.frames import without_warnings
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
 from tdmap.ops.permute import permute
-from tdmap.rowerrors import RowErrors, SkippedRows
+from tdmap.rowerrors import RowErrors
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.contents import put_away

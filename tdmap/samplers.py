@@ -1,7 +1,7 @@
-"""Which rows a loader takes: by weight, equally many of each class, or of several datasets by ratio.
+"""Which rows a loader takes: by weight, the same number of each class, or of several datasets by ratio.
 
-An order is a function of the seed and the epoch alone, so it is the same for any number of workers, and whoever knows
-how many numbers were taken goes on behind them.
+An order is a function of the seed and the epoch alone: it is the same for any number of workers, and the number of rows
+that were taken is enough to resume.
 """
 
 from __future__ import annotations

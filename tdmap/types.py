@@ -1,0 +1,23 @@
+"""Classes that functions of tdmap return or are called with, for annotations and `isinstance`."""
+
+from __future__ import annotations
+
+from tdmap.diagnostics.progress import ProgressBar
+from tdmap.expressions import Expression
+from tdmap.ops.group_by import GroupBy
+from tdmap.ops.iteration.iterator import MapIterator
+from tdmap.pipeline import PipelineIterator
+from tdmap.plan import ChunkPlan
+from tdmap.rowerrors import RowError
+from tdmap.stores import ShardedDataset
+
+__all__ = [
+    "ChunkPlan",
+    "Expression",
+    "GroupBy",
+    "MapIterator",
+    "PipelineIterator",
+    "ProgressBar",
+    "RowError",
+    "ShardedDataset",
+]
