@@ -292,10 +292,11 @@ class Cutter(PieceIterator):
             self._singles = list(self._held[0][1].unbind(0))
             if not self._singles:
                 self._held.popleft()
-        row = self._singles[self._used]
+        singles = self._singles
+        row = singles[self._used]
         self._used += 1
         self.rows -= 1
-        if self._used == len(self._singles):
+        if self._used == len(singles):
             self._held.popleft()
             self._singles, self._used = [], 0
         return row

@@ -337,7 +337,7 @@ class Index(Rows):
     def read(self, rows: Picks) -> Data:
         assert self.order is not None
         wanted = self.order[rows.start : rows.stop] if isinstance(rows, range) else _chosen(self.order, rows)
-        return run_stages(self.stages, self.over.draw(wanted))
+        return run_stages(self.stages, self.over.read(wanted) if self.over.seed is None else self.over.draw(wanted))
 
 
 def _chosen(order: Picks, rows: Tensor) -> Tensor:

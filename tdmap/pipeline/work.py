@@ -156,9 +156,11 @@ def run_stages(stages: Sequence[Stage], value: Any) -> Any:
     """
     if is_tensor_collection(value) and value.is_locked:
         value = value.copy()
-    for number, (stage, batched) in enumerate(with_batches(stages)):
+    batched = False
+    for number, stage in enumerate(stages):
         try:
             if isinstance(stage, (Batch, Unbatch)):
+                batched = isinstance(stage, Batch)
                 if not batched and not _count(stage, value):
                     return NOTHING
             else:
