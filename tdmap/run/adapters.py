@@ -139,7 +139,7 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     if isinstance(result, np.ndarray):
         require_unmasked(result, "the array that the function returned")
         return torch.from_numpy(np.require(_native(result), requirements=["C", "W"]))
-    result = {name: _entry(name, value) for name, value in result.items()}
+    result = {name: _entry(value) for name, value in result.items()}
     try:
         return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
     except (RuntimeError, TypeError, ValueError) as error:
@@ -154,18 +154,12 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _entry(name: Any, value: Any) -> Any:
-    """A column of a dict as a TensorDict takes it: arrays that may be written to, text of a `Jagged` as a list."""
-    if isinstance(value, np.ndarray):
-        value = _native(value)
-        return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
-    as_list = getattr(value, "as_column_of_objects", None)
-    try:
-        return value if as_list is None else as_list()
-    except TypeError as error:
-        raise OutputMismatch(
-            f"the function returned a dict, and {name!r} is no column of a TensorDict: {error}"
-        ) from None
+def _entry(value: Any) -> Any:
+    """A column of a dict as a TensorDict takes it: arrays that may be written to."""
+    if not isinstance(value, np.ndarray):
+        return value
+    value = _native(value)
+    return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
 
 
 def plain_group(result: Any) -> Any:
