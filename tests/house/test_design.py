@@ -17,7 +17,7 @@ NOUNS = re.findall(r"^\| \*?`(\w+)`\*? \| `([\w.]+)` \| ", GLOSSARY, re.MULTILIN
 
 def test_the_glossary_is_there() -> None:
     rows = GLOSSARY.count("\n| ") - 1  # its head
-    assert len(NOUNS) == rows > 80
+    assert len(NOUNS) == rows >= 35
 
 
 @pytest.mark.parametrize(("noun", "module"), NOUNS, ids=[f"{module}.{noun}" for noun, module in NOUNS])
@@ -33,7 +33,7 @@ def test_every_file_that_keeps_state_for_its_process_is_listed() -> None:
 
 
 def test_every_module_is_drawn_on_its_floor() -> None:
-    drawing = PAGE[PAGE.index("## The floors of tdmap") : PAGE.index("**The exceptions are listed**")]
+    drawing = PAGE[PAGE.index("## Layers of tdmap") : PAGE.index("**Imports stand at the top")]
     named = set(re.findall(r"\w+", drawing))
     on_floors = {name.rsplit(".", 1)[1] for name in floors.placed() if "." in name}
     hidden = {name for name in on_floors - named if not name.startswith("cli")}
