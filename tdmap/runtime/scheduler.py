@@ -237,8 +237,6 @@ class Scheduler:
         if limit is not None:
             size = min(size, limit)
         end = min(start + max(size, 1), stop, horizon)
-        if start < self._lead < end:  # small chunks and large ones are not mixed
-            end = self._lead
         if self.borders:  # a lease that lies in one folder opens only that
             border = bisect.bisect_right(self.borders, start)
             end = min(end, self.borders[border]) if border < len(self.borders) else end
