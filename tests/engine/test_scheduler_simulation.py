@@ -285,6 +285,60 @@ def test_workers_that_die_before_running_anything_end_the_job():
     assert outcomes[0] is False and outcomes[-1] is True
 
 
+def test_workers_that_die_between_leases_that_others_end_end_no_job():
+    scheduler = Scheduler(100, num_workers=1)
+    for _ in range(50):
+        lease = scheduler.lease(0, now=0.0)
+        scheduler.commit(lease.id, lease.start + 1)
+        assert not scheduler.worker_lost(0, None).exhausted
+
+
+def leased(scheduler):
+    """The leases of one worker, one after another, each of which takes no time."""
+    found = []
+    while (lease := scheduler.lease(0, now=0.0)) is not None:
+        found.append((lease.start, lease.stop))
+        scheduler.done(lease.id, lease.stop, 0.0, 0.0)
+    return found
+
+
+def test_leases_end_at_borders_and_where_chunks_change_their_size():
+    scheduler = Scheduler(4, num_workers=1, borders=[4, 100, 130])
+    scheduler.done(scheduler.lease(0, now=0.0).id, 2, 0.0, 0.0)
+    scheduler.extend(400, 1.0, SchedulerPolicy())
+    found = leased(scheduler)
+    assert {4, 100, 130} <= {stop for _, stop in found} and all(start < stop for start, stop in found)
+    scheduler = Scheduler(40, num_workers=1)
+    scheduler.done(scheduler.lease(0, now=0.0).id, 1, 0.0, 0.0)
+    scheduler.extend(400, 1.0, SchedulerPolicy())
+    assert 40 in {stop for _, stop in leased(scheduler)}
+
+
+def test_ranges_of_earlier_sessions_may_overlap():
+    scheduler = Scheduler(10, num_workers=1, committed=[(0, 6), (2, 4)])
+    assert scheduler.pending == 4 and leased(scheduler)[0][0] == 6
+
+
+def test_no_answer_about_a_lease_reaches_beyond_it():
+    scheduler = Scheduler(100, num_workers=1)
+    scheduler.done(scheduler.lease(0, now=0.0).id, 1, 0.0, 0.0)
+    lease = scheduler.lease(0, now=0.0)
+    assert (lease.start, lease.stop) == (1, 9)
+    scheduler.commit(lease.id, 5)
+    scheduler.shrunk(lease.id, 3)  # too late: these are done
+    assert (lease.stop, scheduler.committed, scheduler.pending) == (5, 5, 95)
+    scheduler.commit(lease.id, 9)
+    assert scheduler.committed == 5
+
+
+def test_the_last_chunks_are_not_taken_in_advance():
+    scheduler = Scheduler(4, num_workers=2)
+    scheduler.done(scheduler.lease(0, now=0.0).id, 1, 0.0, 0.0)
+    assert scheduler.lease(0, now=0.0) is not None
+    assert scheduler.lease(0, now=0.0) is None and scheduler.pending == 2
+    assert scheduler.lease(1, now=0.0) is not None
+
+
 def test_overdue_names_the_workers_past_the_timeout():
     scheduler = Scheduler(10, 2, SchedulerPolicy(timeout=2.0))
     running = {7: (0, 10.0), 8: (1, 11.5)}

@@ -39,17 +39,19 @@ def same(a, b):
     return all(torch.equal(a[key], b[key]) for key in b)
 
 
-@pytest.mark.parametrize(("count", "chunk"), [(20, 0), (20, 1), (20, 4), (1, 0)])
-def test_saved_rows_come_back_bit_by_bit(count, chunk):
+@pytest.mark.parametrize(("count", "chunk", "base"), [(20, 0, 0), (20, 1, 0), (20, 4, 0), (1, 0, 0), (20, 4, 8)])
+@pytest.mark.parametrize("scrambled", [True, False])
+def test_saved_rows_come_back_bit_by_bit(count, chunk, base, scrambled):
     data = dataset(count)
-    data["x"][::3] = float("nan")
+    data["x"][::3] = float("nan") if scrambled else -0.0  # NaN differs from itself
     data["x"][1::3] = -0.0
-    before, plan = bits(data), ChunkPlan(count, 4)
-    undo = Undo(data, plan, Undo.allocate(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
+    before, plan, mine = bits(data), ChunkPlan(count, 4), data[base:]
+    undo = Undo(mine, plan, Undo.allocate(mine, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)), base)
     rows = data[slice(*plan.rows(chunk))]
     undo.save(chunk)
     data["x"].abs_()  # -0.0 and 0.0 are equal, and differ
-    scramble(rows)
+    if scrambled:
+        scramble(rows)
     undo.restore(chunk)
     part = slice(*plan.rows(chunk))
     assert same(data[part], {key: value[part] for key, value in before.items()})
