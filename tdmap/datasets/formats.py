@@ -126,7 +126,7 @@ def read(
         >>> with open("zip.csv", "w") as file:
         ...     _ = file.write("code,n\\n00501,1\\n02134,2\\n")
         >>> data = read("zip.csv", types={"n": torch.float32})
-        >>> data["code"], data["n"]
+        >>> list(data["code"]), data["n"]
         (['00501', '02134'], tensor([1., 2.]))
     """
     place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
@@ -251,7 +251,7 @@ def write(
     Example:
         >>> data = TensorDict({"x": torch.arange(2), "word": ["ant", "bee"]}, [2])
         >>> write(data, "words.csv", columns=["word"])
-        >>> read("words.csv")["word"]
+        >>> list(read("words.csv")["word"])
         ['ant', 'bee']
     """
     path = local_path(path)

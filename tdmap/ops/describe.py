@@ -61,7 +61,7 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
 
     Example:
         >>> import torch
-        >>> from tensordict_lite import Ragged, is_non_tensor, is_tensor_collection
+        >>> from tensordict_lite import TensorDict
         >>> found = describe(TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]), num_workers=0)
         >>> found.rows, found["x"].mean, found["x"].max
         (2, 2.0, 3.0)

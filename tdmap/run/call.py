@@ -45,7 +45,7 @@ def parts_of(name: str, value: Any) -> dict[str, str]:
 
     Example:
         >>> list(parts_of("reducer 'n'", max))
-        ["reducer 'n': callable"]
+        ["reducer 'n': its version", "reducer 'n': its callable"]
     """
     found = source_parts(value) if is_data(value) else function_parts(value)
     return {f"{name}: {part}": digest for part, digest in found.items()}
