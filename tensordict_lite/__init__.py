@@ -118,7 +118,7 @@ _SAFE = [
     _dense._blank,
     _lazystack_class._blank,
     _metadata._restored,
-    _layout.Jagged,
+    _layout.JaggedSpot,
     _record._rebuild,
     _record._same,
 ]

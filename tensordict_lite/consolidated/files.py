@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.consolidated.layout import Jagged, Layout, leaves_of
+from tensordict_lite.consolidated.layout import JaggedSpot, Layout, leaves_of
 from tensordict_lite.consolidated.metadata import describe, make, parse
 from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -116,7 +116,7 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
     try:
         root, spots = parse(path, about, room)
         for spot in spots:
-            if type(spot) is Jagged:
+            if type(spot) is JaggedSpot:
                 _check_jagged(path, data, spot)
         leaves = leaves_of(storage, spots, kind_of(storage), copy_tables=True)
         node = make(path, root if root.cls is not None else root._replace(cls=_tensorclass(cls)), iter(leaves))
@@ -141,7 +141,7 @@ def _about(path: str, data: memoryview, total: int) -> tuple[int, Any]:
     return end - length, decode_json(path, bytes(data[end - length : end]))
 
 
-def _check_jagged(path: str, data: memoryview, spot: Jagged) -> None:
+def _check_jagged(path: str, data: memoryview, spot: JaggedSpot) -> None:
     """The offsets and lengths of a jagged tensor stay within its values: torch does not look."""
     values, offsets, lengths, ragged, _ = spot
     bounds = _integers(data, offsets)

@@ -16,12 +16,12 @@ from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import check_savable
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["Jagged", "Layout", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
+__all__ = ["JaggedSpot", "Layout", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
 
 _LARGE, _SMALL = 64, 16  # alignment of tensors of a cache line and more, and of others (what a GPU loads at once)
 
 
-class Jagged(NamedTuple):
+class JaggedSpot(NamedTuple):
     """The places of a nested tensor of the jagged layout."""
 
     values: Place
@@ -33,7 +33,7 @@ class Jagged(NamedTuple):
     """Shortest and longest element, where they are known."""
 
 
-Spot = Place | Jagged
+Spot = Place | JaggedSpot
 """Where one tensor of a tree is."""
 
 
@@ -100,7 +100,7 @@ def lay_out(leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ..
             )
         values, offsets, lengths = leaf._values, leaf._offsets, leaf._lengths
         spots.append(
-            Jagged(
+            JaggedSpot(
                 place(values),
                 shared(offsets),
                 None if lengths is None else shared(lengths),
@@ -122,7 +122,7 @@ def _check(leaf: Tensor, path: tuple[str, ...]) -> None:
 def with_parts(spots: Iterable[Spot]) -> Iterator[Place]:
     """All places, those of jagged tensors one by one."""
     for spot in spots:
-        if type(spot) is not Jagged:
+        if type(spot) is not JaggedSpot:
             yield spot  # type: ignore[misc]
             continue
         yield spot.values
@@ -142,16 +142,16 @@ def leaves_of(
         kind: subclass of Tensor that dense ones are to be.
         copy_tables: take the offsets and lengths of jagged tensors out of the storage, which others may write to.
     """
-    if not any(type(spot) is Jagged for spot in spots):
+    if not any(type(spot) is JaggedSpot for spot in spots):
         return Pieces(storage, kind).at(spots)  # type: ignore[arg-type]
     places = list(dict.fromkeys(with_parts(spots)))
     found = dict(zip(places, Pieces(storage).at(places)))
     out = []
     if copy_tables:
-        tables = [place for spot in spots if type(spot) is Jagged for place in spot[1:3] if place is not None]
+        tables = [place for spot in spots if type(spot) is JaggedSpot for place in spot[1:3] if place is not None]
         found.update({place: found[place].clone() for place in tables})
     for spot in spots:
-        if type(spot) is not Jagged:
+        if type(spot) is not JaggedSpot:
             piece = found[spot]  # type: ignore[index]
             if kind is not None:
                 piece.__class__ = kind

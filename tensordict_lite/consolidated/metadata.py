@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.callers import warn_caller
-from tensordict_lite.consolidated.layout import Jagged, Spot, nbytes_of, with_parts
+from tensordict_lite.consolidated.layout import JaggedSpot, Spot, nbytes_of, with_parts
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
@@ -107,7 +107,7 @@ def _class_name(node: Any, stacked: bool) -> str:
 def _leaf(key: str, spot: Spot, path: tuple[str, ...]) -> dict[str, Any]:
     if key.startswith(_PARTS):
         raise RuntimeError(f"the key {(*path, key)} cannot be written to a consolidated file: rename it")
-    if type(spot) is not Jagged:
+    if type(spot) is not JaggedSpot:
         return {key: _place(spot)}  # type: ignore[arg-type]
     values, offsets, lengths = _PARTS
     out = {values + key: _place(spot.values)}
@@ -324,7 +324,7 @@ class _Reader:
             raise self.fail(where, f"{dtype} is aligned to {known.itemsize} bytes, and byte {start:,} is not")
         return (start, known, size)
 
-    def _jagged(self, name: str, value: Any, leaves: Any, where: tuple[str, ...]) -> Jagged:
+    def _jagged(self, name: str, value: Any, leaves: Any, where: tuple[str, ...]) -> JaggedSpot:
         where = (*where, name)
         values = self._place(value, where)
         offsets = self._place(leaves.get(_PARTS[1] + name), where, 1)
@@ -338,14 +338,14 @@ class _Reader:
             raise self.fail(where, "a jagged tensor has a length for each element")
         if type(ragged) is not int or not 1 <= ragged <= len(values[2]):
             raise self.fail(where, f"the ragged dimension is one of those of the elements, found {ragged!r}")
-        return Jagged(values, offsets, table, ragged)
+        return JaggedSpot(values, offsets, table, ragged)
 
     def check_overlaps(self) -> None:
         """No byte belongs to two tensors, but to the offsets of several that have one shape."""
         if self.in_order:
             return
         ranges = sorted({(place[0], place[0] + nbytes_of(place)) for place in with_parts(self.spots)})
-        values = [spot.values if type(spot) is Jagged else spot for spot in self.spots]
+        values = [spot.values if type(spot) is JaggedSpot else spot for spot in self.spots]
         full = [place for place in values if nbytes_of(place)]  # type: ignore[arg-type]
         if len({place[0] for place in full}) < len(full) or any(a[1] > b[0] for a, b in zip(ranges, ranges[1:])):
             raise DatasetError(self.path, "the metadata is wrong: two tensors overlap")
@@ -359,7 +359,7 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
     """
     entries: dict[str, Any] = {}
     for key, value in level.entries:
-        if type(value) is tuple or type(value) is Jagged:
+        if type(value) is tuple or type(value) is JaggedSpot:
             entries[key] = next(leaves)
         elif type(value) is Level:
             child = entries[key] = make(path, value, leaves)

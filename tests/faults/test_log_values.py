@@ -86,7 +86,7 @@ class Words(list):
     pass
 
 
-class Table(dict):
+class Frame(dict):
     pass
 
 
@@ -209,10 +209,10 @@ def test_programs_are_refused(what):
         unpack(pack(Runs(what)), HERE)
 
 
-@pytest.mark.parametrize("kind", [Own, Table, Sample])
+@pytest.mark.parametrize("kind", [Own, Frame, Sample])
 @pytest.mark.parametrize("name", HOOKS)
 def test_classes_whose_methods_data_would_call_are_refused(name, kind, monkeypatch):
-    value = Own(open) if kind is Own else Table(a=1) if kind is Table else Sample(torch.ones(1), torch.ones(1))
+    value = Own(open) if kind is Own else Frame(a=1) if kind is Frame else Sample(torch.ones(1), torch.ones(1))
     packed = pack(value)
     monkeypatch.setattr(kind, name, runs, raising=False)
     try:
@@ -222,7 +222,7 @@ def test_classes_whose_methods_data_would_call_are_refused(name, kind, monkeypat
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("value", [Words([1, 2]), Table(a=1)])
+@pytest.mark.parametrize("value", [Words([1, 2]), Frame(a=1)])
 def test_subclasses_of_containers_are_refused(value):
     with pytest.raises(SerializationError, match=rf"but got .*{type(value).__name__}.*Use tensors"):
         pack(value, HERE, check=True)
