@@ -155,7 +155,7 @@ class Workload:
     def map_to(self, fn: Callable[[Any], Any], out: TensorDict) -> Callable[[], Any]:
         """`map(data, fn, out=<on the device>)`; a fake device has no tensors of its own, so its sink is named."""
         if self.device.type == "cuda" or out is self.shared:
-            return lambda: tdmap.map(self.data, fn, 0, self.workers, out=out)
+            return lambda: tdmap.map(self.data, fn, num_workers=self.workers, out=out)
 
         def run() -> None:
             plan = plan_for(self.data, fn, 0, None, None, out, OUT_CHUNKS)
@@ -168,7 +168,7 @@ class Workload:
         """`map_iter(data, fn, device=...)`, with the copies complete at the end."""
 
         def run() -> None:
-            for _ in tdmap.map_iter(self.data, fn, 0, self.workers, chunksize=self.chunk, device=self.device):
+            for _ in tdmap.map_iter(self.data, fn, num_workers=self.workers, chunksize=self.chunk, device=self.device):
                 pass
             self.link.settle()
 
@@ -177,7 +177,7 @@ class Workload:
     def our_batches(self) -> None:
         """An epoch of augmented, shuffled batches on the device."""
         options: dict[str, Any] = {"shuffle": True, "seed": 0, "chunksize": BATCH, "device": self.device}
-        for _ in tdmap.map_iter(self.few, augmented, 0, self.workers, **options):
+        for _ in tdmap.map_iter(self.few, augmented, num_workers=self.workers, **options):
             pass
         self.link.settle()
 

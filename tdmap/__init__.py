@@ -13,6 +13,11 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tdmap import errors as errors
+    from tdmap import events as events
+    from tdmap import reducers as reducers
+    from tdmap import samplers as samplers
+    from tdmap import types as types
     from tdmap.diagnostics.profiler import Profiler
     from tdmap.expressions import col
     from tdmap.ops.describe import describe

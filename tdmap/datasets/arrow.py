@@ -44,6 +44,9 @@ from tensordict_lite.building.arrow import numbers_of
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
 
+DEEPEST = 64
+"""Levels of structs, groups and JSON values: parsers call themselves for each, as far as the stack reaches."""
+
 NULLS = ("raise", "mask")
 NO_TEXT = b"\xff"
 """What `Ragged` holds for None among strings; no byte of UTF-8."""
@@ -127,6 +130,11 @@ def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> 
     """A TensorDict of columns by their paths."""
     found = TensorDict({}, [rows])
     for path, value in entries.items():
+        if len(path) > DEEPEST:
+            raise ValueError(
+                f"the column {joined(path)[:40]!r}... lies {len(path) - 1:,} levels deep, and {DEEPEST} is the limit: "
+                "leave it out with columns=[...]."
+            )
         node = found
         for key in path[:-1]:
             below = node.get(key, None)

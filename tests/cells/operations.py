@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -215,11 +216,9 @@ def resumable() -> list[str]:
 
 
 def _written(pipeline: Any, options: dict[str, Any]) -> Any:
-    return (
-        pipeline.write(**{"out": None, **options})
-        if {"out", "resume"} & options.keys()
-        else pipeline.collect(**options)
-    )
+    if options.get("out") is None and "resume" not in options:
+        return pipeline.collect(**{name: value for name, value in options.items() if name != "out"})
+    return pipeline.write(**{"out": None, **options})
 
 
 ELSEWHERE = {
@@ -285,7 +284,12 @@ def registered() -> dict[str, Callable[..., Any]]:
     for module in pkgutil.walk_packages(tdmap.__path__, "tdmap."):
         if not module.name.startswith(("tdmap.cli", "tdmap.__main__", "tdmap.doctor")):
             importlib.import_module(module.name)
-    return dict(REGISTERED)
+    return {name: fn for name, fn in REGISTERED.items() if _is_ours(name, fn)}
+
+
+def _is_ours(name: str, fn: Callable[..., Any]) -> bool:
+    """Whether a function is in a module of the package, not in a test or in the example of a docstring."""
+    return fn.__module__.startswith("tdmap.") and hasattr(sys.modules[fn.__module__], name.partition(".")[0])
 
 
 def all_operations() -> dict[str, Operation]:

@@ -233,7 +233,7 @@ def test_the_list_of_objects_is_json_and_survives_a_torn_line(tmp_path):
         tdmap.map(data, run, num_workers=1, chunksize=2, out=tmp_path / "new", resume=True)
     log = tmp_path / "new" / ".tdmap" / "objects.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert lines[0] == {"columns": [["word"]]}
+    assert lines[0]["columns"] == [["word"]]
     assert lines[1] == {"chunk": 0, "pieces": [["each", ["A", "B"], []]]}
     with open(log, "a") as file:
         file.write('{"chunk": 1, "pieces": [["each", ["tor')

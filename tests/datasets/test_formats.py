@@ -322,13 +322,11 @@ def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([["a"], ["b", "c"]]), "lists of lists, or of text"),
         (pa.array([[1, None], [2]]), "nulls within its lists"),
         (pa.array([[datetime.datetime(2020, 1, 1)], []], pa.list_(pa.timestamp("us"))), "has times (timestamp[us])"),
         (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "has times (date32[day])"),
         (pa.array([[1], [2]], pa.list_(pa.duration("s"))), "has times (duration[s])"),
         (pa.array([[1], [2]], pa.list_(pa.int32())).cast(pa.list_(pa.time32("s"))), "has times (time32["),
-        (pa.array([[{}], []], pa.list_(pa.struct([]))), "type struct<>"),
         (pa.array([{}, {}], pa.struct([])), "without fields"),
         (
             pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])]),
@@ -337,7 +335,7 @@ def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
         (pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]), "union"),
         (pa.array([(1, 2, 3), (4, 5, 6)], pa.month_day_nano_interval()), "month_day_nano_interval"),
         (pa.array(pd.period_range("2020", periods=2, freq="D")), "period"),
-        (pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())), "type map"),
+        (pa.array([[(1, 1)], []], pa.map_(pa.int64(), pa.int64())), "type map"),
         (pa.array([1, 2]).cast(pa.decimal128(24, 2)), "decimal128"),
     ],
 )

@@ -419,7 +419,7 @@ def test_a_dataset_stays_until_the_pictures_that_replace_it_are_whole(tmp_path: 
     TensorDict({"old": torch.arange(3)}, [3]).memmap(out)
     with pytest.raises(FileExistsError, match="overwrite=True"):
         images.ingest(tmp_path / "in", out, num_workers=0, **options)
-    with pytest.raises(ValueError, match="resume=True goes on .* and overwrite=True replaces it: pass one"):
+    with pytest.raises(ValueError, match="resume=True continues .* and overwrite=True replaces it: pass one"):
         images.ingest(tmp_path / "in", out, resume=True, overwrite=True, num_workers=0, **options)
     (tmp_path / "in" / "a" / "9.png").write_bytes(b"spoilt")
     with pytest.raises(images.PictureError, match=r"a/9.png"):

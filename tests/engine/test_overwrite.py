@@ -122,7 +122,7 @@ tdmap.map(data, die, out=sys.argv[1], overwrite=True, num_workers=0, chunksize=2
 
 def test_what_cannot_be_overwritten_is_named(tmp_path: Path) -> None:
     data = TensorDict({"x": torch.arange(4)}, [4])
-    with pytest.raises(ValueError, match="resume=True goes on .* overwrite=True replaces"):
+    with pytest.raises(ValueError, match="resume=True continues .* overwrite=True replaces"):
         tdmap.map(data, lambda c: c, out=tmp_path / "a", overwrite=True, resume=True)
     with pytest.raises(ValueError, match="so out must be its path: it is None"):
         tdmap.map(data, lambda c: c, overwrite=True)

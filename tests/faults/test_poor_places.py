@@ -185,7 +185,7 @@ def test_a_full_disk_tells_no_lies_about_who_writes(tmp_path):
         from tdmap.memory import folderlock
 
         lock = folderlock.take(mount / "out", "map(f)")
-        with pytest.raises(tdmap.errors.FolderInUse, match="by somebody"):
+        with pytest.raises(tdmap.errors.FolderInUse, match="by another call"):
             folderlock.take(mount / "out", "map(g)")
         lock.release()
         folderlock.take(mount / "out", "map(g)").release()

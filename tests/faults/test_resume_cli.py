@@ -119,7 +119,7 @@ def test_what_would_be_run_is_shown_and_not_run_without_a_yes(folder):
     assert told.splitlines()[:4] == [
         f"function  double of {folder / 'functions.py'}",
         f"on        {folder / 'in'}",
-        "options   num_workers=0, chunksize=5",
+        "options   chunksize=5, num_workers=0",
         f"from      {folder}, where its other modules are looked for first",
     ]
     assert json.loads(ask(folder, "status", "out", "--json")[1])["state"] == "interrupted"

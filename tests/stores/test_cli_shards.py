@@ -98,7 +98,7 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
         run(f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --num-workers 0 --resume --quiet", 1)
         shown = run("status out").output
         assert "interrupted" in shown and "16 of 30 rows done" in shown and "failing:fn" in shown
-        assert "look at it, and give --yes" in run("resume out", 2).output
+        assert "check it, then give --yes" in run("resume out", 2).output
         (tmp_path / "healed").touch()
         run("resume out --yes --quiet")
     finally:

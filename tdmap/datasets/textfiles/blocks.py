@@ -8,14 +8,11 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from tdmap.datasets.arrow import pyarrow
+from tdmap.datasets.arrow import DEEPEST, pyarrow
 from tdmap.datasets.extras import opened
 
 LONGEST = 1 << 30
 """Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""
-
-DEEPEST = 64
-"""Levels of lists and objects of a JSON value: Arrow's parser calls itself for each, as far as the stack reaches."""
 
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """By the last ending of a name. Binary formats compress by themselves."""

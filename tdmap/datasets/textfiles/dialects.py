@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from tdmap.datasets.arrow import compute, pyarrow, require_utf8
+from tdmap.datasets.arrow import DEEPEST, compute, pyarrow, require_utf8
 from tdmap.datasets.extras import need, require_columns
-from tdmap.datasets.textfiles.blocks import DEEPEST, Records, last_line, may_begin_with_zeros, too_deep
+from tdmap.datasets.textfiles.blocks import Records, last_line, may_begin_with_zeros, too_deep
 from tdmap.datasets.textfiles.kinds import exact_kind, is_large
 
 Types = Mapping[str, Any]

@@ -401,6 +401,7 @@ x.get_nestedtensor("a")
 x.maybe_to_stack()
 x.from_nontensordata(NonTensorData("text", batch_size=[2]))
 x.hook_in  #! any error
+x.arrow_types  #! may work
 """
 )
 
