@@ -462,6 +462,7 @@ def test_functions_of_the_main_program_are_told_apart(tmp_path, how):
             f"from tdmap.run.fingerprint import function_parts\ndef half(c): return {number}\n"
             "def fn(c): return half(c)\nprint(function_parts(fn))\n"
         )
+        text += "#" * number  # or a second edit within a second, of the same size, would run the bytecode of the first
         (tmp_path / "script.py").write_text(text)
         arguments = {"-c": ["-c", text], "file": ["script.py"], "-m": ["-m", "script"]}[how]
         seen.add(interpreters.run(arguments, cwd=tmp_path, check=True).stdout)

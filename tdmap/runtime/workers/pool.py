@@ -485,7 +485,8 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
             # The collector ends a stream and the pool that it has given back in any order: some may be closed.
             unusable = entry[1]._closed or not entry[1]._owner.is_here
             if unusable or (pool is None and entry[0] == key):
-                _warm.remove(entry)
+                with contextlib.suppress(ValueError):  # a signal handler has closed all pools since the line above
+                    _warm.remove(entry)
                 pool = pool if unusable else entry[1]
     pool = pool or WorkerPool(num_workers, start_method, worker_threads)
     pool.reserve()
