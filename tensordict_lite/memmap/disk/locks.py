@@ -144,12 +144,20 @@ def _is_held_by_a_reader(fd: int) -> bool:
     pid = _holder(fd)
     if pid is None:
         return False
-    try:
-        user = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+    user = _user_of(pid)
+    if user is None:
         return False
     info = os.fstat(fd)
     return user not in (0, info.st_uid, os.geteuid()) and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _user_of(pid: int) -> int | None:
+    """The user of a process. Its folder in /proc is root's where the process has changed its user."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as lines:
+        for line in lines:
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
+    return None
 
 
 def _holder(fd: int) -> int | None:
