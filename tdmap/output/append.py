@@ -398,13 +398,13 @@ def _place_all(ctx: Context, job: Job, pieces: Pieces, empty: Schema | None, spi
     place_pieces(ctx, pieces.all, schema, spill)
 
 
-def append_stream(ctx: Context, parts: Iterable[Data], empty: Schema | None = None) -> Data:
+def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schema] | None = None) -> Data:
     """Put datasets that come one after the other, in this process, into a new folder; memory holds one of them.
 
     Args:
         ctx: the call, with the output.
         parts: what look alike, with rows in dimension 0.
-        empty: the schema of zero rows, where no part tells it.
+        empty: gives the schema of zero rows, or raises ValueError; called when there are no parts.
 
     Raises:
         OutputMismatch: parts differ in keys, dtypes or shapes.
@@ -418,8 +418,11 @@ def append_stream(ctx: Context, parts: Iterable[Data], empty: Schema | None = No
             pieces.learn(number, found[-1])
         kept = [piece for each in found for piece in each if piece.rows]
         first = kept or [piece for each in found for piece in each]
-        schema = pieces.schemas[first[0].digest] if first else empty
-        if schema is None:
+        if first:
+            schema = pieces.schemas[first[0].digest]
+        elif empty is not None:
+            schema = empty()
+        else:
             raise ValueError("there are no rows, so nothing tells what the dataset looks like.")
         place_pieces(ctx, kept, schema, spill)
     return ctx.output.result()

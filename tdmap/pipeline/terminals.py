@@ -13,7 +13,7 @@ from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.ops.reduce import FoldChunk
-from tdmap.output.append import Pieces, SpillRows, append_rows, each_result, place_pieces
+from tdmap.output.append import append_rows, append_stream, each_result
 from tdmap.output.spilled import placing
 from tdmap.pipeline.epochs import EpochChunks, RunSettings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.iterators import count_of, open_iterator
@@ -231,7 +231,7 @@ def write(plan: Plan, settings: RunSettings, ctx: Context) -> Data:
             "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "
             "all rows before it (explain() shows which). Put .cache(path) before that stage: the cache is resumed."
         )
-    return _write_here(plan, settings, ctx)
+    return append_stream(ctx, pieces_of(plan, settings), lambda: Schema(no_rows(plan)))
 
 
 def _write_into(plan: Plan, settings: RunSettings, out: Data) -> Data:
@@ -277,22 +277,3 @@ def _schema(plan: Plan) -> Schema | None:
         return Schema(no_rows(plan))
     except ValueError:
         return None
-
-
-def _write_here(plan: Plan, settings: RunSettings, ctx: Context) -> Data:
-    """Spill pieces as they come out of the pipeline, in this process."""
-    with ctx.spill() as spill:
-        pieces = Pieces(ctx.output)
-        pieces.open(ChunkPlan(0, 1), None)
-        spilling, kept = SpillRows(_same, spill), []
-        for number, rows in enumerate(pieces_of(plan, settings)):
-            found = spilling(rows)
-            pieces.learn(number, found)
-            kept += [piece for piece in found if piece.rows]
-        schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
-        place_pieces(ctx, kept, schema, spill)
-    return ctx.output.result()
-
-
-def _same(rows: Data) -> Data:
-    return rows
