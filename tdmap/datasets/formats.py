@@ -175,7 +175,7 @@ class SkippedLine(NamedTuple):
 
 
 class SkippedLines(UserWarning):
-    """Lines of text files that are no rows were left out.
+    """Lines of text files could not be parsed and were skipped.
 
     Attributes:
         lines: each a `SkippedLine`.

@@ -576,7 +576,7 @@ class CallIterator(PieceIterator):
             if isinstance(self._stage, Unbatch):
                 return run_stages([self._stage], piece)
             return apply_stage(self._stage, piece, self._batched)
-        except StopIteration as error:  # which would end the iteration, and its rows would be missed by nobody
+        except StopIteration as error:  # it would end the iteration early, without an error
             raise RuntimeError(f"the function of .{self._stage} raised StopIteration") from error
 
 

@@ -24,7 +24,7 @@ from tensordict_lite.memmap.plan import Folder, Plan
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
-__all__ = ["files_in", "plan_text", "read_text", "rename_files", "text_fields"]
+__all__ = ["files_in", "is_short", "plan_text", "read_text", "rename_files", "text_fields"]
 
 KINDS = ("str", "bytes", "json")
 CLASS = "tensordict_lite:TextStack"

@@ -31,7 +31,7 @@ class ArrowTypeOps(Kernel):
 
         Raises:
             KeyError: there is no such entry.
-            TypeError: an entry is no tensor of int32 or int64, or a type is no string.
+            TypeError: an entry is not a tensor of int32 or int64, or a type is not a string.
 
         Example:
             >>> import torch

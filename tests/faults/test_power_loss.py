@@ -99,7 +99,7 @@ def test_redo_keeps_what_had_reached_the_disk(data, tmp_path, monkeypatch):
     times = data["x"] - torch.arange(200.0)
     for start, stop in contents.ranges:
         assert (times[5 * start : 5 * stop] == 1).all()
-    assert contents.ranges and set(times.tolist()) <= {1.0, 2.0}  # 2: done, and nobody had heard of it
+    assert contents.ranges and set(times.tolist()) <= {1.0, 2.0}  # 2: redone, because its record was lost
 
 
 def test_after_a_death_of_processes_both_are_as_true(data, tmp_path):

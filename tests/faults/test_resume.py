@@ -543,7 +543,7 @@ def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_pa
     fn = failing(increment, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-    disk.wait_for_disk()  # nobody else writes into the journal from here on
+    disk.wait_for_disk()  # the journal does not change after this
     path = tmp_path / "in" / ".tdmap" / "journal"
     before = History(path).ranges
     assert before

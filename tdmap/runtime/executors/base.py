@@ -171,7 +171,7 @@ class LocalWorkers(Workers):
 
 
 def as_it_is(value: Any) -> Any:
-    """The value: nothing is packed for somebody in this process."""
+    """The value, unpacked: workers in this process share its memory."""
     return value
 
 
