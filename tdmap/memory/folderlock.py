@@ -34,6 +34,9 @@ LOCK = "lock"
 STRAY_SECONDS = 10.0
 """Seconds until the children of a killed process have ended, at most."""
 
+LOOK_SECONDS = 1.0
+"""Seconds that a lock without a name is held, at most: by a call about to write its name, or by a look at the lock."""
+
 _PAUSE = 0.01
 _NOBODY = bytes(1)  # replaces the first byte of the holder's text: nobody holds the lock
 _END = b"\n"  # bytes behind it are the rest of a longer text of an earlier holder
@@ -259,13 +262,14 @@ def _holder_in(fd: int) -> Holder:
 
 
 def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float = STRAY_SECONDS) -> None:
-    """Wait a moment where the holder of a lock has ended: its workers are about to.
+    """Wait a moment where the lock is about to be free: its holder has ended, and its workers will, or only looked.
 
     Raises:
-        FolderInUse: it has not.
+        FolderInUse: the holder is at work.
     """
-    folder, ended = path.parent.parent, holder.process.is_alive is False
-    if ended and time.monotonic() - began < stray_seconds:
+    folder, alive = path.parent.parent, holder.process.is_alive
+    ended = alive is False
+    if not alive and time.monotonic() - began < (stray_seconds if ended else LOOK_SECONDS):
         time.sleep(_PAUSE)
         return
     if ended:

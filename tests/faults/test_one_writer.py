@@ -290,13 +290,14 @@ def test_warm_workers_do_not_keep_the_folder(tmp_path, method):
 
 
 class Fork(tdmap.events.Callback):
-    """A child of the caller, forked in the middle of a run, that leaves by an exception."""
+    """A child of the caller, forked once a run has written to its hidden folder, that leaves by an exception."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
+        self.hidden = out / ".tdmap"
         self.codes: list[int] = []
 
     def on_lease_done(self, event):
-        if not self.codes:
+        if not self.codes and len(os.listdir(self.hidden)) > 1:
             child = os.fork()
             if child == 0:
                 raise KeyboardInterrupt
@@ -305,7 +306,8 @@ class Fork(tdmap.events.Callback):
 
 @pytest.mark.parametrize("name", ["map", "filter", "flat_map", "permute", "group_by.map_groups", "write here"])
 def test_a_fork_of_the_caller_neither_releases_nor_removes(tmp_path, name):
-    out, fork, parent = tmp_path / "out", Fork(), os.getpid()
+    out, parent = tmp_path / "out", os.getpid()
+    fork = Fork(out)
     try:
         result = OUT_OF_PLACE[name](make(), out, num_workers=0, callbacks=[fork])
     except KeyboardInterrupt:
@@ -318,7 +320,7 @@ def test_a_fork_of_the_caller_neither_releases_nor_removes(tmp_path, name):
 
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_a_fork_of_the_caller_says_nothing_in_the_journal(tmp_path, name):
-    fork, parent = Fork(), os.getpid()
+    fork, parent = Fork(tmp_path / "out"), os.getpid()
     try:
         RESUMABLE[name](make(), tmp_path / "out", num_workers=0, callbacks=[fork])
     except KeyboardInterrupt:
