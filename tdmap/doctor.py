@@ -1,6 +1,6 @@
 """What this machine has, and whether tdmap works on it: `tdmap doctor`, or `python -m tdmap.doctor`.
 
-Facts are what somebody needs to know who is to explain a failure elsewhere. Checks try the things themselves: memory
+Facts are what explains a failure on another machine. Checks try the things themselves: memory
 that a worker shares, a file that is reserved, mapped and locked, each way to start a worker.
 """
 

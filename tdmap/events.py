@@ -219,7 +219,7 @@ class Callback:
     """
 
     meter: ClassVar[type[Any] | None] = None
-    """What measures leases in the workers, as `LeaseDone.measures`; None: nobody does, and it costs nothing."""
+    """What measures leases in the workers, as `LeaseDone.measures`; None: leases are not measured, at no cost."""
 
     def on_job_started(self, event: JobStarted) -> None:
         """Called once, before the first chunk is given out."""
@@ -265,12 +265,12 @@ class CallbackList(Callback):
 
     @property
     def watches_consumer(self) -> bool:
-        """Whether somebody wants to know of `ResultTaken`."""
+        """Whether a callback takes `ResultTaken`."""
         return bool(self._takers)
 
     @property
     def watches_time(self) -> bool:
-        """Whether somebody wants ticks."""
+        """Whether a callback takes ticks."""
         return bool(self._tickers)
 
     def find_meter(self) -> type[Any] | None:

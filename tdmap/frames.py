@@ -101,7 +101,7 @@ def without_warnings(*categories: type[Warning]) -> Iterator[None]:
 
 
 def warn_user(message: str | Warning, category: type[Warning] = RuntimeWarning) -> None:
-    """`warnings.warn` in the name of whoever called into these packages, except within `without_warnings`.
+    """`warnings.warn` at the line that called into these packages, except within `without_warnings`.
 
     Args:
         message: the text, or a warning, whose own class is its category.

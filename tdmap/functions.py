@@ -201,7 +201,7 @@ class ModuleFunction(Named):
         yield from self.module.parameters()
 
     def to_device(self, device: torch.device, own: bool) -> Callable[..., Any]:
-        """The same function for chunks on `device`; `own`: the module is nobody else's and may move itself."""
+        """The same function for chunks on `device`; `own`: the module is private to this process and may be moved."""
         if own:
             self.module.to(device)
             return self

@@ -27,7 +27,7 @@ LEAD_ROWS = 4
 class ChunkPlan:
     """Rows `0..length` along `dim`, cut every `size` rows: chunk *k* is rows `[k * size, (k + 1) * size)`.
 
-    Where nobody knows how large results are, the first `LEAD_CHUNKS` chunks are small ones of `lead` rows, and the
+    Where the size of results is unknown, the first `LEAD_CHUNKS` chunks are small ones of `lead` rows, and the
     result of the first of them settles the size of the others. So the chunks depend on the data and the function
     alone.
 

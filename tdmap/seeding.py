@@ -170,9 +170,9 @@ def drawn_seed() -> int:
 
 
 class own_streams(contextlib.AbstractContextManager[None]):
-    """The global generators for seeded work in the caller's process: nobody else's meanwhile, and put back at the end.
+    """Hold the global generators for seeded work in the caller's process, and put them back at the end.
 
-    All threads of a process share them, so whoever else has seeded work here waits until this is done: two iterations
+    All threads of a process share them, so other seeded work in this process waits until this is done: two iterations
     draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited a minute for one and
     the same work goes on too, with a warning: that work may be waiting for it.
 
@@ -232,11 +232,11 @@ class _Place:
         self.thread = threading.get_ident()
         self.woken = threading.Lock()
         self.overdue = False
-        """Somebody has waited for its end in vain: nobody waits for it again."""
+        """A thread has waited for its end in vain: no thread waits for it again."""
 
 
 class _Turn:
-    """Whose turn it is to draw from the global generators: that of the first in a line, so that nobody is passed over.
+    """A fair queue of threads that draw from the global generators: the first in the line has its turn.
 
     A signal handler may ask for the turn at any instruction, and an exception of one may come at any. So being in the
     line is one operation of the interpreter, and leaving it is another, which may be done again. The collector may do
@@ -268,7 +268,7 @@ class _Turn:
         return None
 
     def leave(self, place: _Place) -> None:
-        """The turn is over, or nobody waits for it any more."""
+        """Leave the line: the turn is over, or no longer wanted."""
         with contextlib.suppress(ValueError):  # it has left already
             self._line.remove(place)
         first = self._first()

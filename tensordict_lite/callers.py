@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 def warn_caller(
     message: str | Warning, category: type[Warning] = UserWarning, folders: Sequence[str] = (HERE,)
 ) -> None:
-    """``warnings.warn`` in the name of whoever called into a package.
+    """``warnings.warn`` at the line that called into a package.
 
     Args:
         message: the text, or a warning, whose own class is its category.

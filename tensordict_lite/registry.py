@@ -1,8 +1,8 @@
-"""What lower rooms use of higher ones: each room registers its own here when it is imported.
+"""What lower packages use of higher ones: each package registers its own here when it is imported.
 
 A value that is set may become non-tensor data, a list of collections a lazy stack: the kernel makes what is built on
 the kernel. Imported at the top of a file that is a circle, inside a function it is paid for at each call and
-seen by nobody. This is the whole list of such arrows. Use it as ``registry.TensorDict``: a name that was imported from
+hard to see. This is the whole list of such arrows. Use it as ``registry.TensorDict``: a name that was imported from
 here would be looked up too early.
 """
 

@@ -51,7 +51,7 @@ class _SettingContext:
     """Sets one value, as a context manager, a decorator, or for good with :meth:`set`."""
 
     _field: str
-    _explicit: set[str] = set()  # the settings that somebody has set
+    _explicit: set[str] = set()  # the settings that were set
 
     def __init__(self, mode: bool) -> None:
         self._mode = bool(mode)
@@ -152,20 +152,20 @@ def _current(field: str, allow_none: bool) -> bool | None:
 
 
 def get_defaults_to_none(allow_none: bool = False) -> bool | None:
-    """Current value of :class:`set_get_defaults_to_none`; ``None`` if nobody set it and ``allow_none``."""
+    """Current value of :class:`set_get_defaults_to_none`; ``None`` if it was not set and ``allow_none``."""
     return _current("get_defaults_to_none", allow_none)
 
 
 def list_to_stack(allow_none: bool = False) -> bool | None:
-    """Current value of :class:`set_list_to_stack`; ``None`` if nobody set it and ``allow_none``."""
+    """Current value of :class:`set_list_to_stack`; ``None`` if it was not set and ``allow_none``."""
     return _current("list_to_stack", allow_none)
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
-    """Current value of :class:`set_capture_non_tensor_stack`; ``None`` if nobody set it and ``allow_none``."""
+    """Current value of :class:`set_capture_non_tensor_stack`; ``None`` if it was not set and ``allow_none``."""
     return _current("capture_non_tensor_stack", allow_none)
 
 
 def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Current value of :class:`set_lazy_legacy`; ``None`` if nobody set it and ``allow_none``."""
+    """Current value of :class:`set_lazy_legacy`; ``None`` if it was not set and ``allow_none``."""
     return _current("lazy_legacy", allow_none)

@@ -40,7 +40,7 @@ _is_program = False
 
 
 def end_with_reader() -> None:
-    """End quietly when whoever reads our output has seen enough, as in ``tdmap info photos | head -1``.
+    """End quietly when the reader of the output has closed the pipe, as in ``tdmap info photos | head -1``.
 
     By the signal, like other commands of a pipe. Only for commands that read: to a run, a pipe that breaks is that of
     a worker.

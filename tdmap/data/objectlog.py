@@ -3,7 +3,7 @@
     objects.jsonl    {"columns": [["name"], ["meta", "path"]], "order": [...]}   first: where they belong
                      {"chunk": 12, "pieces": [["each", [...], []], ["one", "x"]]}
 
-Whoever calls a chunk done appends its line before: the driver, or in place the worker itself. The last line of a
+A line is appended before its chunk is marked as done, by the driver or, in place, by the worker. The last line of a
 chunk is the one that holds; lines of chunks that are not done do not count. Objects are kept as JSON, as the dataset
 will keep them: opening the file runs no code.
 """

@@ -79,7 +79,7 @@ class Reader:
         return is_remote(self.data)
 
     def in_order(self, first: int, last: int) -> tuple[int, int] | None:
-        """A `follow` for whoever reads all rows, one after another."""
+        """A `follow` for a reader of all rows, one after another."""
         end = int(self.data.shape[0])
         return (last, min(2 * last - first, end)) if last < end else None
 

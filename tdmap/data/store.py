@@ -98,7 +98,7 @@ class OutputFolder:
             resume: an unfinished run may be here, and may be resumed.
 
         Raises:
-            FolderInUse: somebody else writes it; says who.
+            FolderInUse: another call writes it; names it.
             FileExistsError: it holds something else, or is no folder.
         """
         if self._url is not None:
@@ -247,7 +247,7 @@ class OutputFolder:
         try:
             return set(os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError) as error:
-            # A folder that is there now has been made by somebody else a moment ago.
+            # A folder that is there now was made by another process a moment ago.
             if isinstance(error, NotADirectoryError) and os.path.lexists(self.path) or os.path.islink(self.path):
                 raise FileExistsError(
                     f"{self.path} is a file, and a dataset is a folder: choose another path."
@@ -305,7 +305,7 @@ class OutputFolder:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.
 
         Raises:
-            FileExistsError: somebody has put something else there meanwhile; the result stays where it was made.
+            FileExistsError: another process has put something there meanwhile; the result stays where it was made.
         """
         self._move()
         if self._replaced is None:
@@ -348,10 +348,10 @@ class OutputFolder:
             )
 
     def _discard(self) -> None:
-        """Remove what an unfinished run that cannot be resumed has left; nothing of anybody who holds the lock."""
+        """Remove what an unfinished run that cannot be resumed has left; nothing of a call that holds the lock."""
         if self._lock is None or not self._lock.is_mine or self._keeps:
             return
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed it all
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it all
             for name in os.listdir(self.hidden):
                 if name != LOCK:
                     hidden.remove_tree(self.hidden / name)

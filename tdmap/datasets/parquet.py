@@ -80,7 +80,7 @@ class _Nothing:
 class ReadGroup:
     """Reads row groups of Parquet files, in workers.
 
-    A worker maps the file, which spares a copy of its bytes. The caller's process does not: a file that somebody cuts
+    A worker maps the file, which spares a copy of its bytes. The caller's process does not: a file that is truncated
     meanwhile ends the process that maps it, and a worker that ends is an error that is reported.
     """
 

@@ -71,7 +71,7 @@ class Tokenizer:
         if self.fast is None:
             return function_parts(self.tokenizer)
         state = json.loads(self.fast.to_str())
-        state.pop("truncation", None)  # left by whoever called it last
+        state.pop("truncation", None)  # left by the last call
         state.pop("padding", None)
         digest = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16)
         return {"tokenizer": digest.hexdigest()}

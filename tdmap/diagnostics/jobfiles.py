@@ -221,7 +221,7 @@ def read_jobs(folder: Path) -> list[JobStatus]:
     """The jobs of a folder, the oldest first. Files that are none of ours, or half gone, are left out.
 
     Raises:
-        PermissionError: the folder is another user's, who lets nobody look.
+        PermissionError: the folder is private to another user.
         UntrustedFile: it is a link, or no folder.
     """
     jobs = [job for name in _names(folder) if (job := _read_job(folder / name)) is not None]
@@ -251,7 +251,7 @@ _WHOLE = (
 
 
 def _parse(text: bytes) -> JobStatus:
-    """A status from a file that anybody may have written.
+    """A status from a file that any user may have written.
 
     Raises:
         ValueError, TypeError, KeyError: it says something else.

@@ -72,7 +72,7 @@ class Watcher:
                 self._processes[pid] = process
             with process.oneshot():
                 if pid != driver and not _is_under(process, driver):
-                    return None  # the number has been given to somebody else
+                    return None  # the number has been given to another process
                 state = {psutil.STATUS_RUNNING: "R", psutil.STATUS_DISK_SLEEP: "D", psutil.STATUS_SLEEPING: "S"}
                 letter = state.get(process.status(), "?")
                 return Look(process.cpu_percent() / 100, self._starved(pid), process.memory_info().rss, letter)

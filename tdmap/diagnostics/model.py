@@ -66,9 +66,9 @@ class Verdict:
     """Workers that had a lease, on average."""
     workers: int
     next_bound: str
-    """What would be the bound with more workers; empty when nobody can say."""
+    """What would be the bound with more workers; empty when unknown."""
     next_workers: int
-    """With how many; 0 when nobody can say."""
+    """With how many; 0 when unknown."""
     starved: float
     """Share of the time of the workers without a free core."""
     advice: str
@@ -204,7 +204,7 @@ def _about_chunks(job: JobProfile) -> str:
 
 
 def _round(rows: int) -> int:
-    """To two digits: nobody can tell better."""
+    """To two digits: the measure is no better."""
     size: int = 10 ** max(len(str(rows)) - 2, 0)
     return -(-rows // size) * size
 

@@ -98,7 +98,7 @@ class WorkerProfile:
     rss: int = 0
     """Most resident bytes after a lease."""
     uss: int = 0
-    """Most bytes of its own; 0 where nobody has looked."""
+    """Most bytes of its own; 0 where it was not measured."""
     until: float = 0.0
     """When its last lease was over."""
     driver_starved: float = 0.0
@@ -132,7 +132,7 @@ class JobProfile:
     seconds: float = 0.0
     """Wall time."""
     state: str = "running"
-    """ "running", "complete", "failed", or "left": nobody wanted the other results."""
+    """ "running", "complete", "failed", or "left": the consumer took no more results."""
     error: str = ""
     rows_done: int = 0
     rows_before: int = 0
@@ -173,7 +173,7 @@ class JobProfile:
 
     @property
     def rows_here(self) -> int:
-        """Rows that were done while somebody watched."""
+        """Rows that were done while the profiler watched."""
         return self.rows_done - self.rows_before
 
     @property

@@ -39,7 +39,7 @@ from tdmap.memory.resources import usable_cores
 from tdmap.process_state import running_operation
 
 HEARD = 256
-"""So many leases and results wait to be added up, at most: it is done when nobody waits for the next lease."""
+"""So many leases and results wait to be added up, at most: it is done when no worker waits for the next lease."""
 
 
 class Profiler(Callback):
@@ -134,7 +134,7 @@ class Profiler(Callback):
                 self._add_up()
 
     def _add_up(self) -> None:
-        """Add up what was heard, in its order: when somebody looks, or when it has become much."""
+        """Add up the events so far, in their order: when a profile is asked for, or when they have become many."""
         heard, self._heard = self._heard, []
         for one in heard:
             one()
@@ -184,7 +184,7 @@ class Profiler(Callback):
 
     @property
     def seen(self) -> list[JobProfile]:
-        """The jobs; those that still run, such as an iteration that somebody has paused, as they are now."""
+        """The jobs; those that still run, such as a paused iteration, as they are now."""
         return [job.so_far() if job.state == "running" else job for job in self.jobs]
 
     @property

@@ -16,7 +16,7 @@ _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 class ProgressBar(Callback):
-    """Shows rows done, rate and remaining time with tqdm (`pbar=True`); nothing where nobody looks, as in a log file.
+    """Shows rows done, rate and remaining time with tqdm (`pbar=True`); nothing where the output is not a terminal.
     Chunks that were retried and rows that were skipped are counted behind them.
 
     An operation that consists of several jobs, such as a sort, has one bar: each job fills it with the rows of the
@@ -58,7 +58,7 @@ class ProgressBar(Callback):
             if "file" not in self.options:
                 settings["disable"] = None  # where the output is no terminal
             # A bar that has shown itself does so once more when it is collected. If Ctrl-C comes while it is made, that
-            # would be after the message: it shows itself when there is somebody to close it.
+            # would be after the message: it shows itself once it has an owner that closes it.
             self._bar = bar = tqdm(**{**settings, "delay": UNSEEN, **self.options})
             _shown.add(self)
             if not bar.disable and bar.delay == UNSEEN:

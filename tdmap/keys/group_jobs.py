@@ -166,7 +166,7 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
 def _run_cut(ctx: Context, source: Data, plan: ChunkPlan, cut: CutChunk) -> list[Any]:
     forms = (cut.forms or {}).values()
     ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
-    # Code of somebody else's runs in workers, which may die of it.
+    # The user's code runs in workers, which may die of it.
     nbytes = plan.length * row_bytes_of(source, plan.length) if ours else sys.maxsize
     nbytes = 0 if plan.num_chunks == 1 else nbytes
     is_quick = cut.table is not None and cut.most  # what is sorted and written takes longer

@@ -124,7 +124,7 @@ class MapPartition:
         return ", ".join(values if shown is None else shown(rows, values))
 
     def _mapped(self, partition: int) -> tuple[Words, NDArray[np.int64], list[Tensor]]:
-        """Keys, first rows of groups, and columns of a partition in order, in files that nobody else can see.
+        """Keys, first rows of groups, and columns of a partition in order, in private files.
 
         Words and places of rows are in memory, unless all rows have one key: then nothing is that grows with them.
         """

@@ -5,7 +5,7 @@
                   └────┬───┘
                 partition 0 = its part of each run, in the order of the chunks
 
-So a partition has its rows in the order of the dataset, whoever wrote the runs and however often.
+So a partition has its rows in the order of the dataset, whichever worker wrote the runs, and however often.
 """
 
 from __future__ import annotations

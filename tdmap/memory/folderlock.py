@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 """Seconds that a lock without a name is held, at most: by a call about to write its name, or by a look at the lock."""
 
 _PAUSE = 0.01
-_NOBODY = bytes(1)  # replaces the first byte of the holder's text: nobody holds the lock
+_NOBODY = bytes(1)  # replaces the first byte of the holder's text: the lock is free
 _END = b"\n"  # bytes behind it are the rest of a longer text of an earlier holder
 
 
@@ -134,7 +134,7 @@ class FolderLock:
             return
         if not _is_file(fd, path):
             return
-        os.unlink(path)  # whoever has opened it already sees that it is gone, and makes another
+        os.unlink(path)  # a call that has opened it already sees that it is gone, and makes another
         os.rmdir(self._hidden)
         if self.made and not os.listdir(self._folder):
             os.rmdir(self._folder)
@@ -168,7 +168,7 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
         call: what the errors of others call this one, such as `map(double)`.
 
     Raises:
-        FolderInUse: somebody else writes the folder; says who.
+        FolderInUse: another call writes the folder; names it.
         UntrustedFile: the hidden folder, or the lock, is a link or something else.
         OSError: the folder cannot be written.
     """

@@ -1,4 +1,4 @@
-"""The hidden folder of a dataset, whose files may come from anybody: an archive, a colleague, a stranger.
+"""The hidden folder of a dataset, whose files may come from an archive, a colleague or a stranger.
 
 So nothing in it is opened by its name alone. A link is not followed, neither in place of a file nor of the folder; a
 FIFO or a device is not waited for, nor even opened; a file is of a credible size, of the caller, and has no second
@@ -10,7 +10,7 @@ name elsewhere when it is to be written. What is found instead is an `UntrustedF
     append_frame    one more frame of a log
     replace_file    a new content, whole or not at all
     make_folder     the folder itself
-    FileLock        a lock for a short step: whoever comes meanwhile waits, or is told
+    FileLock        a lock for a short step: others wait meanwhile, or get an error
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def open_file(
 
     Raises:
         FileNotFoundError: there is none, and it is not to be made.
-        UntrustedFile: it is something else, or somebody else's.
+        UntrustedFile: it is something else, or another user's.
     """
     assert not flags & os.O_TRUNC
     above, name = os.path.split(path)
@@ -211,7 +211,7 @@ def read(path: AnyPath, limit: int = SMALL, own: bool = True) -> bytes | None:
 
 
 def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
-    """The JSON values of a file with one a line; lines that hold none are left out (somebody died in the middle)."""
+    """The JSON values of a file with one a line; lines without one, of killed writers, are left out."""
     try:
         fd = open_file(path, os.O_RDONLY, limit=limit, own=own)
     except (FileNotFoundError, NotADirectoryError):
@@ -247,7 +247,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Write a file so that it is there whole or not at all, whoever is killed meanwhile.
+    """Write a file so that it is there whole or not at all, even if this process is killed.
 
     Args:
         path: the file.
@@ -255,7 +255,7 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
         durable: wait until it is on the disk, so that the machine may go down as well.
     """
     temporary = path.with_name(path.name + ".new")
-    remove(temporary)  # of somebody who was killed; or a link that somebody has planted
+    remove(temporary)  # of a killed writer, or a planted link
     try:
         fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with naming(path), open(fd, "wb") as file:
@@ -298,7 +298,7 @@ def append_line(path: Path, line: bytes, durable: bool = False) -> None:
     try:
         size = os.fstat(fd).st_size
         data = line + b"\n"
-        if size and os.pread(fd, 1, size - 1) != b"\n":  # somebody died in the middle of a line
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # a writer was killed in the middle of a line
             data = b"\n" + data
         with naming(path):
             if os.write(fd, data) < len(data):
@@ -380,7 +380,7 @@ class FileLock(contextlib.AbstractContextManager["FileLock"]):
         try:
             while not self._taken():
                 if time.monotonic() - began > patience:
-                    raise BlockingIOError(f"{os.fspath(path)} is locked by somebody else.")
+                    raise BlockingIOError(f"{os.fspath(path)} is locked by another call.")
                 time.sleep(_PAUSE)
         except BaseException:
             os.close(self._fd)

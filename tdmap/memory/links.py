@@ -1,4 +1,4 @@
-"""How bytes get to a device and back, without making anybody wait who need not.
+"""How bytes get to a device and back, without a wait that can be avoided.
 
     page-locked memory ──copy()──► the link's own stream ──► device memory ──hand_over()──► the caller's stream
            ▲                                │

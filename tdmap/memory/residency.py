@@ -1,6 +1,6 @@
 """Keeps what a worker has mapped out of its memory.
 
-Rows that a worker has read or written stay in its page table, and count as its memory, until somebody takes them
+Rows that a worker has read or written stay in its page table, and count as its memory, until they are taken
 out; after a pass over a dataset that is the whole dataset. So a worker lets go of the pages of its shared mappings
 whenever they have become many. The bytes stay where they are, in the page cache or in shared memory: for a shared
 mapping `MADV_DONTNEED` drops the entries of this process only, and a page that is needed again is mapped again.
@@ -50,7 +50,7 @@ class Residency:
         self._base = self._mapped()
 
     def _mapped(self) -> int:
-        """Bytes of file and shared pages in the page table of this process; 0 where nobody knows, or can change it."""
+        """Bytes of file and shared pages in the page table of this process; 0 where it cannot be read or changed."""
         if self._madvise is None:
             return 0
         try:
@@ -74,7 +74,7 @@ class Residency:
             self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED)
 
     def forget(self) -> None:
-        """The job is over: its mappings are nobody's business any more."""
+        """Forget the mappings of a job that is over."""
         self._ranges.clear()
         self._base = None
 

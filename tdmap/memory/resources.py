@@ -60,7 +60,7 @@ def one_thread() -> Iterator[None]:
 def available_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of memory that can still be used, the page cache included, which makes room when it is asked to.
 
-    A cgroup counts the files that its processes read and write as its memory. Nobody runs out of memory by them.
+    A cgroup counts the files that its processes read and write as its memory. No process runs out of memory by them.
 
     Example:
         >>> available_memory() > 0

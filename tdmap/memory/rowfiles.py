@@ -4,7 +4,7 @@
     Places          tensors that workers write with `pwrite`: an output
 
 Writing through a descriptor, instead of a mapping, spares a page fault for every page of an output that is written
-once from its beginning to its end, and it counts for nobody's memory. Shared memory has descriptors too.
+once from its beginning to its end, and it counts as no process's memory. Shared memory has descriptors too.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SharedTensors:
             out: uint8, of as many bytes.
 
         Raises:
-            DatasetError: somebody has cut the file.
+            DatasetError: the file was truncated.
         """
         rows = self.tensors[number][start:stop]
         with self._file_of(rows) as file:
@@ -97,7 +97,7 @@ class SharedTensors:
             out: uint8, of as many bytes; row *i* of it is row `rows[i]`.
 
         Raises:
-            DatasetError: somebody has cut the file.
+            DatasetError: the file was truncated.
         """
         tensor = self.tensors[number]
         with self._file_of(tensor) as file:
@@ -253,7 +253,7 @@ def _read(fd: int, handle: SharedHandle, at: int, view: memoryview) -> None:
     while done < len(view):
         got = os.preadv(fd, [view[done:]], at + done)
         if not got:
-            raise DatasetError(handle.path, f"ends before byte {at + len(view):,}: somebody has cut it")
+            raise DatasetError(handle.path, f"ends before byte {at + len(view):,}: it was truncated")
         done += got
 
 

@@ -75,7 +75,7 @@ def _fallback_folder(nbytes: int) -> str | None:
 def anonymous_tensor(nbytes: int) -> torch.Tensor:
     """`nbytes` zeros (uint8) that other processes can open, by `region_of`, while any view of them lives here.
 
-    Pages are allocated as they are written, by whoever writes them.
+    Pages are allocated as they are written, by the process that writes them.
 
     Raises:
         MemoryError: the machine does not have so much memory to spare.

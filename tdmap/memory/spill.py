@@ -3,7 +3,7 @@
     worker 1 ──append──► spill/4711-0.bin   ┐
     worker 2 ──append──► spill/4712-0.bin   ├── Extent(file, offset, nbytes) travels, the bytes do not
                                             ┘
-An extent is the only way to what it stands for. So a worker that dies leaves bytes that nobody looks for, its chunk
+An extent is the only way to what it stands for. So a worker that dies leaves bytes that no extent names, its chunk
 runs again and gets another extent, and what is read is what was committed, once.
 """
 
@@ -53,9 +53,9 @@ class Spill:
     """A folder for such files; travels to workers, who open files of their own in it.
 
     Args:
-        folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
+        folder: made when it does not exist, private to the caller. None: a new one in the temporary folder.
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
-        later: a new folder is made by whoever appends first, because most likely nobody will: to make and to delete one
+        later: a new folder is made by the first append, because most jobs make none: to make and to delete one
             may take milliseconds, on a disk that others write to.
     """
 
@@ -103,7 +103,7 @@ class Spill:
     def _writing(self, name: str, tensors: Sequence[Tensor], mode: int = 0o600) -> Iterator[tuple[int, int]]:
         """The descriptor of a file that is made when it is not there, and its size."""
         # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
-        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
+        # Not with all the care of `open_file`: the folder is private, or the name cannot be guessed.
         path = f"{self.folder}/{name}"
         try:
             fd = os.open(path, _APPEND, mode)

@@ -382,7 +382,7 @@ def spill_of(ctx: Context) -> Spill:
 
 
 def _unknown_prefix() -> str:
-    """Of names that nobody knows before."""
+    """Of names that cannot be guessed."""
     return f"{SPILL}{secrets.token_hex(4)}-"
 
 

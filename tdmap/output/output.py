@@ -317,7 +317,7 @@ class Output:
 def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
     """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default.
 
-    Nobody else can look into it, or know its name before.
+    It is private to this user, and its name cannot be guessed.
     """
     if spill_dir is not None:
         os.makedirs(spill_dir, exist_ok=True)

@@ -57,7 +57,7 @@ from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.paths import is_url, local_path
 
 SHARD_BYTES = 64 << 20
-"""Bytes of input of a shard in a store, where nobody says how many rows it has;"""
+"""Bytes of input of a shard in a store, without `rows_per_shard`."""
 
 MEMORY_BYTES = 128 << 20
 """A shard of at most so many bytes of input is made in the worker's memory, where it goes to a store."""
@@ -228,7 +228,7 @@ def check_rows_per_shard(value: Any) -> None:
 
 
 def default_rows(data: Data, length: int) -> int:
-    """Rows of a shard in a store, where nobody says how many."""
+    """Rows of a shard in a store, without `rows_per_shard`."""
     return max(min(SHARD_BYTES // max(row_bytes_of(data, length), 1), -(-length // MIN_SHARDS)), 1)
 
 
@@ -527,7 +527,7 @@ class _Sharding:
         kept = [(number, done) for number, done in enumerate(found) if done.rows] or [(0, found[0])]
         shards = [Shard(shard_name(name, number), done.rows, done.meta, done.nbytes) for number, done in kept]
         if not overwrite and {MANIFEST, META} & self.target.names():
-            raise FileExistsError(f"{self.target.name} has got a dataset of somebody else meanwhile.")
+            raise FileExistsError(f"{self.target.name} has got a dataset of another call meanwhile.")
         empty = [shard_name(name, number) for number, done in enumerate(found) if (number, done) not in kept]
         old = self._replaces - {MANIFEST}
         if empty:

@@ -63,7 +63,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
 
     Raises:
         ResumeMismatch: the folder holds the rows of another pipeline; names what differs.
-        FolderInUse: somebody else writes it.
+        FolderInUse: another call writes it.
         FileExistsError: it holds something else.
     """
     store, now, resume = OutputFolder(cache.path), source(before) | before.identity_parts(), is_one_pass(plan)
@@ -92,7 +92,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
                 return write(store, resume)
         except FileExistsError:
             if not store.is_whole:
-                raise  # else somebody has written it at this moment
+                raise  # else another call has just written it
     changes = _changes(note, now, cache)
     if changes and cache.overwrite:
         with (store := OutputFolder(cache.path, overwrite=True)).claimed("Pipeline.cache"):

@@ -112,7 +112,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     @property
     def _draws_orders(self) -> bool:
-        """Whether nobody has said the seed of a shuffle, in any part."""
+        """Whether a shuffle, in any part, has a seed that was drawn, not given."""
         own = any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages)
         return own or any(other._draws_orders for other in self._others)
 

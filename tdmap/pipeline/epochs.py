@@ -210,7 +210,7 @@ AHEAD_CHUNKS = 64
 
 
 def default_ahead(head: Head, size: int, workers: int) -> int:
-    """Chunks that may be under way when nobody says: three a worker, or more small ones.
+    """Chunks that may be under way by default: three a worker, or more small ones.
 
     With fewer, the worker that is ahead would wait whenever the other one is slow.
     """

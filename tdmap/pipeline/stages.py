@@ -157,7 +157,7 @@ class Shuffle(Stage):
     seed: int
     buffer: int | None
     drawn: bool = False
-    """Nobody has said which seed."""
+    """The seed was drawn, not given."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

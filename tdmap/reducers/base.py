@@ -90,7 +90,7 @@ class Associative(Reducer[Any]):
         value = chunk if self.of is None else self.of(chunk)
         if state is not None:
             return self.fn(state, value)
-        # A state is nobody's rows: a function that changes it must not reach the dataset.
+        # A state is not a view of rows: a function that changes it must not reach the dataset.
         return value.clone() if is_data(value) else value
 
     def merge(self, a: Any, b: Any) -> Any:

@@ -119,7 +119,7 @@ def _buffer(block: Tensor) -> Tensor:
     if size > BLOCK or block.device.type != "cpu":  # a single, very large row, or a mapper's result on a device
         return torch.empty(block.shape, dtype=torch.float64, device=block.device)
     if getattr(_of_thread, "buffer", None) is None:
-        with torch.inference_mode(False):  # or nobody could write into it outside of that mode later
+        with torch.inference_mode(False):  # or it could not be written outside of that mode later
             _of_thread.buffer = torch.empty(BLOCK, dtype=torch.float64)
     kept: Tensor = _of_thread.buffer
     return kept[:size].view(block.shape)

@@ -9,7 +9,7 @@
 The driver knows no process and no pipe; workers know no scheduler.
 
 A job belongs to the process that began it. When that process forks, its child has a copy of the driver, which it may
-close, collect or ask for more: the copy tells nobody, stops nobody and writes nothing.
+close, collect or ask for more: the copy sends no messages, stops no workers and writes nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Driver:
         workers: who does it.
         callbacks: who watches.
         row_bytes: bytes of a row of the source.
-        log: notes which chunks are done; None when nobody wants to know.
+        log: notes which chunks are done; None for a call without a log.
         asked_workers: how many there would be with enough chunks.
         tuning: of the call.
     """
@@ -181,7 +181,7 @@ class Driver:
         except BaseException as caught:
             error = caught
             if isinstance(caught, (OSError, LookupError, ValueError)):
-                # What a fork, or a job whose workers somebody has ended, finds: closed pipes, and nobody there.
+                # What a fork finds, or a job whose workers were ended from outside: closed pipes and no worker.
                 self._require_here()
                 self.workers.check()
             raise
@@ -247,7 +247,7 @@ class Driver:
                 self._check_clock()
 
     def _still_ours(self) -> None:
-        """Raise RuntimeError when the consumer has forked, and this is the child; unless nobody else is at work."""
+        """Raise RuntimeError when the consumer has forked, and this is the child; unless there are no workers."""
         if self.workers.forks and not self._owner.is_here:
             self._owner = Owner()
         self._require_here()
@@ -299,7 +299,7 @@ class Driver:
             self.workers.revoke(straggler.worker)
 
     def _fill(self, worker: int) -> bool:
-        """Give a worker all it may hold; False where there is nothing to be given to anybody like it.
+        """Give a worker all it may hold; False where nothing is left for workers of its kind.
 
         A worker that has just been given its first chunk may have to wait for more, and others must not wait with it.
         """
@@ -394,7 +394,7 @@ class Driver:
         return tensors + sum(map(piece_bytes, value or ()))
 
     def _settle_plan(self) -> None:
-        """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""
+        """Choose the size of the later chunks by the first chunk that has a result. Waits for one."""
         plan, size = self.job.plan, self.job.plan.size
         for chunk in range(plan.num_known):
             if chunk not in self._sizes:

@@ -233,7 +233,7 @@ class Scheduler:
             return None
         size = self._lease_size(start)
         if held and self._pending_count <= size * self.num_workers:
-            return None  # the tail: what is left goes to whoever is idle
+            return None  # the tail: what is left goes to idle workers
         if limit is not None:
             size = min(size, limit)
         end = min(start + max(size, 1), stop, horizon)
@@ -330,7 +330,7 @@ class Scheduler:
             if running is not None and lease.cursor <= running < lease.stop:
                 blamed = running
                 self._put_back(lease.cursor, running)
-                self._put_back(running, running + 1)  # alone, so that a second death costs nobody else
+                self._put_back(running, running + 1)  # alone, so that a second death costs no other chunk
                 self._put_back(running + 1, lease.stop)
                 lease.stop = lease.cursor
             self._end(lease)
@@ -360,7 +360,7 @@ class Scheduler:
     # -- stragglers, clocks, order -----------------------------------------------------------------
 
     def straggler(self, now: float) -> Lease | None:
-        """The lease that should be shared, when nothing is pending and somebody idles; None when none should.
+        """The lease that should be shared, when nothing is pending and a worker idles; None when none should.
 
         The caller asks its worker to give chunks back, and reports them with `shrunk`.
         """

@@ -71,7 +71,7 @@ class Room(NamedTuple):
     mark: Tensor | None = None
     """int64 `[1]`: one more than the chunk whose rows are in `buffers`, or 0. None: the control block tells."""
     done: Tensor | None = None
-    """uint8 `[chunks]`: 1 for chunks that are done; None when nobody wants to know."""
+    """uint8 `[chunks]`: 1 for chunks that are done; None for a call without a log."""
     lock: str | None = None
     """A file that the worker locks, shared, as long as it may write rows."""
     skipped: str | None = None
@@ -90,7 +90,7 @@ class Undo:
         base: the row of the plan that is the first of `data`.
 
     Attributes:
-        done: bytes, one a chunk, that are to be 1 when it is done; None when nobody wants to know.
+        done: bytes, one a chunk, that are to be 1 when it is done; None for a call without a log.
     """
 
     def __init__(self, data: Data, plan: ChunkPlan, room: Room, base: int = 0) -> None:

@@ -35,7 +35,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class WriteAhead:
-    """For the tensors of a dataset, in whoever runs its chunks.
+    """For the tensors of a dataset, in the process that runs its chunks.
 
     Args:
         leaves: the tensors, with rows in dimension 0.

@@ -24,7 +24,7 @@ class Rows(Protocol):
     """The rows of a member that is open."""
 
     def read(self, first: int, last: int) -> Data:
-        """Rows `first..last`, which the caller may change: nobody else sees it."""
+        """Rows `first..last`, as a copy that the caller may change."""
         ...
 
     def take(self, rows: Any) -> Data:

@@ -44,7 +44,7 @@ Span = tuple[int, int, int]
 class ShardedDataset(TensorCollection):
     """A dataset whose rows lie in several folders, or in an object store. Made by `tdmap.open` and `tdmap.concat`.
 
-    Every operation takes it. It is read only: chunks and rows belong to whoever gets them, and what is done to them
+    Every operation takes it. It is read only: chunks and rows are copies, and what is done to them
     does not reach the files. `data[rows]` is a collection of those rows; `data["key"]` is a whole column, in memory.
 
     Attributes:

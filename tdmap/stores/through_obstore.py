@@ -4,7 +4,7 @@ It is asked with the options and the credentials that s3fs would find: `storage_
 configuration files, roles. What of them it has no name for raises CannotServe, and fsspec serves instead.
 
 Requests run in threads of Python that wait in compiled code, so that Ctrl-C ends the wait, and that stay as long as the
-process: one that has such threads is not forked by this package. A fork that somebody else makes has none of the
+process: one that has such threads is not forked by this package. A fork made by other code has none of the
 threads that do the work, and would wait for ever: `require_here` says so before.
 """
 

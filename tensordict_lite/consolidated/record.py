@@ -1,6 +1,6 @@
 """What a consolidated tree knows about itself.
 
-The record is put beside the tree when it is made, and nothing keeps it up to date: whoever asks compares it with the
+The record is put beside the tree when it is made, and nothing keeps it up to date: its reader compares it with the
 tree. So an assignment costs nothing more for a tree that might be consolidated.
 """
 
@@ -142,7 +142,7 @@ class _Storage:
         self.flat = flat
 
     def __reduce__(self) -> Any:
-        return _same, (self.flat,)  # the tensor itself: whoever pickles may have a way of its own to share memory
+        return _same, (self.flat,)  # the tensor itself: the pickler may have its own way to share memory
 
 
 def _reduce_between_processes(value: _Storage) -> Any:

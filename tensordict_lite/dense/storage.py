@@ -212,7 +212,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             value = self._source.get(key, MISSING)
             if value is not MISSING:
                 return public(value) if settings.unbatched else value
-            if default is not MISSING:  # no error is built that nobody would see
+            if default is not MISSING:  # an error that would not be seen is not built
                 return default
             if settings.get_defaults_to_none:
                 return None

@@ -38,8 +38,8 @@ class ConsolidationOps(Kernel):
         tensors are fine, and a replaced entry ends it (:meth:`is_consolidated`).
 
         With ``filename`` the storage is that file, and writes into the tensors reach it. It is written beside
-        ``filename`` and renamed: it is there whole or not at all, and whoever has an older file of that name open or
-        mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package.
+        ``filename`` and renamed: it is there whole or not at all, and a process that has an older file of that
+        name open or mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package.
 
         What is consolidated already is returned as it is, unless another file, device or kind of memory is asked for.
 

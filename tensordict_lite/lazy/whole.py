@@ -26,7 +26,7 @@ def copy_whole(members: Sequence[Any], pieces: Sequence[Any]) -> bool:
             return False
     try:
         inplace(torch._foreach_copy_, Tensor.copy_, into, values)
-    except RuntimeError:  # said with the name of the entry by whoever writes them one by one
+    except RuntimeError:  # raised again, with the name of the entry, when they are written one by one
         return False
     return True
 

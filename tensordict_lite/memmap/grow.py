@@ -187,7 +187,7 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 
 
 def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
-    """Adds an entry to the metadata of a folder; readers see the old or the new one, and nobody's entry is lost."""
+    """Adds an entry to the metadata of a folder; readers see the old or the new one, and no entry is lost."""
     path = os.path.join(folder, META)
     with locked(folder):
         try:

@@ -346,7 +346,7 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
         raise DatasetError(
             path,
             "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
-            "trust whoever wrote this dataset",
+            "trust the author of this dataset",
         )
     data = loader.content(path)
     try:

@@ -1,7 +1,7 @@
 """Non-tensor entries of a memory-mapped collection: in-place writes reach the file, and other processes.
 
-A mapped tensor is its file. A Python object is not, so whoever replaces one in place (``td.set_("note", ...)`` on a
-locked, mapped collection) has its file rewritten. With ``share_non_tensor=True`` the object itself is in shared
+A mapped tensor is its file. A Python object is not, so replacing one in place (``td.set_("note", ...)`` on a
+locked, mapped collection) rewrites its file. With ``share_non_tensor=True`` the object itself is in shared
 memory too, where every process that has the collection sees the new one.
 """
 

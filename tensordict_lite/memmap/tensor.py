@@ -485,7 +485,7 @@ class MappedNestedTensor(MemoryMappedTensor):
 
 
 def _typed(tensor: Tensor, cls: type[MemoryMappedTensor] = MemoryMappedTensor) -> Any:
-    """Gives a tensor that nobody else holds its type: a fifth of the cost of ``as_subclass``, which makes another."""
+    """Gives a tensor without other references its type: a fifth of the cost of ``as_subclass``, which makes another."""
     if _is_traced():  # by torch.compile, which knows only the latter
         return _as_subclass(tensor, cls)
     tensor.__class__ = cls

@@ -2,8 +2,8 @@
 
 The files have room for more rows than are committed, and the metadata says how many are. A flush takes a lock,
 writes rows behind the committed ones, and then the metadata, that of the outermost collection last: its row
-count, replaced in one rename, is what counts. Whoever is killed earlier has written behind the end, where
-nobody looks and the next flush writes again. Nested folders are described before the root, so a reader, who goes
+count, replaced in one rename, is what counts. A writer that is killed earlier has written behind the end, where
+no reader looks and the next flush writes again. Nested folders are described before the root, so a reader, who goes
 the other way, finds at least the rows that the root promises (``load.py`` cuts the rest off).
 """
 

@@ -32,7 +32,7 @@ class CudaGraphModule:
     The function must do the same work every time: no control flow that looks at values, no shapes that change, no
     inputs that require grad. Arguments that are no tensors must stay the same.
 
-    It is no ``nn.Module``, so that nobody gives its parameters to an optimiser by mistake. Without CUDA it warns once,
+    It is no ``nn.Module``, so that its parameters do not reach an optimiser by mistake. Without CUDA it warns once,
     and every call runs the function itself.
 
     Args:

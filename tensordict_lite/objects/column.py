@@ -1,4 +1,4 @@
-"""A column of objects as what it is, a list of them, until somebody asks for a wrapper of one.
+"""A column of objects as what it is, a list of them, until a wrapper of one is asked for.
 
 A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects
 lie in a :class:`Column`, and rows of it (a slice, chosen rows) are positions in the same column::

@@ -203,7 +203,7 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 
 
 def _detaches_alike(node: Any) -> bool:
-    """Whether a locked tree keeps what ``detach()`` makes of it: only TensorDicts, of tensors that nobody swaps.
+    """Whether a locked tree keeps what ``detach()`` makes of it: only TensorDicts, of tensors that are never swapped.
 
     Objects, and the members of lazy stacks, are replaced under a lock; and ``module.to()`` puts other memory under
     a parameter.

@@ -56,7 +56,7 @@ class TensorClassMeta(ABCMeta):
             build(cls, flags, **extra)
         return cls
 
-    # ABCMeta's own checks serve virtual subclasses, which nobody needs here, and cost a call each.
+    # ABCMeta's own checks serve virtual subclasses, which are not needed here, and cost a call each.
     __instancecheck__ = type.__instancecheck__
     __subclasscheck__ = type.__subclasscheck__
 

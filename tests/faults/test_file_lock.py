@@ -17,7 +17,7 @@ from tests.descriptors import descriptors
 
 def test_the_second_one_is_told(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with FileLock(path), pytest.raises(BlockingIOError, match="lock is locked by somebody else"):
+    with FileLock(path), pytest.raises(BlockingIOError, match="lock is locked by another call"):
         FileLock(path)
     with FileLock(path, patience=60) as lock:
         assert lock.works

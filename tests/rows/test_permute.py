@@ -134,7 +134,7 @@ def test_a_file_that_is_cut_while_its_rows_are_moved_is_named(tmp_path):
     source.read(0, 10, 60, out)
     assert out.view(torch.int64).tolist() == list(range(440, 640))
     os.truncate(tmp_path / "x.memmap", 32 * 150)
-    with pytest.raises(DatasetError, match="x.memmap.*somebody has cut it"):
+    with pytest.raises(DatasetError, match="x.memmap.*it was truncated"):
         source.read(0, 10, 60, out)
 
 

@@ -107,7 +107,7 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
     assert data.ends == [8, 16, 24, 30] and data["x"].tolist() == list(range(30))
     found = json.loads(run("--json status out").output)
     assert (found["state"], found["rows_done"], found["sessions"]) == ("complete", 30, 2)
-    assert "anybody with the rights" in run("resume s3://bucket/out", 2).output
+    assert "any user with the rights" in run("resume s3://bucket/out", 2).output
     journal = tmp_path / "out" / ".tdmap" / "run.json"
     for wrong in ("[]", "{}", '{"run": "x", "identity": {}}'):
         journal.write_text(wrong)

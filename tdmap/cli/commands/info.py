@@ -1,6 +1,6 @@
 """The commands ``tdmap info`` and ``tdmap verify``.
 
-Commands that only read end by SIGPIPE when nobody reads on.
+Commands that only read end by SIGPIPE when their reader ends.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def _status_of(path: Path) -> Any:
 
     if url_of(path) is not None:
         refuse(
-            f"{url_of(path)} is in a store, where anybody with the rights may have written what its run is: go on with "
-            "the same tdmap map --resume, which says it"
+            f"{url_of(path)} is in a store, where any user with the rights may have written its command: run "
+            "your own command again, with --resume"
         )
     try:
         found = read_status(path)
@@ -150,7 +150,7 @@ class _Command:
         return files[-1].resolve()
 
     def describe(self, file: Path) -> list[str]:
-        """What will be run, for whoever has to say yes."""
+        """The command that will be run, for the user to confirm."""
         _, name = take_apart(self.function)
         given = [f"{key}={value!r}" for key, value in self.options.items()]
         return [
@@ -189,7 +189,7 @@ def _code_in(folders: list[Path]) -> Iterator[Path]:
 
 
 def _ask(path: Path) -> None:
-    """Go on only when somebody says yes."""
+    """Ask the user to confirm; exit otherwise."""
     if not sys.stdin.isatty():
         refuse(f"{path} names the function to run, and may be untrusted: check it, then give --yes")
     if not typer.confirm("Run it?", err=True):

@@ -53,7 +53,7 @@ def _look(folder: Path, watcher: Any) -> list[Any]:
     except UntrustedFile as error:
         refuse(str(error))
     except PermissionError:
-        refuse(f"{folder} belongs to another user, who lets nobody else look")
+        refuse(f"{folder} belongs to another user, and is private")
     except OSError as error:
         refuse(f"{folder} cannot be read: {error}")
     return [(job, watcher.look(job)) for job in jobs]

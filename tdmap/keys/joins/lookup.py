@@ -117,7 +117,7 @@ class Lookup:
 
     @classmethod
     def of_rows(cls, rows: NDArray[np.int64], share: bool) -> Lookup:
-        """Of rows alone, in the order of keys that nobody asks for any more."""
+        """Of rows alone, in the order of keys that are no longer needed."""
         none = np.zeros(0, dtype=np.int64)
         found = cls(none, [none.view(np.uint64)], False)
         found.is_unique, found.num_rows = False, len(rows)

@@ -181,7 +181,7 @@ def renamed(
         gaps: whether rows without a partner leave gaps in the entries of the first, and of the second dataset.
 
     Raises:
-        ValueError: a name is taken even with the suffix, or nobody knows what stands in a gap.
+        ValueError: a name is taken even with the suffix, or no value is known for a gap.
     """
     rest = TensorDict({key: _entry(b, key, "second") for key in b.keys()}, b.shape[:1])
     with_types(rest, b)

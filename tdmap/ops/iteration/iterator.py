@@ -19,7 +19,7 @@ call when that is settled."""
 class _Rows:
     """How the rows of an iteration are cut, as far as it is known.
 
-    Workers may hold what tells it: not the iterator, which ends them when nobody else holds it.
+    Workers may hold what tells it: not the iterator, which ends them when its last reference goes.
     """
 
     def __init__(self, plan: ChunkPlan) -> None:

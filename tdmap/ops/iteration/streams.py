@@ -20,7 +20,7 @@ _open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _close_streams() -> None:
     for stream in list(_open_streams):
-        with contextlib.suppress(ValueError):  # it is running: somebody exits from inside the loop
+        with contextlib.suppress(ValueError):  # it is running: the program exits from inside the loop
             stream.close()
 
 

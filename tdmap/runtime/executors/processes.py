@@ -335,7 +335,7 @@ class ProcessWorkers(Workers):
             for number in self._begun:
                 member = self.pool.members.get(number)
                 if member is not None:
-                    # After an error nobody knows which slots the worker still believes to be in use.
+                    # After an error it is unknown which slots the worker still believes to be in use.
                     member.keeps_slots = ok and self._locker is not None
                     member.send(Drop(self._job.number, member.keeps_slots, number in self._loans))
             self._have_back()
@@ -362,7 +362,7 @@ class ProcessWorkers(Workers):
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
-        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: nobody is left to stop
+        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: no worker is left to stop
             return
         busy = [m for m in list(self.pool.members.values()) if m.outstanding]
         for member in busy:

@@ -3,7 +3,7 @@
     RayMember ── actor call `where` ──► Place     then, for a worker on this machine:
         └─────── socket ──────────────► the worker of the process pool, in the actor
 
-What Ray says comes on a thread of Ray's. It is put into the member's mailbox, and an eventfd wakes whoever waits.
+What Ray says comes on a thread of Ray's. It is put into the member's mailbox, and an eventfd wakes the waiting thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RayMember(Member):
         ray: the module.
         cluster: what the actor takes.
         threads: threads that torch uses in it.
-        folder: for sockets, open to nobody else.
+        folder: for sockets, private to this user.
     """
 
     on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
@@ -286,7 +286,7 @@ class RayPool(WorkerPool):
         self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._waiting_since = time.monotonic()
         self.retirement: threading.Timer | None = None
-        """Ends it when nobody uses it any more."""
+        """Ends it once it is idle."""
 
     def start(self, forks: bool = True) -> Member:
         self.check_open()
@@ -332,7 +332,7 @@ class RayPool(WorkerPool):
         free = self._ray.available_resources()
         there = ", ".join(f"{free.get(name, 0):g} {name}" for name in self.cluster.demand)
         return (
-            f"A worker takes {wanted}; the cluster has {there} that nobody uses. Free some, ask for less "
+            f"A worker takes {wanted}; the cluster has {there} free. Free some, ask for less "
             "(RayCluster(num_cpus=...)), or wait longer (start_timeout=)."
         )
 
@@ -398,7 +398,7 @@ def _give_back(key: _Key, pool: RayPool) -> None:
 
 
 def _retire(key: _Key, pool: RayPool) -> None:
-    """End a pool that nobody has used meanwhile."""
+    """End a pool that has stayed idle."""
     with _warm_lock:
         if _warm.get(key) is not pool or pool.retirement is not threading.current_thread():
             return

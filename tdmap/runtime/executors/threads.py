@@ -45,7 +45,9 @@ def _run_leases(
     while (lease := leases.get()) is not None:
         try:
             report = run_lease(loop, lease.id, lease.start, lease.stop)
-        except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
+        except (
+            BaseException
+        ) as error:  # of the engine's own: without a message from here, the driver would wait for ever
             chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
             report = Failed(loop.job, lease.id, chunk, error, False)
         inbox.put((number, report))

@@ -73,7 +73,7 @@ def take_back(loans: Iterable[Loan]) -> None:
     for loan in loans:
         if not loan.handle:  # of no bytes
             continue
-        with contextlib.suppress(RuntimeError):  # nobody can be told, and nothing else depends on it
+        with contextlib.suppress(RuntimeError):  # no receiver is left, and nothing else depends on it
             torch.UntypedStorage._release_ipc_counter(loan.handle, loan.offset, device=loan.device)
 
 

@@ -99,7 +99,7 @@ class Done(NamedTuple):
     """The last segment, spared its own message."""
     peak_memory: int
     measures: Measures | None = None
-    """Where the time went, when somebody wants to know."""
+    """Where the time went, for a job with a meter."""
 
 
 class GaveBack(NamedTuple):

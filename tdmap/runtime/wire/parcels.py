@@ -4,7 +4,7 @@ A small result travels as bytes. The tensors of a large one are copied into a *s
 which the driver maps once. What the driver yields are tensors over the slot itself; when the last of them has
 gone, the number of the slot goes back to the worker with the next lease, and the slot is used again. A consumer
 that keeps results instead of using them up gets copies, so that the number of slots stays bounded. A consumer that
-forks gives its child the results that it holds: their slots are given up for good, and last as long as anybody reads
+forks gives its child the results that it holds: their slots are given up for good, and last as long as they are read
 them.
 
 When results go on to a device, the driver page-locks each slot where it maps it, and a member of a pool keeps its slots
@@ -290,7 +290,7 @@ class ParcelReader:
         self._shared |= self._held
 
     def take_freed(self) -> tuple[int, ...]:
-        """Slots that nobody reads any more, since the last call."""
+        """Slots whose last reader has gone since the last call."""
         freed = []
         while self._freed:
             freed.append(self._freed.popleft())

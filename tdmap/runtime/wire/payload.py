@@ -84,7 +84,7 @@ class JobPacker:
         return byvalue.dumps((Surroundings.here(), payload))
 
     def describe(self, job: Job) -> None:
-        """Know a job that is not packed: whose rows nobody else sees."""
+        """Know a job that is not packed, because it runs in this process."""
         self._name = job.name
         regions = [region_of(leaf) for leaf in tensors_of(job.source.data)]
         self._read_only_source = any(region is not None and not region.writable for region in regions)

@@ -175,7 +175,7 @@ class ForkedProcess:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                self._status = 0  # somebody else waited for it (SIGCHLD ignored, for one): its code is not known
+                self._status = 0  # other code waited for it (SIGCHLD ignored, for one): its code is not known
                 return self._status
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
@@ -329,8 +329,8 @@ def _spawn(connection: Connection, control: str, threads: int, idle_seconds: flo
 class Template:
     """The driver's side of the template process.
 
-    Requests carry numbers, and whoever asks takes the answers of others in as well: threads and signal handlers may
-    ask while another request waits.
+    Requests carry numbers, and a thread that asks takes in the answers to others as well: threads and signal handlers
+    may ask while another request waits.
     """
 
     def __init__(self) -> None:
@@ -379,7 +379,7 @@ class Template:
         return None
 
     def _listen(self) -> None:
-        """Take in what has come, for whoever asked; waits for something, or for somebody else to take it."""
+        """Take in the answers that have come, to all requests. Waits for one, or for another thread to take it."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         poller.poll(_LISTEN_MILLISECONDS)
@@ -408,7 +408,7 @@ class Template:
     def close(self) -> None:
         """End the template, and with it every worker that it forked."""
         close_end(self._socket)
-        if self.is_ready:  # else it does not listen yet, and has forked nobody
+        if self.is_ready:  # else it does not listen yet, and has no workers
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
                 return

@@ -109,7 +109,7 @@ class Member:
         return found
 
     def send(self, message: Any) -> None:
-        """Send a message; a worker that has gone is noticed by whoever waits."""
+        """Send a message. A worker that has ended is noticed by the next wait."""
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send_bytes(self, data: bytes) -> None:
@@ -296,7 +296,7 @@ class WorkerPool:
         return self._closed
 
     def fill(self, wanted: int, forks: bool = True) -> None:
-        """Start workers until there are `wanted`. Those that have ended stay, for whoever must know what they ran."""
+        """Start workers until there are `wanted`. Those that have ended stay, with what they ran."""
         while len(self.members) < wanted:
             self.start(forks)
 
@@ -336,7 +336,7 @@ class WorkerPool:
         """Members that have sent something, or ended, within `timeout` seconds.
 
         Raises:
-            RuntimeError: the pool was closed, so that nobody is left to wait for.
+            RuntimeError: the pool was closed, so that no worker is left to wait for.
         """
         self.check_open()
         poller = select.poll()

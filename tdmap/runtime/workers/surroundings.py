@@ -79,7 +79,7 @@ class Surroundings(NamedTuple):
         )
 
     def enter(self, own_process: bool = True) -> None:
-        """Apply them to this process. A process of somebody else's pool gets the import path only."""
+        """Apply them to this process. A process of a foreign pool gets the import path only."""
         for entry in reversed(self.path):
             if entry not in sys.path:
                 sys.path.insert(0, entry)

@@ -1,4 +1,4 @@
-"""A worker process: waits for messages, runs leases, and leaves when nobody needs it.
+"""A worker process: waits for messages, runs leases, and ends when it is no longer needed.
 
 The process never imports the user's script; whatever it runs comes in a `Begin` message. It ignores SIGINT,
 because Ctrl-C reaches every process of the terminal and the driver alone decides what it means. It ends when the
@@ -199,7 +199,7 @@ class Worker:
                     self.send(Dropped(message.job))
 
     def is_called(self) -> bool:
-        """Whether somebody has work before this has idled for too long."""
+        """Whether work arrives before this worker has idled for too long."""
         whole = self.idle_seconds
         if self.connection.poll(LULL if whole is None else min(LULL, whole)):
             return True

@@ -194,7 +194,7 @@ def pack_memmap(
             _pack(root, held, lambda members: write_archive(fd, path, members, method, compresslevel, num_threads))
             return Path(archive_path)
         _require_dataset(root)
-    raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when nobody writes to it")
+    raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when no process writes to it")
 
 
 def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[Member]], Any]) -> None:
@@ -225,7 +225,7 @@ def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member],
 
 
 def _require_dataset(root: str) -> None:
-    """ArchiveError where a folder has no dataset, once nobody moves one into it."""
+    """ArchiveError where a folder has no dataset, and none is being moved into it."""
     with reading(root):
         is_there = os.path.exists(f"{root}/{META}")
     if not is_there:

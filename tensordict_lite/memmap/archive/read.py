@@ -87,7 +87,7 @@ class Archive:
         return ArchiveError(
             self.path,
             f"the entry {entry.name!r} claims that {entry.compressed:,} compressed bytes are {entry.size:,} bytes of "
-            "data, and nothing makes room for that. If you trust whoever wrote it, unpack_memmap(path, folder, "
+            "data, and nothing makes room for that. If you trust its author, unpack_memmap(path, folder, "
             "max_ratio=...) with a larger ratio writes it to a folder",
         )
 

@@ -64,14 +64,14 @@ class FileData:
             self._fd = -1
 
     def is_same(self) -> bool:
-        """Whether the file at the path is the one that it was, and nobody has written another content into it."""
+        """Whether the file at the path is the one that it was, with the same content."""
         try:
             return self._stamp_of(os.stat(self.path)) == self._stamp
         except FileNotFoundError:
             return False
 
     def _stamp_of(self, info: os.stat_result) -> tuple[int, ...]:
-        """Nobody else gets the number of a file that is held, nor writes it in place; of others, times tell as well."""
+        """A file that is held keeps its inode number, and is not written in place; for others, times count as well."""
         return (info.st_dev, info.st_ino, *(() if self._fd >= 0 else (info.st_ctime_ns, info.st_mtime_ns)))
 
     def read(self, start: int, stop: int) -> memoryview:

@@ -7,8 +7,8 @@ processes have the same pages, and room for pickles behind it::
              generation | offset, room, length of slot 0 | offset, room, length of slot 1 | unused
     room     pickles; a slot that has become too small gets new room at the end
 
-Value number *g* of a cell is in slot ``g % 2``. A writer takes the lock, fills the slot that nobody reads, and
-then counts the generation up, in one store: whoever is killed earlier has changed nothing. A reader takes no
+Value number *g* of a cell is in slot ``g % 2``. A writer takes the lock, fills the slot that is not read, and
+then counts the generation up, in one store: a writer that is killed earlier has changed nothing. A reader takes no
 lock: it looks at the generation, and unpickles only what is new.
 """
 

@@ -203,7 +203,7 @@ class NodeMeta:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether everything about it stands in its own ``meta.json``, and nobody changes it after it was parsed."""
+        """Whether everything about it stands in its own ``meta.json``, and it never changes after it was parsed."""
         return self.kind == "tensordict" and self.names is None and "_growing" not in self.raw and self.lists_children
 
     def at(self, path: str) -> NodeMeta:

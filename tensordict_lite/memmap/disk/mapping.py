@@ -394,7 +394,7 @@ def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
     """Maps a file that lives in memory, so that :func:`region_of` knows its tensors for shared ones.
 
     Args:
-        fd: the file; whoever opened it closes it when the storage is gone.
+        fd: the file; its opener closes it when the storage is gone.
         path: by which other processes open it.
         nbytes: at least one.
     """

@@ -1,6 +1,6 @@
 """Whether a mapped file is still the one that its name leads to: a save puts new files into the places of old ones.
 
-Whoever has an old one mapped keeps it, and its storage knows no more than the name. The kernel knows the file.
+A process that has an old one mapped keeps it, and its storage knows only the name. The kernel knows the file.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def _replace_file(new: str, place: str) -> None:
 
 
 def exchange_in_turn(a: str, b: str) -> None:
-    """:func:`exchange`, when nobody else reads or changes the folder at ``b``."""
+    """:func:`exchange`, when no other call reads or changes the folder at ``b``."""
     fd = lock(b)
     try:
         exchange(a, b)
@@ -363,7 +363,7 @@ def staged_file(path: str) -> Iterator[int]:
 def staged_path(path: str) -> Iterator[str]:
     """The name of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
 
-    A link is followed. The file gets the permissions of the one that it replaces; whoever has that one open, or
+    A link is followed. The file gets the permissions of the one that it replaces; a process that has that one open, or
     mapped, keeps it.
 
     Raises:
