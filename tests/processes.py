@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -37,26 +38,54 @@ def kill_at(number: int, work: Callable[[], Any], steps: Iterable[tuple[Any, str
         steps: what counts as one: functions, as the object that has them and their name.
     """
 
-    def counted_work() -> None:
-        count = 0
+    def killed_work() -> None:
+        def kill(count: int) -> None:
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return call
-
-        for owner, name in steps:
-            setattr(owner, name, counted(getattr(owner, name)))
+        before_each(steps, kill)
         work()
 
-    status = in_child(counted_work)
+    status = in_child(killed_work)
     assert status in (0, signal.SIGKILL)
     return status != 0
+
+
+def steps_of(work: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> int:
+    """How many steps `work` takes in a fork. Arguments as `kill_at`."""
+    read, write = os.pipe()
+    last, end = 0, os.write
+
+    def counted_work() -> None:
+        def count(number: int) -> None:
+            nonlocal last
+            last = number
+
+        before_each(steps, count)
+        work()
+        end(write, str(last).encode())
+
+    try:
+        assert in_child(counted_work) == 0
+        return int(os.read(read, 20))
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def before_each(steps: Iterable[tuple[Any, str]], do: Callable[[int], None]) -> None:
+    """Have this process call `do` with the number of each step, from 1, before it takes the step."""
+    numbers = itertools.count(1)
+
+    def numbered(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            do(next(numbers))
+            return real(*args, **kwargs)
+
+        return call
+
+    for owner, name in steps:
+        setattr(owner, name, numbered(getattr(owner, name)))
 
 
 def forked(work: Callable[[int], int], count: int) -> list[int]:

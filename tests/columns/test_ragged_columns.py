@@ -25,6 +25,7 @@ from tdmap.output import ragged
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning as files
+from tests.products import sampled
 
 ROWS = 400
 
@@ -71,7 +72,11 @@ def small() -> Any:
         yield
 
 
-@pytest.fixture(params=["memory", "mapped", "part", "sharded"])
+LAYOUTS = ("memory", "mapped", "part", "sharded")
+INTO = ("memory", "folder", "resume")
+
+
+@pytest.fixture(params=LAYOUTS)
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
         return made()
@@ -151,9 +156,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("into", ["memory", "folder", "resume"])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("data, name, into, workers", sampled(3, LAYOUTS, OPERATIONS, INTO, [0, 2]), indirect=["data"])
 def test_every_operation_gives_the_rows(data: Any, name: str, into: str, workers: int, tmp_path: Path) -> None:
     run, numbers = OPERATIONS[name]
     how: dict[str, Any] = {"memory": {}, "folder": {"out": tmp_path / "out"}}.get(into, {})
@@ -416,9 +419,7 @@ GROWING: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("into", ["memory", "folder"])
-@pytest.mark.parametrize("kind", ["text", "numbers"])
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name, kind, into", sampled(2, GROWING, ["text", "numbers"], ["memory", "folder"]))
 def test_ragged_rows_take_no_memory_in_the_caller(
     name: str, kind: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tdmap.run import disk, log
 from tests import journals
 from tests.cells.kinds import plain, rows_of
 from tests.cells.operations import OPERATIONS, resumable
-from tests.processes import in_child, kill_at
+from tests.processes import in_child, kill_at, steps_of
 from tests.products import sampled
 
 ROWS = 120
@@ -81,6 +81,12 @@ class Place:
     def die(self, number: int) -> bool:
         return kill_at(number, self.call, STEPS)
 
+    def steps(self) -> int:
+        """Of a whole call, whose output is removed."""
+        count = steps_of(self.call, STEPS)
+        shutil.rmtree(self.out)
+        return count
+
 
 def kill_twice(place: Place, number: int) -> bool:
     """Kill the driver at a step, and at another one when it resumes; False: it came to its end before."""
@@ -95,17 +101,14 @@ def kill_twice(place: Place, number: int) -> bool:
 def test_a_driver_is_killed_twice(name, output, tmp_path):
     place, number = Place(name, output, tmp_path), 13 + NAMES.index(name)
     while kill_twice(place, number):
-        number *= 4
+        number *= 6
 
 
 @pytest.mark.parametrize("name, output", [("map", "folder"), *(("filter", output) for output in OUTPUTS)])
 def test_a_driver_is_killed_while_it_cleans_up(name, output, tmp_path):
-    place, steps = Place(name, output, tmp_path), 48
-    while place.die(steps):
-        shutil.rmtree(place.out, ignore_errors=True)
-        steps += 48
-    place.resume()
-    for number in range(steps - 80, steps):
+    place = Place(name, output, tmp_path)
+    steps = place.steps()
+    for number in range(steps - 60, steps + 1, 2):
         place.die(number)
         place.resume()
 
@@ -159,13 +162,10 @@ def reach_the_disk(folder: Path) -> dict[int, tuple[Path, bytes]]:
     return contents(folder)
 
 
-@pytest.mark.parametrize("name, share", sampled(6, NAMES, [0.2, 0.4, 0.6, 0.8, 1.1, 1.4]))
+@pytest.mark.parametrize("name, share", sampled(6, NAMES, [0.2, 0.4, 0.6, 0.8, 0.95, 1.2]))
 def test_the_machine_goes_down(name, share, tmp_path, monkeypatch):
-    place, steps = Place(name, "folder", tmp_path), 8
-    while place.die(steps):
-        shutil.rmtree(place.out, ignore_errors=True)
-        steps = steps * 5 // 4
-    shutil.rmtree(place.out)
+    place = Place(name, "folder", tmp_path)
+    steps = place.steps()
     place.die(int(share * steps / 2))
     durable = reach_the_disk(place.out)
     place.die(int(share * steps))

@@ -121,8 +121,8 @@ def kill_steps(mode: str, folder: Path, stride: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["folder", "files", "in place", "reduce"])
-def test_a_run_that_is_killed_at_every_seventh_step(tmp_path, mode):
-    kill_steps(mode, tmp_path, 7)
+def test_a_run_that_is_killed_at_every_thirteenth_step(tmp_path, mode):
+    kill_steps(mode, tmp_path, 13)
 
 
 @pytest.mark.soak

@@ -426,7 +426,7 @@ STABLE = """
 """
 
 
-@pytest.mark.parametrize("flags", [[], ["-O"]], ids=str)
+@pytest.mark.parametrize("flags", [[], pytest.param(["-O"], marks=pytest.mark.soak)], ids=str)
 def test_parts_are_the_same_in_every_process_and_order_of_imports(tmp_path, flags):
     (tmp_path / "one.py").write_text(
         "import numpy as np\nWORDS = {'p', 'q', 'r'}\ndef f(x): return np.sum(x), WORDS\n"

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tensordict_lite import TensorDict
+from tests.products import sampled
 
 ROWS = 53
 
@@ -155,9 +156,7 @@ def test_an_iterator_of_a_rank_has_the_length_that_is_left(rows):
             assert len(other) == 5 == len(list(other))
 
 
-@named
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize("make, even, workers", sampled(2, CHAINS, ["drop", "pad"], [1, 2]))
 def test_workers_of_a_data_loader_divide_the_share_of_their_rank(rows, make, workers, even):
     pipeline = make(rows.pipeline(seed=5))
     for rank in range(2):
