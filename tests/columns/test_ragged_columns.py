@@ -433,7 +433,7 @@ def test_ragged_rows_take_no_memory_in_the_caller(
         data = TensorDict.load_memmap(tmp_path / f"source{rows}")
         how = {"out": tmp_path / f"out{rows}"} if into == "folder" else {}
         tracemalloc.start()
-        with tuning.use(light_bytes=0):
+        with tuning.use(copy_bytes=1 << 20, gather_bytes=1 << 20):
             result = GROWING[name](data, num_workers=1, **how)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
