@@ -311,8 +311,8 @@ def add_ragged(bench: Benchmark, scratch: Path, options: argparse.Namespace) -> 
     cases: list[tuple[str, Callable[[Path], Any], Callable[[Path], Any]]] = [
         ("map", lambda path: tdmap.map(column, _same, out=path, **options_of),
          lambda path: tdmap.map(strings, _same, out=path, **options_of)),
-        ("filter", lambda path: tdmap.filter(column, lambda chunk: chunk["x"][:, 0] % 2 == 0, path, **options_of),
-         lambda path: tdmap.filter(strings, lambda chunk: chunk.get("s").lengths % 2 == 0, path, **options_of)),
+        ("filter", lambda path: tdmap.filter(column, lambda chunk: chunk["x"][:, 0] % 2 == 0, out=path, **options_of),
+         lambda path: tdmap.filter(strings, lambda chunk: chunk.get("s").lengths % 2 == 0, out=path, **options_of)),
         ("shuffle", lambda path: tdmap.shuffle(column, out=path, seed=0, **options_of),
          lambda path: tdmap.shuffle(strings, out=path, seed=0, **options_of)),
     ]  # fmt: skip

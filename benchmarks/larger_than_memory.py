@@ -207,10 +207,10 @@ OPERATIONS: dict[str, Callable[[dict[str, TensorDict], Path, int], Any]] = {
     "map in place": lambda data, out, n: tdmap.map(data["wide"], turn, out=data["wide"], num_workers=n),
     "reduce": lambda data, out, n: tdmap.reduce(data["wide"], Mean("x"), num_workers=n),
     "loader": read_all,
-    "filter": lambda data, out, n: tdmap.filter(data["narrow"], tdmap.col("v") > -3, out, num_workers=n),
+    "filter": lambda data, out, n: tdmap.filter(data["narrow"], tdmap.col("v") > -3, out=out, num_workers=n),
     "group-by": lambda data, out, n: tdmap.group_by(data["narrow"], "key").reduce({"v": Sum("v")}, num_workers=n),
-    "sort": lambda data, out, n: tdmap.sort(data["narrow"], "key", out, num_workers=n),
-    "shuffle": lambda data, out, n: tdmap.shuffle(data["wide"], 0, out, num_workers=n),
+    "sort": lambda data, out, n: tdmap.sort(data["narrow"], "key", out=out, num_workers=n),
+    "shuffle": lambda data, out, n: tdmap.shuffle(data["wide"], 0, out=out, num_workers=n),
 }
 
 

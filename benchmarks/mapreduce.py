@@ -134,7 +134,7 @@ def add_shuffle(bench: Benchmark, rows: _rowshuffle.Rows, group: str, to_disk: b
     """Copy, gather by hand, and shuffle the same rows."""
 
     def ours(out: Path) -> Path:
-        tdmap.shuffle(rows.open(), 1, out / "td", num_workers=rows.workers)
+        tdmap.shuffle(rows.open(), 1, out=out / "td", num_workers=rows.workers)
         return out / "td" / "x.memmap"
 
     units, copy = rows.nbytes // 1_000_000, f"cp, {group}"

@@ -106,7 +106,7 @@ def fold(data: TensorDict, workers: int) -> Counter[bytes]:
 
 def by_key(data: TensorDict, folder: Path, workers: int) -> Counter[bytes]:
     """Write a row for each word, and count the rows of each group."""
-    words = tdmap.flat_map(data, word_rows, folder, num_workers=workers)
+    words = tdmap.flat_map(data, word_rows, out=folder, num_workers=workers)
     groups = tdmap.group_by(words, "word").reduce({"n": tdmap.reducers.Count()}, num_workers=workers)
     names = groups["word"].numpy().view(f"S{WIDTH}").ravel()
     return Counter(dict(zip(names.tolist(), groups["n"].tolist())))

@@ -167,7 +167,7 @@ def from_huggingface(
         return one_of([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    return flat_map(index, fn, place, chunksize=CHUNK_ROWS, resume=resume, **options)  # type: ignore[no-any-return]
+    return flat_map(index, fn, out=place, chunksize=CHUNK_ROWS, resume=resume, **options)  # type: ignore[no-any-return]
 
 
 class ReadArrow:
@@ -232,7 +232,7 @@ def from_dataset(
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
     place = destination(out, overwrite)
     return flat_map(  # type: ignore[no-any-return]
-        index, fn, place, chunksize=chunksize, resume=resume, on_error=on_error, **options
+        index, fn, out=place, chunksize=chunksize, resume=resume, on_error=on_error, **options
     )
 
 

@@ -230,7 +230,12 @@ def _prepared(
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
     with one_thread_each():
         data = flat_map(
-            index, prepare(dataset, one, max_length), folder, chunksize=CHUNK_ROWS, resume=True, num_workers=num_workers
+            index,
+            prepare(dataset, one, max_length),
+            out=folder,
+            chunksize=CHUNK_ROWS,
+            resume=True,
+            num_workers=num_workers,
         )
     if not len(data):
         raise ValueError(f"no pair of {name!r} is left: all of them are equal in their first {max_length} tokens.")

@@ -38,6 +38,7 @@ def drop_duplicates(
     data: Data,
     key: KeyLike,
     keep: Literal["first", "last"] | None = "first",
+    *,
     out: Data | str | os.PathLike[str] | None = None,
     **options: Unpack[Options],
 ) -> Data:

@@ -54,6 +54,7 @@ def filter(
     ctx: Context,
     data: Data,
     predicate: Callable[[Any], Any],
+    *,
     out: Data | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
 ) -> Data:

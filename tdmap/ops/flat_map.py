@@ -22,6 +22,7 @@ def flat_map(
     ctx: Context,
     data: Data,
     fn: Callable[[Any], Any],
+    *,
     out: Data | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
 ) -> Data:

@@ -249,8 +249,8 @@ class GroupBy:
         key: Key,
         k: int,
         *,
-        largest: bool = True,
         out: Data | str | os.PathLike[str] | None = None,
+        largest: bool = True,
         **options: Unpack[Options],
     ) -> Data:
         """The `k` rows of each group with the largest values of an entry: group by group, largest first.

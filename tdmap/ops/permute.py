@@ -19,8 +19,8 @@ def permute(
     ctx: Context,
     data: Data,
     order: Tensor,
-    out: Data | str | os.PathLike[str] | None = None,
     *,
+    out: Data | str | os.PathLike[str] | None = None,
     method: str | None = None,
     **options: Unpack[Options],
 ) -> Data:

@@ -24,8 +24,8 @@ def shuffle(
     ctx: Context,
     data: Data,
     seed: int | None = None,
-    out: Data | str | os.PathLike[str] | None = None,
     *,
+    out: Data | str | os.PathLike[str] | None = None,
     method: str | None = None,
     **options: Unpack[Options],
 ) -> Data:

@@ -43,8 +43,8 @@ def sort(
     ctx: Context,
     data: Data,
     key: KeyLike,
-    out: Data | str | os.PathLike[str] | None = None,
     *,
+    out: Data | str | os.PathLike[str] | None = None,
     descending: bool | Sequence[bool] = False,
     **options: Unpack[Options],
 ) -> Data:

@@ -22,8 +22,8 @@ def top_k(
     data: Data,
     key: Key,
     k: int,
-    out: Data | str | os.PathLike[str] | None = None,
     *,
+    out: Data | str | os.PathLike[str] | None = None,
     largest: bool = True,
     **options: Unpack[Options],
 ) -> Data:

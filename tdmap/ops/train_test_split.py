@@ -22,10 +22,10 @@ def train_test_split(
     data: Any,
     test_size: float | int = 0.25,
     *,
+    out: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     stratify: Any = None,
     shuffle: bool = True,
-    out: str | os.PathLike[str] | None = None,
     **options: Unpack[Options],
 ) -> tuple[Any, Any]:
     """Two parts of the rows: one to train with, and one to test with.
@@ -66,7 +66,7 @@ def train_test_split(
         order = _spread(order, _labels(data, stratify), rows - count)
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())
     places = (None, None) if out is None else [f"{local_path(out)}/{name}" for name in ("train", "test")]
-    first, second = (permute(data, part, place, **options) for part, place in zip(parts, places))
+    first, second = (permute(data, part, out=place, **options) for part, place in zip(parts, places))
     return first, second
 
 

@@ -151,6 +151,13 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
 
 def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> NoReturn:
     """Raise TypeError for arguments that are missing, or more than there are."""
+    by_place = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        takes, given = ", ".join(by_place).removeprefix("self, "), len(args) - ("self" in by_place)
+        raise TypeError(
+            f"{name}() takes {takes} by position, and got {given} arguments by position. "
+            "Pass the others by keyword, such as out=."
+        )
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

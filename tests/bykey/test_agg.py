@@ -156,7 +156,7 @@ def test_the_largest_rows_of_each_group(largest: bool) -> None:
 @pytest.mark.parametrize("largest", [True, False])
 def test_the_largest_rows(largest: bool, tmp_path: Any) -> None:
     data = table()
-    found = tdmap.top_k(data, "x", 20, tmp_path / "out", largest=largest, num_workers=2)
+    found = tdmap.top_k(data, "x", 20, out=tmp_path / "out", largest=largest, num_workers=2)
     frame = frame_of(data).sort_values("x", ascending=not largest, kind="stable", na_position="last")
     assert found["id"].tolist() == frame["id"].head(20).tolist() and found.keys() == data.keys()
     data["s"] = [f"w{n:03}" for n in (data["n"] + 50).tolist()]
@@ -169,7 +169,7 @@ def test_distinct_values_and_how_often_they_occur(tmp_path: Any) -> None:
     data = table()
     frame = frame_of(data)
     assert tdmap.unique(data, "n", num_workers=0)["n"].tolist() == sorted(frame["n"].unique())
-    assert tdmap.unique(data, "x", tmp_path / "x", num_workers=2)["x"].isnan().tolist()[-2:] == [False, True]
+    assert tdmap.unique(data, "x", out=tmp_path / "x", num_workers=2)["x"].isnan().tolist()[-2:] == [False, True]
     assert not tdmap.unique(data, "x", dropna=True, num_workers=0)["x"].isnan().any()
     pairs = tdmap.value_counts(data, ["n", "k"], num_workers=2)
     wanted = frame.value_counts(["n", "k"])
@@ -186,7 +186,7 @@ def test_rows_at_random(tmp_path: Any) -> None:
     data = table()
     first, again = (tdmap.sample(data, 100, seed=3, num_workers=n)["id"] for n in (0, 2))
     assert torch.equal(first, again) and len(first.unique()) == 100 and (first.diff() > 0).all()
-    drawn = tdmap.sample(data, 100, tmp_path / "out", seed=3, shuffle=True, num_workers=0)
+    drawn = tdmap.sample(data, 100, out=tmp_path / "out", seed=3, shuffle=True, num_workers=0)
     assert torch.equal(drawn["id"].sort().values, first) and not torch.equal(drawn["id"], first)
     assert len(tdmap.sample(data, frac=0.5, seed=0, num_workers=0)) == 1500
     assert len(tdmap.sample(data, 5000, replace=True, seed=0, num_workers=0)) == 5000

@@ -150,7 +150,7 @@ def test_keys_of_a_join_must_be_of_one_kind(data):
 def test_outputs(data, tmp_path):
     saved = data.memmap(tmp_path / "in")
     for call in (
-        lambda out: tdmap.sort(saved, "k", out, num_workers=0),
+        lambda out: tdmap.sort(saved, "k", out=out, num_workers=0),
         lambda out: tdmap.group_by(saved, "k").reduce(Count(), out=out, num_workers=0),
         lambda out: tdmap.group_by(saved, "k").map_groups(lambda rows: rows, out=out, num_workers=0),
         lambda out: tdmap.join(saved, data, "k", out=out, num_workers=0),

@@ -111,7 +111,7 @@ def test_no_rows_on_either_side(how: str) -> None:
 def test_bits_do_not_depend_on_workers(kind: str, tmp_path: Any) -> None:
     a, b = side(kind, 503, 1, "l"), side(kind, 211, 2, "r")
     for how in HOWS:
-        answer = tdmap.join(a, b, "k", how, tmp_path / how, num_workers=2, chunksize=50)
+        answer = tdmap.join(a, b, "k", how, out=tmp_path / how, num_workers=2, chunksize=50)
         check(answer, a, b, how)
 
 

@@ -88,7 +88,7 @@ def limited(megabytes):
 
 # 31 bytes a row, before: 236 MiB.
 limited(160)
-assert torch.equal(tdmap.sort(data, "k", folder + "/sorted", num_workers=0)["v"][:, 0], data["v"][:, 0])
+assert torch.equal(tdmap.sort(data, "k", out=folder + "/sorted", num_workers=0)["v"][:, 0], data["v"][:, 0])
 # 8 to 24 bytes a row, before, and 256 MiB for groups that were not mapped yet.
 limited(160)
 seen = []

@@ -59,7 +59,7 @@ def data(tmp_path, monkeypatch):
 
 def sort(data: Any, out: Path, **options: Any) -> Any:
     given = {"chunksize": 50, "num_workers": 0, "resume": True, **options}
-    return tdmap.sort(data, given.pop("key", "x"), out, **given)
+    return tdmap.sort(data, given.pop("key", "x"), out=out, **given)
 
 
 def begin(data: Any, out: Path) -> None:
@@ -100,11 +100,11 @@ def test_other_operations_and_other_data_are_refused(data, tmp_path):
     out = tmp_path / "out"
     begin(data, out)
     with pytest.raises(ResumeMismatch, match="it was a call of sort, and is one of shuffle"):
-        tdmap.shuffle(data, 1, out, resume=True)
+        tdmap.shuffle(data, 1, out=out, resume=True)
     with pytest.raises(ResumeMismatch, match="kind"):
         tdmap.map(data, len, out=out, resume=True)
     with pytest.raises(FileExistsError, match="resume=True to go on"):
-        tdmap.sort(data, "x", out)
+        tdmap.sort(data, "x", out=out)
     with pytest.raises(ValueError, match="overwrite=True replaces it: pass one"):
         sort(data, out, overwrite=True)
     data["v"][0] = 5.0
@@ -163,10 +163,10 @@ def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
     out = tmp_path / "out"
 
     def shuffle() -> Any:
-        return tdmap.shuffle(data, None, out, resume=True, num_workers=0)
+        return tdmap.shuffle(data, None, out=out, resume=True, num_workers=0)
 
     def die() -> None:
-        tdmap.shuffle(data, None, out, resume=True, num_workers=0, callbacks=[Die()])
+        tdmap.shuffle(data, None, out=out, resume=True, num_workers=0, callbacks=[Die()])
 
     class Die(tdmap.events.Callback):
         def on_job_started(self, event: Any) -> None:

@@ -72,13 +72,13 @@ def test_rows_that_do_not_fit_into_memory_travel_with_their_keys(heavy, executor
     data = data.memmap(tmp_path / "data")
     wanted = data[torch.sort(data["k"], stable=True, descending=True).indices]
     result = tdmap.sort(
-        data, "k", tmp_path / "out", descending=True, num_workers=2, executor=executor, spill_dir=tmp_path / "spill"
+        data, "k", out=tmp_path / "out", descending=True, num_workers=2, executor=executor, spill_dir=tmp_path / "spill"
     )
     assert (result == wanted).all() and not list((tmp_path / "spill").iterdir())
     room = wanted.clone().zero_()
-    assert (tdmap.sort(data, "k", room, descending=True, num_workers=0, chunksize=100) == wanted).all()
+    assert (tdmap.sort(data, "k", out=room, descending=True, num_workers=0, chunksize=100) == wanted).all()
     with pytest.raises(tdmap.errors.OutputMismatch, match="out has 3000 rows and the result has 3001"):
-        tdmap.sort(data, "k", room[:3000], num_workers=0)
+        tdmap.sort(data, "k", out=room[:3000], num_workers=0)
 
 
 def test_a_tensor_and_strings_that_do_not_fit_into_memory(no_memory):
@@ -97,7 +97,9 @@ def test_several_keys_with_directions_of_their_own(tmp_path, small_pieces):
     for f_down in (False, True):
         order = torch.sort(data["k"], stable=True, descending=not f_down).indices
         order = order[torch.sort(data["f"][order], stable=True, descending=f_down).indices]
-        result = tdmap.sort(data, ["f", "k"], tmp_path / str(f_down), descending=[f_down, not f_down], num_workers=2)
+        result = tdmap.sort(
+            data, ["f", "k"], out=tmp_path / str(f_down), descending=[f_down, not f_down], num_workers=2
+        )
         assert (result == data[order]).all()
 
 
@@ -140,14 +142,14 @@ def test_any_dtype_and_size(small_pieces, dtype, rows, spread, chunksize):
 def test_into_a_dataset_that_there_is_and_from_an_empty_one(tmp_path):
     data = dataset(100, 10)
     out = data.clone().zero_()
-    assert tdmap.sort(data, "k", out, num_workers=2) is out
+    assert tdmap.sort(data, "k", out=out, num_workers=2) is out
     assert torch.equal(out["k"], data["k"].sort().values)
     with pytest.raises(tdmap.errors.OutputMismatch, match="50 rows and the result has 100"):
-        tdmap.sort(data, "k", out[:50].clone(), num_workers=2)
+        tdmap.sort(data, "k", out=out[:50].clone(), num_workers=2)
     with pytest.raises(ValueError, match="shares memory"):
-        tdmap.sort(data, "k", data, num_workers=2)
+        tdmap.sort(data, "k", out=data, num_workers=2)
     assert tdmap.sort(data[:0], "k", num_workers=2).shape == (0,)
-    assert tdmap.sort(data[:0], "k", tmp_path / "out", num_workers=2).shape == (0,)
+    assert tdmap.sort(data[:0], "k", out=tmp_path / "out", num_workers=2).shape == (0,)
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -62,5 +62,5 @@ def test_joins_give_the_fields_of_both_sides(shots):
 def test_rows_chosen_by_a_join_stay_of_their_class(shots, how, tmp_path):
     where = TensorDict({"camera": ["b", "a"]}, [2])
     for out in (None, tmp_path / "out"):
-        found = tdmap.join(shots, where, "camera", how, out, num_workers=0)
+        found = tdmap.join(shots, where, "camera", how, out=out, num_workers=0)
         assert type(found) is Shot and found.x.tolist() == ([1, 2, 4, 5] if how == "semi" else [0, 3])

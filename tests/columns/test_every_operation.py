@@ -84,10 +84,10 @@ def test_filter(workers, chunksize, tmp_path):
     options = {"num_workers": workers, "chunksize": chunksize}
     assert rows_of(tdmap.filter(data, even_of(chunksize), **options)) == kept
     out = blank()
-    assert rows_of(tdmap.filter(data, even_of(chunksize), out, **options)) == kept
+    assert rows_of(tdmap.filter(data, even_of(chunksize), out=out, **options)) == kept
     assert rows_of(out) == kept + rows_of(blank())[len(kept) :]
     for resume in (False, True):
-        found = tdmap.filter(table(), even_of(chunksize), tmp_path / f"{resume}", resume=resume, **options)
+        found = tdmap.filter(table(), even_of(chunksize), out=tmp_path / f"{resume}", resume=resume, **options)
         assert rows_of(found) == picked(rows_of(table()), EVEN)
 
 
@@ -95,10 +95,10 @@ def test_flat_map(workers, chunksize, tmp_path):
     data, options = full_table(), {"num_workers": workers, "chunksize": chunksize}
     assert rows_of(tdmap.flat_map(data, again(chunksize), **options)) == rows_of(data)
     out = blank(ROWS + 2)
-    tdmap.flat_map(data, again(chunksize), out, **options)
+    tdmap.flat_map(data, again(chunksize), out=out, **options)
     assert rows_of(out) == rows_of(data) + rows_of(blank())[:2]
     for resume in (False, True):
-        found = tdmap.flat_map(table(), again(chunksize), tmp_path / f"{resume}", resume=resume, **options)
+        found = tdmap.flat_map(table(), again(chunksize), out=tmp_path / f"{resume}", resume=resume, **options)
         assert rows_of(found) == rows_of(table())
 
 
@@ -115,7 +115,7 @@ def test_every_operation_that_makes_rows(name, workers, tmp_path):
 def test_rows_by_a_string_into_an_output_that_is_there(workers):
     data, rows = full_table(), rows_of(full_table())
     by_name = sorted(range(ROWS), key=lambda i: rows[i][1])
-    assert rows_of(tdmap.sort(data, "name", blank(), num_workers=workers)) == picked(rows, by_name)
+    assert rows_of(tdmap.sort(data, "name", out=blank(), num_workers=workers)) == picked(rows, by_name)
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
@@ -133,7 +133,7 @@ def test_join(workers, how, tmp_path):
         return [(int(row["x"]), row["name"], row["label"], int(row["v"])) for row in result.unbind(0)]
 
     assert read(tdmap.join(data, other, "name", how, num_workers=workers)) == expected
-    assert read(tdmap.join(table(), other, "name", how, tmp_path / "out", num_workers=workers)) == expected
+    assert read(tdmap.join(table(), other, "name", how, out=tmp_path / "out", num_workers=workers)) == expected
 
 
 def test_join_with_nothing_on_the_right(workers):

@@ -132,10 +132,10 @@ def test_objects_that_a_folder_cannot_hold_are_refused_at_once(value, call, tmp_
     out = tmp_path / "out"
     run = {
         "map": lambda: tdmap.map(data, same, out=out, num_workers=0),
-        "filter": lambda: tdmap.filter(data, lambda c: c["x"] > 0, out, num_workers=0),
-        "flat_map": lambda: tdmap.flat_map(data, same, out, num_workers=0),
-        "shuffle": lambda: tdmap.shuffle(data, 1, out, num_workers=0),
-        "sort": lambda: tdmap.sort(data, "x", out, num_workers=0),
+        "filter": lambda: tdmap.filter(data, lambda c: c["x"] > 0, out=out, num_workers=0),
+        "flat_map": lambda: tdmap.flat_map(data, same, out=out, num_workers=0),
+        "shuffle": lambda: tdmap.shuffle(data, 1, out=out, num_workers=0),
+        "sort": lambda: tdmap.sort(data, "x", out=out, num_workers=0),
     }[call]
     with pytest.raises(
         tdmap.errors.OutputMismatch, match=f"the entry 'thing' holds a {type(value).__name__}, and a folder"

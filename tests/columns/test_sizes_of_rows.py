@@ -73,6 +73,6 @@ def test_blocks_are_cut_by_the_bytes_of_their_own_rows(
     lengths = [LARGE // 100 if 100 <= row < 140 else 8 for row in range(ROWS)]
     data = TensorDict({"x": torch.arange(ROWS), "w": KINDS[kind](lengths)}, [ROWS])
     with files.use(text_rows=1):
-        result = tdmap.sort(data, "x", tmp_path / "out", descending=True, num_workers=0)
+        result = tdmap.sort(data, "x", out=tmp_path / "out", descending=True, num_workers=0)
     assert result.get("w").lengths.tolist() == data.get("w").lengths.tolist()[::-1]
     assert blocks and max(blocks) <= 2 << 20

@@ -96,13 +96,13 @@ import warnings
 warnings.simplefilter("ignore")
 {program}
 data = TensorDict.load_memmap({str(tmp_path / "in")!r})
-tdmap.flat_map(data, fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
+tdmap.flat_map(data, fn, out={str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
 """
     kills = kill_until_done(script)
     names: dict[str, Any] = {}
     exec(program, names)
     data = TensorDict.load_memmap(tmp_path / "in")
-    whole = tdmap.flat_map(data, names["fn"], tmp_path / "whole", chunksize=100, num_workers=0)
+    whole = tdmap.flat_map(data, names["fn"], out=tmp_path / "whole", chunksize=100, num_workers=0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     kept = [number for number in range(40_000) if number % 3]
     assert whole["x"].tolist() == kept and kills >= 1

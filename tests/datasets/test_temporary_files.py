@@ -94,7 +94,7 @@ def key(chunk: TensorDict) -> torch.Tensor:
 
 KILLED: dict[str, Callable[[Path], Any]] = {
     "filter in shards": lambda out: tdmap.filter(
-        table_rows(), lambda c: slow(c)["x"] >= 0, out, rows_per_shard=9, chunksize=10, num_workers=0
+        table_rows(), lambda c: slow(c)["x"] >= 0, out=out, rows_per_shard=9, chunksize=10, num_workers=0
     ),
     "map in shards": lambda out: tdmap.map(table_rows(), slow, out=out, rows_per_shard=10, num_workers=0),
     "flat_map": lambda out: tdmap.flat_map(table_rows(), slow, chunksize=10, num_workers=0),
@@ -103,10 +103,10 @@ KILLED: dict[str, Callable[[Path], Any]] = {
         table_rows(), slow, chunksize=10, num_workers=0, spill_dir=out.with_name("spill")
     ),
     "in a store": lambda out: tdmap.filter(
-        table_rows(), lambda c: slow(c)["x"] >= 0, "memory://temporary", chunksize=10, num_workers=0
+        table_rows(), lambda c: slow(c)["x"] >= 0, out="memory://temporary", chunksize=10, num_workers=0
     ),
     "map": lambda out: tdmap.map(table_rows(), slow, out=out, chunksize=10, num_workers=0),
-    "sort": lambda out: tdmap.sort(table_rows(), key, out, chunksize=10, num_workers=0),
+    "sort": lambda out: tdmap.sort(table_rows(), key, out=out, chunksize=10, num_workers=0),
 }
 """Calls that end by a kill, and come to their end where `slow` does not kill."""
 

@@ -97,7 +97,7 @@ def test_lists_and_ranges_of_dates() -> None:
 def test_workers_and_folders_compare_with_dates(tmp_path: Path, resume: bool) -> None:
     rows, wanted = frame(), (col("day") >= datetime.date(2024, 6, 1)) & (col("word") == "w3")
     table = from_pandas(rows, tmp_path / "in")
-    found = tdmap.filter(table, wanted, tmp_path / "out", chunksize=13, num_workers=2, resume=resume)
+    found = tdmap.filter(table, wanted, out=tmp_path / "out", chunksize=13, num_workers=2, resume=resume)
     kept = rows[(pandas.to_datetime(rows.day) >= "2024-06-01") & (rows.word == "w3")]
     assert to_pandas(found)["at"].tolist() == kept["at"].tolist()
 

@@ -352,8 +352,8 @@ def test_columns_of_any_name_keep_their_order_and_values(tmp_path: Path, names: 
         "parquet": read(tmp_path / "x.parquet", tmp_path / "c", num_workers=0),
         "csv": read(tmp_path / "x.csv", tmp_path / "d"),
         "map": tdmap.map(table, lambda rows: rows, out=tmp_path / "e", num_workers=0),
-        "sort": tdmap.sort(table, names[0], tmp_path / "f", num_workers=0),
-        "filter": tdmap.filter(table, lambda rows: [True] * len(rows), tmp_path / "g", num_workers=0),
+        "sort": tdmap.sort(table, names[0], out=tmp_path / "f", num_workers=0),
+        "filter": tdmap.filter(table, lambda rows: [True] * len(rows), out=tmp_path / "g", num_workers=0),
     }
     convert(tmp_path / "a", tmp_path / "y.arrow")
     made["converted"] = read(tmp_path / "y.arrow")

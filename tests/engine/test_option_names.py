@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 import traceback
 from pathlib import Path
@@ -15,7 +16,7 @@ from tdmap import reducers
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.cells.kinds import plain
-from tests.cells.operations import OPERATIONS, resumable
+from tests.cells.operations import OPERATIONS, registered, resumable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,3 +187,25 @@ def test_lines_of_a_notebook_cell_are_shown(method, tmp_path):
     script.write_text(program)
     done = interpreters.run([str(script), method])
     assert "return chunk / missing_name" in done.stdout, done.stdout + done.stderr
+
+
+MAKES_ROWS = [name for name in registered() if name in dir(tdmap) or name.startswith("GroupBy.")]
+
+
+@pytest.mark.parametrize("name", [name for name in MAKES_ROWS if name not in ("group_by", "merge_shards")])
+def test_every_signature_follows_one_rule(name):
+    """`verb(data, what..., *, out=None, **options)`."""
+    parameters = list(inspect.signature(registered()[name]).parameters.values())
+    assert parameters[0].name == ("self" if "." in name else "a" if name == "join" else "data")
+    named = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+    assert parameters[-1].name == "options" and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    assert all(one.default is not one.empty for one in named)
+    if any(one.name == "out" for one in parameters):
+        assert named[0].name == "out" and named[0].default is None
+
+
+def test_an_argument_too_many_by_position_is_told(table, tmp_path):
+    with pytest.raises(TypeError, match=r"sort\(\) takes data, key by position, and got 3 .* keyword, such as out=\."):
+        tdmap.sort(table, "x", tmp_path)
+    with pytest.raises(TypeError, match=r"map_groups\(\) takes fn by position, and got 2 arguments by position"):
+        tdmap.group_by(table, "x").map_groups(len, tmp_path)

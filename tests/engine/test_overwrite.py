@@ -24,10 +24,10 @@ OPERATIONS = {
     "map": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, **options),
     "map, drop": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, on_error="drop", **options),
     "data.map": lambda data, out, **options: data.map(lambda c: c, out=out, **options),
-    "filter": lambda data, out, **options: tdmap.filter(data, lambda c: c["x"] % 2 == 0, out, **options),
-    "flat_map": lambda data, out, **options: tdmap.flat_map(data, lambda c: c[:1], out, chunksize=3, **options),
-    "sort": lambda data, out, **options: tdmap.sort(data, "s", out, **options),
-    "shuffle": lambda data, out, **options: tdmap.shuffle(data, 1, out, **options),
+    "filter": lambda data, out, **options: tdmap.filter(data, lambda c: c["x"] % 2 == 0, out=out, **options),
+    "flat_map": lambda data, out, **options: tdmap.flat_map(data, lambda c: c[:1], out=out, chunksize=3, **options),
+    "sort": lambda data, out, **options: tdmap.sort(data, "s", out=out, **options),
+    "shuffle": lambda data, out, **options: tdmap.shuffle(data, 1, out=out, **options),
     "join": lambda data, out, **options: tdmap.join(data, table(), "x", out=out, **options),
     "reduce": lambda data, out, **options: tdmap.group_by(data, "g").reduce(
         {"n": reducers.Count()}, out=out, **options
@@ -127,7 +127,7 @@ def test_what_cannot_be_overwritten_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="so out must be its path: it is None"):
         tdmap.map(data, lambda c: c, overwrite=True)
     with pytest.raises(ValueError, match="got a TensorDict, whose rows are written over"):
-        tdmap.shuffle(data, 0, data.clone(), overwrite=True)
+        tdmap.shuffle(data, 0, out=data.clone(), overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="thesis.txt"):

@@ -57,7 +57,7 @@ OPERATIONS = {
     "map, resumable": lambda data, fn, path, **options: tdmap.map(data, fn, out=path, resume=True, **options),
     "map, dropping": lambda data, fn, path, **options: tdmap.map(data, fn, out=path, on_error="drop", **options),
     "map_iter": lambda data, fn, path, **options: list(tdmap.map_iter(data, fn, **options)),
-    "flat_map": lambda data, fn, path, **options: tdmap.flat_map(data, fn, path, **options),
+    "flat_map": lambda data, fn, path, **options: tdmap.flat_map(data, fn, out=path, **options),
     "collect": lambda data, fn, path, **options: data.pipeline().map(fn).collect(**options),
     "write": lambda data, fn, path, **options: data.pipeline().map(fn).write(path, **options),
     "write filtered": lambda data, fn, path, **options: (
@@ -201,7 +201,7 @@ def test_a_resumed_run_keeps_its_chunks(row, call, index, log, tmp_path):
     def run():
         if call == "map":
             return tdmap.map(index, fn, out=out, resume=True, num_workers=2)
-        return tdmap.flat_map(index, fn, out, resume=True, num_workers=2)
+        return tdmap.flat_map(index, fn, out=out, resume=True, num_workers=2)
 
     with pytest.raises(Interrupt):
         run()

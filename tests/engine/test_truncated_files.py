@@ -62,7 +62,7 @@ def test_a_file_that_was_truncated_before_the_call(tmp_path: Path) -> None:
         "shuffled": lambda o: list(tdmap.map_iter(data, lambda c: c["x"].sum(), shuffle=True, **o)),
         "reduce": lambda o: tdmap.reduce(data, Sum("x"), **o),
         "filter": lambda o: tdmap.filter(data, lambda c: c["k"] == 0, **o),
-        "flat_map": lambda o: tdmap.flat_map(data, lambda c: c, "flat", **o),
+        "flat_map": lambda o: tdmap.flat_map(data, lambda c: c, out="flat", **o),
         "shuffle": lambda o: tdmap.shuffle(data, 1, **o),
         "scatter": lambda o: tdmap.shuffle(data, 1, method="scatter", **o),
         "sort": lambda o: tdmap.sort(data, "k", **o),

@@ -62,7 +62,7 @@ def words(data: TensorDict) -> TensorDict:
 
 
 def _permute(data: TensorDict, out: Path, **options: Any) -> Any:
-    return permute(data, torch.arange(len(data)).flip(0), out, **options, method="scatter")
+    return permute(data, torch.arange(len(data)).flip(0), out=out, **options, method="scatter")
 
 
 def _cache(data: TensorDict, out: Path, stages: str = "map", **options: Any) -> Any:
@@ -82,8 +82,8 @@ OUT_OF_PLACE: dict[str, Operation] = {
     **{name: _into_folder(name) for name in resumable() if name != "train_test_split"},  # which writes two
     "map": lambda data, out, **o: tdmap.map(data, same, out=out, chunksize=10, **o),
     "map without rows": lambda data, out, **o: tdmap.map(data[:0], same, out=out, **o),
-    "filter": lambda data, out, **o: tdmap.filter(data, some, out, chunksize=10, **o),
-    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out, chunksize=10, **o),
+    "filter": lambda data, out, **o: tdmap.filter(data, some, out=out, chunksize=10, **o),
+    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out=out, chunksize=10, **o),
     "permute": _permute,
     "reduce by words": lambda data, out, **o: tdmap.group_by(words(data), "k").reduce({"n": Count()}, out=out, **o),
     "write": lambda data, out, **o: tdmap.Pipeline(data).map(same).write(out, chunksize=10, **o),
@@ -96,8 +96,8 @@ OUT_OF_PLACE: dict[str, Operation] = {
 
 RESUMABLE: dict[str, Operation] = {
     "map": lambda data, out, **o: tdmap.map(data, same, out=out, chunksize=10, resume=True, **o),
-    "filter": lambda data, out, **o: tdmap.filter(data, some, out, chunksize=10, resume=True, **o),
-    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out, chunksize=10, resume=True, **o),
+    "filter": lambda data, out, **o: tdmap.filter(data, some, out=out, chunksize=10, resume=True, **o),
+    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out=out, chunksize=10, resume=True, **o),
     "write": lambda data, out, **o: tdmap.Pipeline(data).map(same).write(out, chunksize=10, resume=True, **o),
     "write fewer": lambda data, out, **o: tdmap.Pipeline(data).filter(some).write(out, chunksize=10, resume=True, **o),
     "cache": _cache,

@@ -327,7 +327,7 @@ def test_pieces_are_kept_or_their_chunks_are_done_again(tmp_path, kept, monkeypa
         return rows
 
     def run(**options):
-        return tdmap.flat_map(data, fn, tmp_path / "out", chunksize=3, num_workers=0, resume=True, **options)
+        return tdmap.flat_map(data, fn, out=tmp_path / "out", chunksize=3, num_workers=0, resume=True, **options)
 
     def refuse(*arguments):
         raise SerializationError("a file cannot be kept as data")

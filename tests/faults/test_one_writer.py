@@ -122,9 +122,9 @@ def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
 WON, LOST, WRONG = 0, 1, 2
 RANKS = {
     "map": lambda data, out, mark: tdmap.map(data, mark, out=out, chunksize=10, num_workers=0),
-    "filter": lambda data, out, mark: tdmap.filter(mark(data), lambda c: c["x"] >= 0, out, num_workers=0),
-    "flat_map": lambda data, out, mark: tdmap.flat_map(data, mark, out, chunksize=10, num_workers=0),
-    "shuffle": lambda data, out, mark: tdmap.shuffle(mark(data), 0, out, num_workers=0),
+    "filter": lambda data, out, mark: tdmap.filter(mark(data), lambda c: c["x"] >= 0, out=out, num_workers=0),
+    "flat_map": lambda data, out, mark: tdmap.flat_map(data, mark, out=out, chunksize=10, num_workers=0),
+    "shuffle": lambda data, out, mark: tdmap.shuffle(mark(data), 0, out=out, num_workers=0),
     "write": lambda data, out, mark: tdmap.Pipeline(data).map(mark).write(out, num_workers=0),
 }
 

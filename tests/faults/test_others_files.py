@@ -41,10 +41,10 @@ Writer = Callable[..., Any]
 ROWS: dict[str, Writer] = {
     "map": lambda out, **o: tdmap.map(table(), keep, out=out, chunksize=10, **o),
     "map, drop": lambda out, **o: tdmap.map(table(), keep, out=out, chunksize=10, on_error="drop", **o),
-    "filter": lambda out, **o: tdmap.filter(table(), even, out, **o),
-    "flat_map": lambda out, **o: tdmap.flat_map(table(), keep, out, **o),
-    "sort": lambda out, **o: tdmap.sort(table(), "x", out, **o),
-    "shuffle": lambda out, **o: tdmap.shuffle(table(), 1, out, **o),
+    "filter": lambda out, **o: tdmap.filter(table(), even, out=out, **o),
+    "flat_map": lambda out, **o: tdmap.flat_map(table(), keep, out=out, **o),
+    "sort": lambda out, **o: tdmap.sort(table(), "x", out=out, **o),
+    "shuffle": lambda out, **o: tdmap.shuffle(table(), 1, out=out, **o),
     "sample": lambda out, **o: tdmap.sample(table(), 5, out=out, seed=0, **o),
     "unique": lambda out, **o: tdmap.unique(table(), "g", out=out, **o),
     "value_counts": lambda out, **o: tdmap.value_counts(table(), "g", out=out, **o),
@@ -63,8 +63,8 @@ def columns() -> TensorDict:
 
 FOLDERS: dict[str, Writer] = {
     **ROWS,
-    "filter of text": lambda out, **o: tdmap.filter(columns(), lambda t: t["x"] > 3, out, **o),
-    "sort of text": lambda out, **o: tdmap.sort(columns(), "x", out, **o),
+    "filter of text": lambda out, **o: tdmap.filter(columns(), lambda t: t["x"] > 3, out=out, **o),
+    "sort of text": lambda out, **o: tdmap.sort(columns(), "x", out=out, **o),
 }
 """Those that write one folder."""
 
@@ -271,7 +271,7 @@ KILLED: dict[str, Writer] = {
     "map, resume, in shards": lambda out: tdmap.map(
         table(), keep, out=out, num_workers=0, resume=True, rows_per_shard=7
     ),
-    "sort, resume": lambda out: tdmap.sort(table(), "x", out, num_workers=0, resume=True),
+    "sort, resume": lambda out: tdmap.sort(table(), "x", out=out, num_workers=0, resume=True),
     "map, workers": lambda out: tdmap.map(table(), keep, out=out, num_workers=2, overwrite=True, rows_per_shard=7),
     "DatasetWriter": lambda out: write_rows(out),
     "unpack": lambda out: unpack(out),

@@ -154,9 +154,9 @@ def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
 OPERATIONS = {
     "map": lambda data, fn, out: tdmap.map(data, fn, out=out, resume=True, num_workers=1, chunksize=2),
     "filter": lambda data, fn, out: tdmap.filter(
-        data, lambda c: fn(c)["x"] > 3, out, resume=True, num_workers=1, chunksize=2
+        data, lambda c: fn(c)["x"] > 3, out=out, resume=True, num_workers=1, chunksize=2
     ),
-    "flat_map": lambda data, fn, out: tdmap.flat_map(data, fn, out, resume=True, num_workers=1, chunksize=2),
+    "flat_map": lambda data, fn, out: tdmap.flat_map(data, fn, out=out, resume=True, num_workers=1, chunksize=2),
 }
 
 

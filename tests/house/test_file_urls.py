@@ -94,8 +94,8 @@ USES: dict[str, Callable[[Callable[[str], str], Path], Any]] = {
     "map in shards": lambda url, place: len(
         tdmap.map(table(), lambda c: c, out=url("out"), num_workers=0, rows_per_shard=3)
     ),
-    "sort": lambda url, place: len(tdmap.sort(table(), "x", url("out"), num_workers=0)),
-    "sort in shards": lambda url, place: len(tdmap.sort(table(), "x", url("out"), num_workers=0, rows_per_shard=3)),
+    "sort": lambda url, place: len(tdmap.sort(table(), "x", out=url("out"), num_workers=0)),
+    "sort in shards": lambda url, place: len(tdmap.sort(table(), "x", out=url("out"), num_workers=0, rows_per_shard=3)),
     "Pipeline.write": lambda url, place: len(table().pipeline().write(url("out"), num_workers=0)),
     "Pipeline.cache": lambda url, place: len(table().pipeline().cache(url("out")).collect(num_workers=0)),
     "reduce": lambda url, place: tdmap.reduce(table(), reducers.Count(), num_workers=0, resume=url("out")),

@@ -214,7 +214,7 @@ def run_filter(data: Any, step: dict[str, Any], folder: Path) -> Any:
     errors = {"on_error": tdmap.RowErrors()} if step["fault"]["kind"] == "raise" else {}
     out = target.out.get("out")
     return tdmap.filter(
-        data, keep, out, chunksize=step["how"]["chunksize"], **target.resume, **errors, **options_of(step)
+        data, keep, out=out, chunksize=step["how"]["chunksize"], **target.resume, **errors, **options_of(step)
     )
 
 
@@ -236,7 +236,7 @@ def run_flat_map(data: Any, step: dict[str, Any], folder: Path) -> Any:
     errors = {"on_error": tdmap.RowErrors()} if step["fault"]["kind"] == "raise" else {}
     out = target.out.get("out")
     return tdmap.flat_map(
-        data, repeat, out, chunksize=step["how"]["chunksize"], **target.resume, **errors, **options_of(step)
+        data, repeat, out=out, chunksize=step["how"]["chunksize"], **target.resume, **errors, **options_of(step)
     )
 
 
@@ -255,7 +255,7 @@ def run_sort(data: Any, step: dict[str, Any], folder: Path) -> Any:
 
     target = Target(step, folder)
     out = target.out.get("out")
-    return tdmap.sort(data, key, out, descending=step["descending"], **target.resume, **options_of(step))
+    return tdmap.sort(data, key, out=out, descending=step["descending"], **target.resume, **options_of(step))
 
 
 def expect_sort(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:

@@ -353,7 +353,7 @@ def test_another_run_is_refused_with_what_differs(data, tmp_path):
     with pytest.raises(FileExistsError, match="unfinished run"):
         data.map(doubled, out=out, chunksize=10, num_workers=0)
     with pytest.raises(FileExistsError, match="unfinished run"):
-        tdmap.filter(data, lambda c: c["x"] > 3, out, num_workers=0)
+        tdmap.filter(data, lambda c: c["x"] > 3, out=out, num_workers=0)
     assert tree(out) == before
     other = tmp_path / "other"
     with pytest.raises(ZeroDivisionError):

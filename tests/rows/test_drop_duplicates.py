@@ -61,7 +61,7 @@ def test_keys_of_any_kind_of_data(kind, keep, data, tmp_path):
     keys = {"word": "word", "few": ("nested", "small"), "text": lambda chunk: [word.upper() for word in chunk["word"]]}
     with tuning.use(partition_bytes=size, heap_bytes=size, kept_bytes=size):
         for name, key in keys.items():
-            found = tdmap.drop_duplicates(source, key, keep, tmp_path / "out", overwrite=True, num_workers=0)
+            found = tdmap.drop_duplicates(source, key, keep, out=tmp_path / "out", overwrite=True, num_workers=0)
             assert found["row"].tolist() == wanted(data, "word" if name == "text" else key, keep)
 
 

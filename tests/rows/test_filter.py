@@ -20,7 +20,7 @@ from .conftest import WORKERS, Sample, bits, kinds, make
 def test_the_rows_are_those_of_a_boolean_index(options, to, tmp_path):
     data = make()
     out = None if to == "memory" else tmp_path / "out"
-    kept = tdmap.filter(data, lambda td: td["x"] % 3 == 0, out, chunksize=7, **options)
+    kept = tdmap.filter(data, lambda td: td["x"] % 3 == 0, out=out, chunksize=7, **options)
     assert bits(kept) == bits(data[data["x"] % 3 == 0])
     if to == "folder":
         assert bits(TensorDict.load_memmap(tmp_path / "out")) == bits(kept)
@@ -71,7 +71,7 @@ def test_no_rows_keep_the_schema(tmp_path):
     for source in (data, data[:0]):
         none = tdmap.filter(source, lambda td: td["x"] < 0, num_workers=2)
         assert none.batch_size == (0,) and bits(none) == bits(data[:0])
-    saved = tdmap.filter(data, lambda td: td["x"] < 0, tmp_path / "none", num_workers=2)
+    saved = tdmap.filter(data, lambda td: td["x"] < 0, out=tmp_path / "none", num_workers=2)
     assert saved.batch_size == (0,) and TensorDict.load_memmap(tmp_path / "none")["nested", "y"].shape == (0, 2, 3)
     assert tdmap.filter(torch.zeros(0, 3), lambda rows: rows[:, 0] > 0).shape == (0, 3)
 
@@ -123,14 +123,14 @@ def test_an_output_that_exists_is_written_and_cut(tmp_path):
     data = make()
     wanted = data[data["x"] % 3 == 0]
     mapped = wanted.select("x", "odd").memmap_like(tmp_path / "out")
-    assert tdmap.filter(data, lambda td: td["x"] % 3 == 0, mapped, num_workers=2) is mapped
+    assert tdmap.filter(data, lambda td: td["x"] % 3 == 0, out=mapped, num_workers=2) is mapped
     assert torch.equal(mapped["odd"], wanted["odd"])
     larger = TensorDict({"x": torch.full((100,), -1.0), "other": torch.ones(100)}, [100])  # ordinary memory, and a cast
-    cut = tdmap.filter(data, lambda td: td["x"] % 3 == 0, larger, num_workers=2)
+    cut = tdmap.filter(data, lambda td: td["x"] % 3 == 0, out=larger, num_workers=2)
     assert cut.batch_size == (67,) and cut["x"].tolist() == wanted["x"].tolist()
     assert larger["x"][67:].eq(-1).all() and larger["other"].eq(1).all()
     column = torch.zeros(80, dtype=torch.int64)
-    assert tdmap.filter(data["x"], lambda x: x % 3 == 0, column, num_workers=2).tolist() == wanted["x"].tolist()
+    assert tdmap.filter(data["x"], lambda x: x % 3 == 0, out=column, num_workers=2).tolist() == wanted["x"].tolist()
 
 
 def test_outputs_that_cannot_be_written_are_refused(tmp_path):
@@ -140,31 +140,31 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
         return td["x"] % 3 == 0
 
     with pytest.raises(OutputMismatch, match="has 66 rows and the result has 67"):
-        tdmap.filter(data, third, TensorDict({"x": torch.zeros(66, dtype=torch.int64)}, [66]), num_workers=2)
+        tdmap.filter(data, third, out=TensorDict({"x": torch.zeros(66, dtype=torch.int64)}, [66]), num_workers=2)
     with pytest.raises(OutputMismatch, match=r"'odd': out wants shape \(6,\) for a row"):
-        tdmap.filter(data, third, TensorDict({"odd": torch.zeros(80, 6, dtype=torch.uint8)}, [80]), num_workers=2)
+        tdmap.filter(data, third, out=TensorDict({"odd": torch.zeros(80, 6, dtype=torch.uint8)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="dtype torch.int32"):
-        tdmap.filter(data, third, TensorDict({"half": torch.zeros(80, 3, dtype=torch.int32)}, [80]), num_workers=2)
+        tdmap.filter(data, third, out=TensorDict({"half": torch.zeros(80, 3, dtype=torch.int32)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="none of the entries of the result"):
-        tdmap.filter(data, third, TensorDict({"z": torch.zeros(80)}, [80]), num_workers=2)
+        tdmap.filter(data, third, out=TensorDict({"z": torch.zeros(80)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="a folder, which holds a collection"):
-        tdmap.filter(data["x"], lambda x: x > 0, tmp_path / "tensor", num_workers=2)
+        tdmap.filter(data["x"], lambda x: x > 0, out=tmp_path / "tensor", num_workers=2)
     for out in (data, data[:100], TensorDict({"x": data["x"]}, [200])):
         with pytest.raises(ValueError, match="shares memory with the data"):
-            tdmap.filter(data, third, out, num_workers=2)
+            tdmap.filter(data, third, out=out, num_workers=2)
     saved = data.memmap(tmp_path / "in")
     with pytest.raises(FileExistsError, match="folder of the data"):
-        tdmap.filter(saved, third, tmp_path / "in", num_workers=2)
+        tdmap.filter(saved, third, out=tmp_path / "in", num_workers=2)
     with pytest.raises(ValueError, match="shares memory with the data"):
-        tdmap.filter(saved, third, TensorDict.load_memmap(tmp_path / "in"), num_workers=2)
+        tdmap.filter(saved, third, out=TensorDict.load_memmap(tmp_path / "in"), num_workers=2)
     with pytest.raises(TypeError, match="tensor, a collection"):
-        tdmap.filter(data, third, 7, num_workers=2)
+        tdmap.filter(data, third, out=7, num_workers=2)
     assert torch.equal(saved["x"], torch.arange(200))
 
 
 def test_a_failure_leaves_no_folder(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        tdmap.filter(make(), lambda td: 1 / 0, tmp_path / "out", num_workers=2)
+        tdmap.filter(make(), lambda td: 1 / 0, out=tmp_path / "out", num_workers=2)
     assert not (tmp_path / "out").exists()
 
 

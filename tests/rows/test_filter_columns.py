@@ -88,7 +88,7 @@ def test_keeps_the_rows_that_pandas_keeps(name: str, tmp_path: Path) -> None:
     assert found["id"].tolist() == wanted["id"].tolist()
     assert found["word"].tolist() == wanted["word"].tolist()
     assert found.keys() == data.keys()
-    again = tdmap.filter(data, pickle.loads(pickle.dumps(predicate)), tmp_path / "out", num_workers=2)
+    again = tdmap.filter(data, pickle.loads(pickle.dumps(predicate)), out=tmp_path / "out", num_workers=2)
     assert torch.equal(again["id"], found["id"]) and torch.equal(again["in", "x"], found["in", "x"])
 
 
@@ -185,8 +185,8 @@ def test_a_run_goes_on_with_the_same_text_and_no_other(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tdmap.filter(data, col("v") > 0, out, resume=True, chunksize=500, num_workers=1, callbacks=[Stop()])
+        tdmap.filter(data, col("v") > 0, out=out, resume=True, chunksize=500, num_workers=1, callbacks=[Stop()])
     with pytest.raises(ResumeMismatch):
-        tdmap.filter(data, col("v") > 1, out, resume=True, chunksize=500, num_workers=1)
-    found = tdmap.filter(data, col("v") > 0, out, resume=True, chunksize=500, num_workers=1)
+        tdmap.filter(data, col("v") > 1, out=out, resume=True, chunksize=500, num_workers=1)
+    found = tdmap.filter(data, col("v") > 0, out=out, resume=True, chunksize=500, num_workers=1)
     assert torch.equal(found["id"], data["id"][data["v"] > 0])

@@ -30,7 +30,7 @@ def test_results_follow_each_other_in_the_order_of_the_chunks(options, to, tmp_p
     data = make()
     out = tmp_path / "out" if to == "folder" else None
     spill = tmp_path / "spill" if to == "spill elsewhere" else None
-    rows = tdmap.flat_map(data, repeat, out, chunksize=7, spill_dir=spill, **options)
+    rows = tdmap.flat_map(data, repeat, out=out, chunksize=7, spill_dir=spill, **options)
     assert bits(rows) == bits(wanted_rows(data, 7))
     if to == "folder":
         assert bits(TensorDict.load_memmap(tmp_path / "out")) == bits(rows)
@@ -119,7 +119,7 @@ def test_results_that_look_different_are_named(second, message, tmp_path):
         return td.select("x", "half", "flag") if int(td["x"][0]) < 100 else second(td)
 
     with pytest.raises(OutputMismatch, match=message) as caught:
-        tdmap.flat_map(make(), fn, tmp_path / "out", num_workers=2, chunksize=50)
+        tdmap.flat_map(make(), fn, out=tmp_path / "out", num_workers=2, chunksize=50)
     assert "rows 1" in str(caught.value) or "rows 0:50" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -140,17 +140,17 @@ def test_results_that_are_no_rows_are_named(fn, message):
 
 def test_no_rows_at_all(tmp_path):
     data = make()
-    told = tdmap.flat_map(data, lambda td: td.select("x", "half")[:0], tmp_path / "told", num_workers=2)
+    told = tdmap.flat_map(data, lambda td: td.select("x", "half")[:0], out=tmp_path / "told", num_workers=2)
     assert told.batch_size == (0,) and told["half"].shape == (0, 3)
     assert bits(tdmap.flat_map(data[:0], lambda td: [td.select("x", "half")])) == bits(told)
     with pytest.raises(ValueError, match="does not work on zero rows"):
         tdmap.flat_map(data[:0], lambda td: td["x"].max().unsqueeze(0))
     for source in (data, data[:0]):
         with pytest.raises(ValueError, match="gave no rows at all"):
-            tdmap.flat_map(source, lambda td: None, tmp_path / "none", num_workers=2)
+            tdmap.flat_map(source, lambda td: None, out=tmp_path / "none", num_workers=2)
     assert not (tmp_path / "none").exists()
     out = TensorDict({"x": torch.arange(5)}, [5])
-    assert tdmap.flat_map(data, lambda td: None, out, num_workers=2).batch_size == (0,)
+    assert tdmap.flat_map(data, lambda td: None, out=out, num_workers=2).batch_size == (0,)
 
 
 def test_empty_results_may_look_as_they_like():
@@ -177,13 +177,13 @@ def test_outputs_that_are_too_small_or_the_source():
     data = make()
     small = TensorDict({"x": torch.zeros(299, dtype=torch.int64)}, [299])
     with pytest.raises(OutputMismatch, match="has 299 rows and the result has 300"):
-        tdmap.flat_map(data, lambda td: td["x"].repeat_interleave(td["x"] % 4).unsqueeze(1), torch.zeros(299, 1))
+        tdmap.flat_map(data, lambda td: td["x"].repeat_interleave(td["x"] % 4).unsqueeze(1), out=torch.zeros(299, 1))
     with pytest.raises(OutputMismatch, match="both must be tensors"):
-        tdmap.flat_map(data, lambda td: td["x"], small, num_workers=2)
+        tdmap.flat_map(data, lambda td: td["x"], out=small, num_workers=2)
     with pytest.raises(ValueError, match="shares memory"):
-        tdmap.flat_map(data, repeat, data, num_workers=2)
+        tdmap.flat_map(data, repeat, out=data, num_workers=2)
     with pytest.raises(OutputMismatch, match="a folder, which holds a collection"):
-        tdmap.flat_map(data, lambda td: td["x"], "/tmp/never-made-by-tdmap", num_workers=2)
+        tdmap.flat_map(data, lambda td: td["x"], out="/tmp/never-made-by-tdmap", num_workers=2)
     with pytest.raises(ValueError, match="pass out=a folder"):
         tdmap.flat_map(data, repeat, resume=True, num_workers=2)
 
@@ -191,7 +191,7 @@ def test_outputs_that_are_too_small_or_the_source():
 @tuning.use(copy_bytes=1000)
 def test_pieces_larger_than_a_task_are_cut(tmp_path):
     data = make()
-    rows = tdmap.flat_map(data, lambda td: [td, td], tmp_path / "out", num_workers=2, chunksize=100)
+    rows = tdmap.flat_map(data, lambda td: [td, td], out=tmp_path / "out", num_workers=2, chunksize=100)
     assert bits(rows) == bits(torch.cat([data[:100], data[:100], data[100:], data[100:]]))
 
 

@@ -51,8 +51,8 @@ ORDERS = {
 def test_every_order_gives_what_indexing_gives(options, method, tmp_path):
     data = make()
     for name, order in ORDERS.items():
-        assert bits(permute(data, order, None, method=method, **options)) == bits(data[order]), name
-        saved = permute(data, order, tmp_path / name, method=method, **options)
+        assert bits(permute(data, order, out=None, method=method, **options)) == bits(data[order]), name
+        saved = permute(data, order, out=tmp_path / name, method=method, **options)
         assert bits(saved) == bits(data[order]) and not (tmp_path / name / ".tdmap").exists()
 
 
@@ -63,7 +63,7 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
     width = data.draw(st.integers(0, 9))
     source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
     with tuning.use(available_memory=0, bucket_bytes=data.draw(st.integers(1, 500))):
-        assert bits(permute(source, order, None, num_workers=0, method=method)) == bits(source[order])
+        assert bits(permute(source, order, out=None, num_workers=0, method=method)) == bits(source[order])
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -71,7 +71,7 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
 @pytest.mark.usefixtures("small_blocks")
 def test_every_kind_of_dataset_can_be_permuted(kind, method):
     data, order = kinds()[kind], torch.randperm(40)
-    rows = permute(data, order, None, num_workers=2, method=method)
+    rows = permute(data, order, out=None, num_workers=2, method=method)
     wanted = data[order] if isinstance(data, torch.Tensor) else data[order].contiguous()
     assert bits(rows) == bits(wanted)
     if kind == "tensorclass":
@@ -84,9 +84,9 @@ def test_files_are_read_and_an_order_in_a_file_too(tmp_path):
     order = TensorDict({"o": torch.randperm(200)}, [200]).memmap(tmp_path / "order")["o"]
     saved = data.memmap(tmp_path / "in")
     for method in ("gather", "scatter"):
-        assert bits(permute(saved, order, tmp_path / method, num_workers=2, method=method)) == bits(data[order])
+        assert bits(permute(saved, order, out=tmp_path / method, num_workers=2, method=method)) == bits(data[order])
     out = data.select("x", "odd").memmap_like(tmp_path / "there")
-    assert permute(saved, order, out, num_workers=2) is out and torch.equal(out["odd"], data["odd"][order])
+    assert permute(saved, order, out=out, num_workers=2) is out and torch.equal(out["odd"], data["odd"][order])
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_files_are_read_and_an_order_in_a_file_too(tmp_path):
 )
 def test_orders_that_cannot_be_are_named(order, error, message):
     with pytest.raises(error, match=message):
-        permute(make(), order, None, num_workers=1)
+        permute(make(), order, out=None, num_workers=1)
     with pytest.raises(ValueError, match="method must be one of gather, scatter"):
-        permute(make(), torch.arange(3), None, num_workers=1, method="magic")
+        permute(make(), torch.arange(3), out=None, num_workers=1, method="magic")
 
 
 def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk():
@@ -144,7 +144,7 @@ def test_entries_of_an_output_that_are_one_tensor(method):
     """Rows of both go there, and those of the second stay: none is put into order twice."""
     data = TensorDict({"a": torch.arange(200), "b": torch.arange(200) + 1000}, [200])
     both = torch.zeros(200, dtype=torch.int64).share_memory_()
-    tdmap.shuffle(data, 1, TensorDict({"a": both, "b": both}, [200]), num_workers=2, method=method)
+    tdmap.shuffle(data, 1, out=TensorDict({"a": both, "b": both}, [200]), num_workers=2, method=method)
     assert both.tolist() == tdmap.shuffle(data["b"], 1, num_workers=0).tolist()
 
 
@@ -203,7 +203,7 @@ def test_expanded_and_read_only_data(tmp_path):
             assert bits(tdmap.shuffle(source, 1, num_workers=2, method=method)) == wanted
         assert torch.equal(tdmap.filter(source, lambda td: td["x"] < 7, num_workers=2)["c"], data["c"][:7])
     with pytest.raises(PermissionError, match="may only be read"):
-        tdmap.shuffle(data, 1, locked, num_workers=2)
+        tdmap.shuffle(data, 1, out=locked, num_workers=2)
 
 
 def test_other_pools_do_the_work():
@@ -256,12 +256,12 @@ def test_no_seed_draws_one_from_torch():
 def test_what_cannot_be_shuffled_is_named(tmp_path):
     data = make()
     with pytest.raises(ValueError, match="shares memory with the data"):
-        tdmap.shuffle(data, 1, data)
+        tdmap.shuffle(data, 1, out=data)
     saved = data.memmap(tmp_path / "in")
     with pytest.raises(FileExistsError, match="folder of the data"):
-        tdmap.shuffle(saved, 1, tmp_path / "in")
+        tdmap.shuffle(saved, 1, out=tmp_path / "in")
     with pytest.raises(OutputMismatch, match="has 199 rows and the result has 200"):
-        tdmap.shuffle(data, 1, data[:199].clone())
+        tdmap.shuffle(data, 1, out=data[:199].clone())
     with pytest.raises(TypeError, match="seed must be an integer"):
         tdmap.shuffle(data, 1.5)
     with pytest.raises(TypeError, match="rows in dimension 0"):
@@ -269,4 +269,4 @@ def test_what_cannot_be_shuffled_is_named(tmp_path):
     with pytest.raises(TypeError, match="no option 'workers'. Did you mean 'num_workers'"):
         tdmap.shuffle(data, 1, workers=2)
     assert tdmap.shuffle(data[:0], 1).batch_size == (0,)
-    assert tdmap.shuffle(data[:0], 1, tmp_path / "none")["half"].shape == (0, 3)
+    assert tdmap.shuffle(data[:0], 1, out=tmp_path / "none")["half"].shape == (0, 3)

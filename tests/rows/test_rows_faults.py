@@ -42,10 +42,13 @@ def twice(td):
 
 
 OPERATIONS = {
-    "filter": (2, lambda data, out, **options: tdmap.filter(data, third, out, chunksize=3, **options)),
-    "flat_map": (2, lambda data, out, **options: tdmap.flat_map(data, twice, out, chunksize=3, **options)),
-    "shuffle": (1, lambda data, out, **options: tdmap.shuffle(data, 7, out, method="gather", **options)),
-    "shuffle over the disk": (4, lambda data, out, **options: tdmap.shuffle(data, 7, out, method="scatter", **options)),
+    "filter": (2, lambda data, out, **options: tdmap.filter(data, third, out=out, chunksize=3, **options)),
+    "flat_map": (2, lambda data, out, **options: tdmap.flat_map(data, twice, out=out, chunksize=3, **options)),
+    "shuffle": (1, lambda data, out, **options: tdmap.shuffle(data, 7, out=out, method="gather", **options)),
+    "shuffle over the disk": (
+        4,
+        lambda data, out, **options: tdmap.shuffle(data, 7, out=out, method="scatter", **options),
+    ),
 }
 PHASES = [(name, job) for name, (jobs, _) in OPERATIONS.items() for job in range(jobs)]
 
@@ -95,7 +98,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
         settling.clear()
         deaths = Killer(-1)
         with tdmap.WorkerPool(2, start_method="fork") as pool:
-            got = tdmap.shuffle(data, 7, out, method="scatter", pool=pool, callbacks=[deaths])
+            got = tdmap.shuffle(data, 7, out=out, method="scatter", pool=pool, callbacks=[deaths])
         assert deaths.deaths == 1 and bits(got) == wanted
 
 
@@ -144,7 +147,8 @@ SCRIPT = """
     data = TensorDict.load_memmap(source)
     options = dict(resume=True, num_workers=2, chunksize=3, callbacks=[Killer()])
     with tdmap.tuning.use(log_seconds=0, copy_bytes=1 << 9, gather_bytes=1 << 9):  # what is done is noted at once
-        tdmap.filter(data, third, out, **options) if name == "filter" else tdmap.flat_map(data, kept, out, **options)
+        operation, fn = (tdmap.filter, third) if name == "filter" else (tdmap.flat_map, kept)
+        operation(data, fn, out=out, **options)
 """
 
 
@@ -178,8 +182,8 @@ def test_another_run_in_the_folder_is_refused(name, tmp_path):
 
     def run(by, **options):
         if name == "filter":
-            return tdmap.filter(data, lambda td: td["x"] % by == 0, tmp_path / "out", resume=True, **options)
-        return tdmap.flat_map(data, lambda td: td[td["x"] % by == 0], tmp_path / "out", resume=True, **options)
+            return tdmap.filter(data, lambda td: td["x"] % by == 0, out=tmp_path / "out", resume=True, **options)
+        return tdmap.flat_map(data, lambda td: td[td["x"] % by == 0], out=tmp_path / "out", resume=True, **options)
 
     first = run(3, num_workers=2)
     with pytest.warns(AlreadyComplete, match="nothing was done"):
@@ -187,7 +191,7 @@ def test_another_run_in_the_folder_is_refused(name, tmp_path):
     with pytest.raises(ResumeMismatch, match="closure variable by"):
         run(4, num_workers=2)
     with pytest.raises(FileExistsError, match="holds a dataset already"):
-        tdmap.filter(data, third, tmp_path / "out", num_workers=2)
+        tdmap.filter(data, third, out=tmp_path / "out", num_workers=2)
 
 
 def test_an_interrupted_run_is_not_mistaken_for_none(tmp_path):
@@ -199,7 +203,7 @@ def test_an_interrupted_run_is_not_mistaken_for_none(tmp_path):
         return td[third(td)]
 
     def run(**options):
-        return tdmap.flat_map(data, failing, tmp_path / "out", num_workers=2, chunksize=5, **options)
+        return tdmap.flat_map(data, failing, out=tmp_path / "out", num_workers=2, chunksize=5, **options)
 
     with pytest.raises(OSError, match="network"):
         run(resume=True)
@@ -220,7 +224,7 @@ def test_torn_records_are_done_again(tmp_path):
         return td[third(td)]
 
     def run():
-        return tdmap.flat_map(data, failing, tmp_path / "out", num_workers=2, chunksize=5, resume=True)
+        return tdmap.flat_map(data, failing, out=tmp_path / "out", num_workers=2, chunksize=5, resume=True)
 
     with pytest.raises(OSError, match="network"):
         run()
@@ -248,8 +252,8 @@ def deep_rows(td):
 
 
 PUBLISHERS = {
-    "filter": lambda data, out: tdmap.filter(data, deep_third, out, resume=True, num_workers=0),
-    "flat_map": lambda data, out: tdmap.flat_map(data, deep_rows, out, resume=True, num_workers=0),
+    "filter": lambda data, out: tdmap.filter(data, deep_third, out=out, resume=True, num_workers=0),
+    "flat_map": lambda data, out: tdmap.flat_map(data, deep_rows, out=out, resume=True, num_workers=0),
     "map": lambda data, out: tdmap.map(data, _same, out=out, resume=True, num_workers=0),
 }
 
@@ -346,9 +350,9 @@ def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
         threads = dict(num_workers=2, executor="thread")
         for name, call in {{
-            "flat_map": lambda out: tdmap.flat_map(data, lambda td: td, out, **threads),
-            "filter": lambda out: tdmap.filter(data, lambda td: td["x"][:, 0] == 0, out, **threads),
-            "shuffle": lambda out: tdmap.shuffle(data, 1, out, method="scatter", **threads),
+            "flat_map": lambda out: tdmap.flat_map(data, lambda td: td, out=out, **threads),
+            "filter": lambda out: tdmap.filter(data, lambda td: td["x"][:, 0] == 0, out=out, **threads),
+            "shuffle": lambda out: tdmap.shuffle(data, 1, out=out, method="scatter", **threads),
         }}.items():
             try:
                 call({str(tmp_path)!r} + "/" + name)
@@ -364,6 +368,6 @@ def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
 
 def test_zero_rows_can_be_resumed(tmp_path):
     empty = TensorDict({"x": torch.zeros(0, 2)}, [0])
-    assert tdmap.filter(empty, third, tmp_path / "a", resume=True).shape == (0,)
-    rows = tdmap.flat_map(make(), lambda td: td.select("x")[:0], tmp_path / "b", resume=True, num_workers=2)
+    assert tdmap.filter(empty, third, out=tmp_path / "a", resume=True).shape == (0,)
+    rows = tdmap.flat_map(make(), lambda td: td.select("x")[:0], out=tmp_path / "b", resume=True, num_workers=2)
     assert rows.shape == (0,) and rows["x"].dtype == torch.int64

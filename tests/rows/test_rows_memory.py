@@ -33,12 +33,12 @@ SCRIPT = """
         out, watch = f"out-{rows}", Watch()
         options = dict(num_workers=1, callbacks=[watch])
         if sys.argv[1] == "filter":
-            tdmap.filter(data, half, out, **options)
+            tdmap.filter(data, half, out=out, **options)
         elif sys.argv[1] == "flat_map":
-            tdmap.flat_map(data, lambda td: td[half(td)], out, **options)
+            tdmap.flat_map(data, lambda td: td[half(td)], out=out, **options)
         else:
             with tdmap.tuning.use(available_memory=0, bucket_bytes=1 << 20):
-                tdmap.shuffle(data, 1, out, method="scatter", **options)
+                tdmap.shuffle(data, 1, out=out, method="scatter", **options)
         tdmap.close_pools()
         return watch.worker, watch.main
 

@@ -146,7 +146,7 @@ def test_a_join_of_folders_with_folders(how: str, folders: list[str], few_rows: 
     data, whole, out = tdmap.open(folders), rows_of(0, ROWS), tmp_path / "out"
     wanted = tdmap.join(whole, whole, "id", how, num_workers=0)
     assert same(tdmap.join(data, data, "id", how, num_workers=2), wanted)
-    assert same(tdmap.join(data, data, "id", how, out, num_workers=2, resume=True), wanted)
+    assert same(tdmap.join(data, data, "id", how, out=out, num_workers=2, resume=True), wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", *(f"part{n}" for n in range(4))]
 
 

@@ -14,7 +14,7 @@ from tests.stores.kinds import numbers, same, strings
 pytestmark = pytest.mark.xdist_group("stores")
 
 OPERATIONS: dict[str, Any] = {
-    "filter by place": lambda data, out, **how: tdmap.filter(data, tdmap.col("x") > 20, out, **how),
+    "filter by place": lambda data, out, **how: tdmap.filter(data, tdmap.col("x") > 20, out=out, **how),
     "sort": lambda data, **how: tdmap.sort(data, "x", descending=True, **how),
     "map_groups": lambda data, **how: tdmap.group_by(data, "g").map_groups(lambda rows: rows[:1], **how),
     "top_k": lambda data, **how: tdmap.top_k(data, "x", 5, **how),
@@ -48,11 +48,13 @@ def test_every_operation_writes_shards(operation: Any, tmp_path: Path) -> None:
 def test_results_go_to_a_store(bucket: str, options: dict[str, Any], tmp_path: Path) -> None:
     rows = strings(0, 40)
     how: dict[str, Any] = {"num_workers": 2, "storage_options": options}
-    mixed = tdmap.shuffle(rows, 1, f"{bucket}/mixed", rows_per_shard=11, **how)
+    mixed = tdmap.shuffle(rows, 1, out=f"{bucket}/mixed", rows_per_shard=11, **how)
     assert mixed.ends == [11, 22, 33, 40] and same(mixed.contiguous(), tdmap.shuffle(rows, 1, num_workers=0))
-    back = tdmap.sort(mixed, "x", f"{bucket}/sorted", **how)
+    back = tdmap.sort(mixed, "x", out=f"{bucket}/sorted", **how)
     assert same(back.contiguous(), rows)
-    none = tdmap.filter(back, lambda chunk: chunk["x"] < 0, f"{bucket}/none", num_workers=0, storage_options=options)
+    none = tdmap.filter(
+        back, lambda chunk: chunk["x"] < 0, out=f"{bucket}/none", num_workers=0, storage_options=options
+    )
     assert len(none) == 0 and same(tdmap.open(f"{bucket}/none", storage_options=options)["x"], rows["x"][:0])
     written = back.pipeline().map(keep).write(f"{bucket}/written", num_workers=0, storage_options=options)
     assert same(written["x"], rows["x"])
@@ -87,5 +89,5 @@ def test_what_cannot_be_is_refused_before_anything_is_done(tmp_path: Path) -> No
         raise ValueError("bad row")
 
     with pytest.raises(ValueError, match="bad row"):
-        tdmap.filter(numbers(0, 8), fail, tmp_path / "set", rows_per_shard=2, num_workers=0)
+        tdmap.filter(numbers(0, 8), fail, out=tmp_path / "set", rows_per_shard=2, num_workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["full"], "nothing is left of a run that failed"

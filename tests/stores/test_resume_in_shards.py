@@ -98,9 +98,9 @@ def test_another_call_is_refused_by_name(stage, tmp_path):
     assert (out / ".tdmap" / "run.json").exists() is (stage != "rows")
     assert read_status(out).state == ("complete" if stage == "complete" else "interrupted")
     with pytest.raises(tdmap.errors.ResumeMismatch, match="the argument key was 'x', and is 'f'"):
-        tdmap.sort(make(), "f", out, **options)
+        tdmap.sort(make(), "f", out=out, **options)
     with pytest.raises(FileExistsError, match="holds a dataset already" if stage == "complete" else "unfinished run"):
-        tdmap.sort(make(), "x", out, rows_per_shard=16)
+        tdmap.sort(make(), "x", out=out, rows_per_shard=16)
     assert call("sort", out)[:]["x"].tolist() == list(range(ROWS))
 
 
@@ -108,7 +108,7 @@ def test_a_call_that_is_complete_is_not_done_again(tmp_path, store):
     for out in (tmp_path / "out", store):
         call("sort", out)
         with pytest.warns(tdmap.errors.AlreadyComplete, match="the run of sort was complete before"):
-            again = tdmap.sort(make(), "x", out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
+            again = tdmap.sort(make(), "x", out=out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
         assert len(again) == ROWS
 
 

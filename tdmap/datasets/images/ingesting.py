@@ -205,7 +205,7 @@ def _copy(
     errors = RowErrors()
     fn: Any = ReadFiles(files, look) if keep == "encoded" else DecodeRagged(files, look)
     how = errors if on_error == "skip" else "raise"
-    flat_map(_index(files), fn, path, chunksize=64 if keep == "encoded" else 8, on_error=how, **options)
+    flat_map(_index(files), fn, out=path, chunksize=64 if keep == "encoded" else 8, on_error=how, **options)
     skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
     _write_beside(path, files, look, keep, on_error, skipped)
     return skipped
@@ -237,7 +237,7 @@ def _decode(
         new = _kept_beside(real)
         with locked(real, "images.ingest"):
             _remove(new, real)  # of a call that was killed
-            permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, **workers)
+            permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), out=new, **workers)
             _write_beside(new, files, look, keep, on_error, skipped)
             exchange_in_turn(str(new), str(real))
             _remove(new, real)
