@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap.data.sizes import row_bytes_of
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("process", "thread", "serial", "ray")
 
+STARTS = ("num_workers", "executor", "mp_start_method", "worker_threads", "max_tasks_per_child", "max_memory")
+"""Options that say which workers to start: `pool=` has its own."""
+
 
 class WorkerOptions(TypedDict, total=False):
     """Options about workers.
@@ -45,7 +48,8 @@ class WorkerOptions(TypedDict, total=False):
         executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an executor of your own
             (`tdmap.runtime.executors.base.Executor`).
         pool: a `WorkerPool`, or a pool of processes of this machine: of `multiprocessing`, torch or `multiprocess`, or
-            an executor of `concurrent.futures`, loky or the like. The other options about workers are ignored then.
+            an executor of `concurrent.futures`, loky or the like. It brings its workers: options that say which
+            workers to start are errors beside it.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
         worker_threads: threads that torch uses in each worker. Default: 1.
         max_tasks_per_child: replace a worker by a fresh one after so many chunks.
@@ -120,7 +124,18 @@ class Execution:
         if self.max_memory is not None:
             _positive("max_memory", self.max_memory)
         require_start_method(self.mp_start_method)
-        if self.pool is not None and not isinstance(self.pool, WorkerPool) and not is_foreign_pool(self.pool):
+        if self.pool is not None:
+            self._check_pool()
+
+    def _check_pool(self) -> None:
+        """Raise for a pool that is none, and for options that say which workers to start beside it."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in STARTS and value != option.default:
+                raise ValueError(
+                    f"pool= brings its workers, and {option.name}={value!r} says which ones to start: pass one of them."
+                )
+        if not isinstance(self.pool, WorkerPool) and not is_foreign_pool(self.pool):
             hint = ""
             if has_threads(self.pool):
                 hint = ' Its workers are threads, and executor="thread" runs in threads: leave pool= out.'

@@ -27,7 +27,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from tdmap.execution import WorkerOptions
+from tdmap.execution import STARTS, WorkerOptions
 from tdmap.rowerrors import OnError
 
 
@@ -219,7 +219,7 @@ def with_defaults(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
     defaults = _DEFAULTS.get()
     if not defaults:
         return dict(given)
-    left_out = WORKERS if any(name in given for name in WORKERS) else ()
+    left_out = (*WORKERS, *STARTS) if "pool" in given else WORKERS if any(name in given for name in WORKERS) else ()
     return {name: value for name, value in defaults.items() if name in known and name not in left_out} | dict(given)
 
 

@@ -225,6 +225,29 @@ def _map_in_child():
     return any("serially" in str(w.message) for w in caught), result
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2},
+        {"executor": "thread"},
+        {"mp_start_method": "spawn"},
+        {"worker_threads": 2},
+        {"max_tasks_per_child": 3},
+        {"max_memory": 1 << 20},
+    ],
+    ids=str,
+)
+def test_a_pool_beside_options_that_start_workers_is_an_error(option, own):
+    x = torch.arange(4)
+    with tdmap.WorkerPool(1) if own else multiprocessing.get_context("fork").Pool(1) as pool:
+        with pytest.raises(ValueError, match=f"pool= brings its workers, and {next(iter(option))}="):
+            tdmap.map(x, lambda part: part, pool=pool, **option)
+        with tdmap.options(**option):  # which the call replaces
+            assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool), x + 1)
+
+
 def test_a_fork_of_the_caller_does_not_disturb_its_pools():
     x = torch.arange(30)
     tdmap.map(x, lambda part: part, num_workers=2)
