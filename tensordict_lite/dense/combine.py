@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.dense.joining import stack_class
+from tensordict_lite.dense.joining import joined_into, stack_class
 from tensordict_lite.settings import settings
 
 __all__ = ["cat", "pad", "pad_sequence", "stack", "unpad_sequence"]
@@ -48,6 +48,8 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})")
     if settings.lazy_legacy and out is None and not first._is_non_tensor:
         return registry.lazy_stack(items, at)
+    if out is not None and joined_into(torch.stack, items, at, out):
+        return out
     result = stack_class(items)._stack_entries(items, at)
     return result if out is None else _write_out(out, result)
 
@@ -83,6 +85,8 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
             f"dim must be in the range 0 <= dim < len(batch_size), got dim={dim} and "
             f"batch_size={list(first._batch_size)}"
         )
+    if out is not None and joined_into(torch.cat, items, at, out):
+        return out
     result = stack_class(items)._cat_entries(items, at)
     return result if out is None else _write_out(out, result)
 

@@ -1,12 +1,13 @@
 """How dense collections are stacked and joined: entry by entry.
 
 Each storage class says how its own kind is combined through ``_stack_entries(items, dim)`` and
-``_cat_entries(items, dim)``; of several kinds, the one of the highest ``_stack_priority`` is asked.
+``_cat_entries(items, dim)``; of several kinds, the one of the highest ``_stack_priority`` is asked. Where there is an
+``out`` of the same tree, :func:`joined_into` needs no result beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from tensordict_lite.ops.arrow_types import joined_types
 
 _torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
 
-__all__ = ["Joining", "stack_class", "stacked"]
+__all__ = ["Joining", "joined_into", "stack_class", "stacked"]
 
 
 class Joining:
@@ -128,6 +129,69 @@ def stack_class(items: Sequence[Any]) -> Any:
     if mixed:
         first._check_kinds(items)
     return first
+
+
+def joined_into(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out: Any) -> bool:
+    """Stacks or joins trees of tensors straight into the tensors of ``out``; whether it was done.
+
+    Not done, or in part, where that does not give the result: ``out`` lacks an entry or has it in another shape, there
+    are objects or gradients, items lie in the memory of ``out``. The result is to be made first then, and copied.
+
+    Args:
+        join: ``torch.stack`` or ``torch.cat``.
+        items: collections.
+        dim: dimension, not negative.
+        out: the destination.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    columns: list[list[Tensor]] = []
+    targets: list[Tensor] = []
+    levels: list[tuple[Sequence[Any], Any]] = [(items, out)]
+    try:
+        while levels:
+            items, out = levels.pop()
+            kind, size, source = type(out), items[0]._batch_size, items[0]._source
+            if kind._is_non_tensor or kind._is_unbatched or out._batch_size != _joined(join, size, dim, len(items)):
+                return False
+            for item in items:
+                if type(item) is not kind or item._batch_size != size or len(item._source) != len(source):
+                    return False
+            sources, entries = [item._source for item in items], out._source
+            for key, value in source.items():
+                target, column = entries[key], [one[key] for one in sources]
+                if not isinstance(value, Tensor):
+                    levels.append((column, target))
+                elif target.shape != _joined(join, value.shape, dim, len(items)):
+                    return False
+                else:
+                    columns.append(column)
+                    targets.append(target)
+        if not _share_memory(columns, targets):
+            for column, target in zip(columns, targets):
+                join(column, dim, out=target)
+            return True
+    except (KeyError, RuntimeError, TypeError, AttributeError):
+        pass
+    return False
+
+
+def _joined(join: Callable[..., Tensor], size: torch.Size, dim: int, count: int) -> tuple[int, ...]:
+    """The size of the result, for tensors of one size."""
+    out = list(size)
+    if join is _torch_stack:
+        out.insert(dim, count)
+    else:
+        out[dim] *= count
+    return tuple(out)
+
+
+def _share_memory(columns: list[list[Tensor]], targets: list[Tensor]) -> bool:
+    """Whether a tensor of the columns has its storage in common with a target, which torch does not see if strided."""
+    storages = (target.untyped_storage() for target in targets)
+    # One for the tensor, one for the object here: a target that nothing else is a view of is shared with none.
+    shared = {storage._cdata for storage in storages if torch._C._storage_Use_Count(storage._cdata) > 2}
+    return bool(shared) and any(one.untyped_storage()._cdata in shared for column in columns for one in column)
 
 
 def stacked(items: Sequence[Any], dim: int) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
+from tensordict_lite.dense.joining import joined_into
 from tensordict_lite.lazy.members import member_size, stack_position
 from tensordict_lite.lazy.ragged import nested, padded
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
@@ -81,7 +82,10 @@ def lazy_stack(
         return _stack_tensors(items, dim, kwargs)
     if device is not None:
         items = [item.to(device) for item in items]
-    one = joined(items, stack_position(dim, items[0].batch_dims)) if out is None else None
+    at = stack_position(dim, items[0].batch_dims)
+    if out is not None and joined_into(torch.stack, items, at, out):
+        return out
+    one = joined(items, at) if out is None else None
     if one is not None:
         return one
     stack = stack_class(items)(*items, stack_dim=dim, stack_dim_name=stack_dim_name, strict_shape=strict_shape)
@@ -131,6 +135,8 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
     if isinstance(items[0], Tensor):
         return _stack_tensors(items, dim, kwargs)
     at = stack_position(dim, items[0].batch_dims)
+    if out is not None and joined_into(torch.stack, items, at, out):
+        return out
     stack = lazy_stack(items, at, **kwargs) if settings.lazy_legacy and out is None else _densest(items, at, kwargs)
     if out is None:
         return stack

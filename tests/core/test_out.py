@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,55 @@ def test_a_whole_destination_is_written_in_place_locked_or_not(name: str, make: 
     if name in CALLS:
         with pytest.raises((RuntimeError, KeyError)):
             call(make(), TensorDict({}, wanted.batch_size).lock_())
+
+
+JOINS = ("stack", "cat", "lazy_stack", "maybe_dense_stack")
+
+
+@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("kind", ["other dtype", "strided", "mapped", "wider", "gradients", "parameter"])
+def test_a_destination_of_any_kind_holds_what_was_joined(name: str, kind: str, tmp_path: Path) -> None:
+    td = _tree()
+    wanted = CALLS[name](td, None).to_tensordict()
+    out = wanted.clone().zero_()
+    if kind == "other dtype":
+        out = out.to(torch.float64)
+    elif kind == "strided":
+        out = torch.cat([out, out], 0)[::2]
+    elif kind == "mapped":
+        out = out.memmap(tmp_path)
+    elif kind == "wider":
+        td["a"], wanted["a"] = td["a"][:, :1], wanted["a"][..., :1].expand(out["a"].shape)
+    elif kind == "gradients":
+        td["a"].requires_grad_()
+    elif kind == "parameter":
+        out["a"].requires_grad_()
+    leaves = dict(out.items(True, True))
+    if kind == "parameter":
+        with pytest.raises(RuntimeError, match="requires grad"):
+            CALLS[name](td, out)
+        return
+    assert CALLS[name](td, out) is out
+    assert (out == wanted).all() and all(out[key] is leaf for key, leaf in leaves.items())
+    if kind == "gradients":
+        out["a"].sum().backward()
+        assert (td["a"].grad == 2).all()
+
+
+@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("where", ["itself", "other key"])
+def test_items_may_be_rows_of_the_destination(name: str, where: str) -> None:
+    """Columns, which torch does not see to overlap."""
+    join = {"stack": torch.stack, "cat": torch.cat, "lazy_stack": lazy_stack, "maybe_dense_stack": maybe_dense_stack}
+    out = TensorDict({"a": torch.arange(12).view(3, 4), "b": torch.arange(12, 24).view(3, 4)}, [3, 4])
+    if where == "itself":
+        items = list(out.unbind(1))[::-1]
+    else:
+        items = [row.rename_key_("a", "c").rename_key_("b", "a").rename_key_("c", "b") for row in out.unbind(1)]
+    if name == "cat":
+        items = [item.unsqueeze(1) for item in items]
+    wanted = join[name]([item.clone() for item in items], 1).to_tensordict()
+    assert join[name](items, 1, out=out) is out and (out == wanted).all()
 
 
 @pytest.mark.parametrize("name", EXACT)
