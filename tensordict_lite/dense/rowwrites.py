@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import assigned_rows, index_batch_size, rows_mismatch
-from tensordict_lite.ops.put import NUMBERS, as_rows, write_rows
+from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, write_rows
 from tensordict_lite.settings import MISSING
 
 __all__ = ["RowWrites"]
@@ -47,6 +47,8 @@ class RowWrites:
         index, size = assigned_rows(self._batch_size, index)
         if value._batch_size[: len(size)] != size:
             value = self._spread_rows(value, size, index)
+        if put_alike(self, index, value):
+            return
         source = self._source
         for key in value._key_list():
             item = value._get_str(key)

@@ -510,15 +510,20 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             EntryKindError: the entry is a tensor and the value no number, or the other way round.
         """
         path = require_path(key)
-        node: Any = self
-        for depth in range(1, len(path)):
-            node = node._get_path(path[depth - 1 : depth])
-            if not isinstance(node, TensorCollection):
-                break  # which is told below
-            if not isinstance(node, DenseCollection):  # a lazy stack: what it gives of its tensors is a copy
-                node.set_at_(path[depth:], value, index, non_blocking=non_blocking)
-                return self
-        entry = self._get_path(path)
+        entry: Any = self
+        try:
+            for part in path:
+                entry = entry._source[part]
+        except (KeyError, TypeError, AttributeError):
+            node: Any = self
+            for depth in range(1, len(path)):
+                node = node._get_path(path[depth - 1 : depth])
+                if not isinstance(node, TensorCollection):
+                    break  # which is told below
+                if not isinstance(node, DenseCollection):  # a lazy stack: what it gives of its tensors is a copy
+                    node.set_at_(path[depth:], value, index, non_blocking=non_blocking)
+                    return self
+            entry = self._get_path(path)
         if isinstance(entry, Tensor):
             if type(index) is list:  # torch takes some for tuples
                 index = normalise_index(index, entry.ndim)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import EntryKindError
+from tensordict_lite.ops.values.operands import pair_alike
 
-__all__ = ["NUMBERS", "as_rows", "put_rows"]
+__all__ = ["NUMBERS", "as_rows", "put_alike", "put_rows", "write_rows"]
 
 NUMBERS = (Tensor, int, float, complex)
 
@@ -39,6 +40,23 @@ def write_rows(entry: Tensor, index: Any, value: Any) -> None:
             raise
         value = torch.as_tensor(value, dtype=entry.dtype, device=entry.device)
         signed_view(entry)[index] = signed_view(value)
+
+
+def put_alike(td: Any, index: Any, source: Any) -> bool:
+    """``td[index] = source`` for two trees of tensors alike; whether they are, and it was done.
+
+    Args:
+        td: a collection.
+        index: a normalised index of its batch dimensions.
+        source: another one, which may lack entries.
+    """
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    if type(source) is not type(td) or not pair_alike(td, source, into, values):
+        return False
+    for entry, value in zip(into, values):
+        write_rows(entry, index, value)
+    return True
 
 
 def put_rows(entry: Tensor, index: Any, value: Any, key: str) -> None:

@@ -14,7 +14,7 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.ops.put import put_rows
+from tensordict_lite.ops.put import put_alike, put_rows
 from tensordict_lite.ops.values.generated import any_requires_grad
 from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
@@ -395,6 +395,8 @@ class UpdateOps(Kernel):
         if keys_to_update is not None:
             source = _restrict(source, {require_path(key) for key in keys_to_update})
         index = normalise_index(idx, len(self._batch_size))
+        if put_alike(self, index, source):
+            return self
         for key, value in source._entries() if isinstance(source, Kernel) else source.items():
             path = require_path(key)
             entry = entry_of(self, path)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import require_path
+from tensordict_lite.ops.put import put_alike
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.ops.values.generated import GeneratedOps, inplace
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
@@ -257,6 +259,8 @@ class PointwiseOps(GeneratedOps):
                 f"copy_at_() copies from a tensor collection, got a {type(tensordict).__name__}. Use "
                 "fast=False or update_at_() for mappings and values that need a conversion."
             )
+        if not non_blocking and put_alike(self, normalise_index(idx, len(self._batch_size)), tensordict):
+            return self
         rows = self[idx]
         try:
             targets, sources = pair_leaves(rows.select(*tensordict.keys(True, True)), tensordict)
