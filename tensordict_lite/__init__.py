@@ -119,6 +119,7 @@ _SAFE = [
     _lazystack_class._blank,
     _metadata._restored,
     _layout.JaggedSpot,
+    _record._placeholder,
     _record._rebuild,
     _record._same,
 ]

@@ -164,7 +164,18 @@ def _open(region: tuple[Any, ...]) -> Tensor:
     return Region(*region).open()
 
 
-_NOTHING = torch.empty(0)
+class _Placeholder(Tensor):
+    """Stands for each tensor of a tree in its pickle, where a tensor takes as long as a tree."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _placeholder, ()
+
+
+def _placeholder() -> Tensor:
+    return _NOTHING
+
+
+_NOTHING = torch.empty(0).as_subclass(_Placeholder)
 
 
 def reduce_tree(node: Any) -> Any:

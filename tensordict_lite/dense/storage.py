@@ -564,17 +564,18 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     # -- pickling -------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "source": self._source,
-            "batch_size": tuple(self._batch_size),
+        state = {
             "device": self._device,
             "names": self._names,
             "types": self._types,
             "locked": self._lock is not None,
             "shared": type(self._lock) is SharedLock,
             "memmap": getattr(self, "_memmap_path", None),
-            "extra": self.__dict__ if hasattr(self, "__dict__") else None,
+            "extra": getattr(self, "__dict__", None),
         }
+        # torch.save asks Python about each object: what is unset is left out
+        state = {key: value for key, value in state.items() if value}
+        return {"source": self._source, "batch_size": tuple(self._batch_size), **state}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if getattr(self, "_consolidated", None) is not None:
@@ -586,13 +587,13 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._source = state["source"]
         self._batch_size = torch.Size(state["batch_size"])
-        self._device = state["device"]
-        self._names = state["names"]
-        self._types = state["types"]
+        self._device = state.get("device")
+        self._names = state.get("names")
+        self._types = state.get("types")
         self._lock = None
-        if state["extra"]:
+        if "extra" in state:
             self.__dict__.update(state["extra"])
-        if state["locked"]:
+        if "locked" in state:
             self._propagate_lock(None)
             if state.get("shared") and all(leaf.device.type != "cpu" or leaf.is_shared() for leaf in self._leaves()):
                 mark_shared(self)  # sent to another process, which has the same memory; a plain pickle is a copy
