@@ -119,10 +119,30 @@ def parameter_calls() -> Cases:
         params = importlib.import_module(label).TensorDict.from_module(transformer)
         calls[label] = lambda params=params: _with(params, transformer, source, source)
     yield "to_module, a transformer", calls, {REFERENCE: 1.0}
+    for count in (2, 10):
+        yield (
+            f"to_module under vmap, {count} models",
+            _ensemble_calls(count),
+            {REFERENCE: 1.05, "functional_call": None},
+        )
     calls = {
         label: partial(importlib.import_module(label).TensorDict.from_module, model) for label in (OURS, REFERENCE)
     }
     yield "from_module, 100 layers", calls, {REFERENCE: 0.7}
+
+
+def _ensemble_calls(count: int) -> dict[str, Call]:
+    """Several models of one shape on one input, mapped over their parameters."""
+    model, x = deep_model(layers=4, width=64), torch.randn(8, 64)
+    calls: dict[str, Call] = {}
+    for label in (OURS, REFERENCE):
+        params = importlib.import_module(label).TensorDict.from_module(model).data.expand(count).clone()
+        mapped = torch.vmap(lambda params, x: _with(params, model, x), (0, None))
+        calls[label] = partial(mapped, params, x)
+    given = {name: value.detach().expand(count, *value.shape).clone() for name, value in model.named_parameters()}
+    plain = torch.vmap(lambda given, x: torch.func.functional_call(model, given, (x,)), (0, None))
+    calls["functional_call"] = partial(plain, given, x)
+    return calls
 
 
 def _with(params: Any, model: nn.Module, *args: Any) -> Any:

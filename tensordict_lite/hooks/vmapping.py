@@ -19,6 +19,7 @@ Inside ``torch.compile`` torch's own function is traced, and collections are the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any
 
 import torch
@@ -89,6 +90,16 @@ def _has_collections(tree: Any) -> bool:
     return False
 
 
+def _flat_dims(dims: Any, tree: Any, leaves: list[Any], spec: Any) -> list[Any] | None:
+    """The dim of each leaf, ``None`` where dims do not fit the tree."""
+    if isinstance(dims, int):
+        return [dims] * len(leaves)
+    if type(dims) is tuple and len(dims) == len(leaves) and type(tree) is tuple and len(tree) == len(leaves):
+        if all(map(is_, tree, leaves)) and all(dim is None or isinstance(dim, int) for dim in dims):
+            return list(dims)  # as the walk below does, which takes a quarter of a call
+    return _pytree._broadcast_to_and_flatten(dims, spec)  # type: ignore[no-any-return]
+
+
 # -- on the way in ---------------------------------------------------------------------------------------------
 
 
@@ -97,21 +108,22 @@ class _Arguments:
 
     def __init__(self, in_dims: Any, args: tuple[Any, ...]) -> None:
         self._args, self._spec = _pytree.tree_flatten(args, is_leaf=_is_collection)
-        dims = _pytree._broadcast_to_and_flatten(in_dims, self._spec)
+        dims = _flat_dims(in_dims, args, self._args, self._spec)
         self.fits = dims is not None and not any(map(_is_collection, dims))
         """Whether a dim of each argument is known; else torch says what is wrong, or has a tree of dims."""
         self._in_dims = in_dims
         self.dims: Any = tuple(dims or ())
-        self.plain: list[Any] = []
+        self.plain: tuple[Any, ...] = ()
         self._copies: list[tuple[Any, Any, list[int | Tensor]]] = []
 
     def take_apart(self, func: Any) -> int | None:
-        """Makes ``dims`` those of torch, and ``plain`` its arguments; the number of rows.
+        """Makes ``plain`` the tensors that torch maps, and ``dims`` their dims; the number of rows.
 
         Raises:
             ValueError: a dim is out of the range of batch dimensions.
         """
-        dims = []
+        pairs: list[tuple[Any, Any]] = []
+        rows: list[tuple[Any, Any]] = []  # of collections without tensors, to say how many there are
         count = None
         args = list(zip(self._args, self.dims))
         within = [_is_collection(arg) and isinstance(dim, int) and _in_leaves(arg, dim) for arg, dim in args]
@@ -119,8 +131,7 @@ class _Arguments:
             if deep:  # a dimension that the tensors have behind the batch dimensions
                 tensors = self._tensors(arg, dim)
                 count = tensors[0][0].shape[dim]
-                self.plain.append([tensor for tensor, _ in tensors])
-                dims.append([at for _, at in tensors])
+                pairs += tensors
             elif _is_collection(arg) and isinstance(dim, int):
                 if not -arg.batch_dims <= dim < arg.batch_dims:
                     raise ValueError(
@@ -130,17 +141,19 @@ class _Arguments:
                     )
                 dim %= arg.batch_dims
                 count = arg.batch_size[dim]
-                tensors = self._tensors(arg, dim) or [(torch.empty(count), 0)]  # which says how many rows there are
-                self.plain.append([tensor for tensor, _ in tensors])
-                dims.append([at for _, at in tensors])
-            else:
-                self.plain.append(() if _is_collection(arg) else arg)
-                dims.append(dim)
+                tensors = self._tensors(arg, dim)
+                pairs += tensors
+                if not tensors:
+                    rows.append((torch.empty(count), 0))
+            elif dim is not None:
+                pairs.append((arg, dim))
         self._batch_dims = tuple(
             dim % arg.batch_dims if _is_collection(arg) and isinstance(dim, int) and not deep else dim
             for (arg, dim), deep in zip(args, within)
         )
-        self.dims = tuple(dims)
+        self.plain, self.dims = zip(*(pairs + rows or [((), None)]))
+        if len(set(self.dims)) == 1 and self.dims[0] is not None:
+            self.dims = self.dims[0]  # for all of them, which torch need not look up for each
         return count
 
     def _tensors(self, td: Any, dim: int) -> list[tuple[Tensor, int]]:
@@ -188,13 +201,14 @@ class _Arguments:
     def rows(self, plain: tuple[Any, ...]) -> Any:
         """The arguments of the function: collections of one row."""
         out = []
-        for arg, dim, row in zip(self._args, self._batch_dims, plain):
+        tensors = iter(plain)
+        for arg, dim in zip(self._args, self._batch_dims):
             if not _is_collection(arg):
-                out.append(row)
+                out.append(arg if dim is None else next(tensors))
             elif dim is None:
                 out.append(_shared(arg))
             else:
-                out.append(self._row(arg, dim, iter(row)))
+                out.append(self._row(arg, dim, tensors))
         return _pytree.tree_unflatten(out, self._spec)
 
     def _row(self, td: Any, dim: int, tensors: Iterator[Tensor]) -> Any:
@@ -211,7 +225,8 @@ class _Arguments:
                 return _locked(registry.LazyStackedTensorDict(*members, stack_dim=stack_dim - (dim < stack_dim)), lock)
             td = self._stacked(td)
         names = None if td._names is None else [*td._names[:dim], *td._names[dim + 1 :]]
-        return _locked(td._rebuild({key: each(value) for key, value in td._entries()}, size, names), lock)
+        entries = {key: next(tensors) if type(value) is Tensor else each(value) for key, value in td._entries()}
+        return _locked(td._rebuild(entries, size, names), lock)
 
     def _row_of(self, value: Any, dim: int, tensors: Iterator[Tensor]) -> Any:
         if not isinstance(value, Tensor):
@@ -304,7 +319,7 @@ class _Result:
             out = (out,)  # as torch has it for a single tensor
             self._single = True
         flat, spec = _pytree.tree_flatten(out, is_leaf=_is_collection)
-        self._dims = _pytree._broadcast_to_and_flatten(self._out_dims, spec)
+        self._dims = _flat_dims(self._out_dims, out, flat, spec)
         if self._dims is None:
             raise ValueError(
                 f"vmap({name}, ..., out_dims={self._out_dims})(<inputs>): out_dims is not compatible with the "
