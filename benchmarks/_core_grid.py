@@ -1,4 +1,5 @@
-"""The grid of ``core_ops --grid``: every operation at 0 to 3 batch dimensions, over kinds and layouts of trees.
+"""The grid of ``core_ops --grid``: every operation at 0 to 3 batch dimensions, over kinds and layouts of trees; and
+rollouts, as collectors of reinforcement learning write them.
 
 A layout is a number of leaves and how deep they lie. Every kind of collection is built of the same tensors, and an
 operation is one call on it; what the reference refuses (rows of a batch without dimensions, say) is left out.
@@ -212,6 +213,13 @@ def _save_over(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> Call
     return lambda: td.memmap(folder.name, copy_existing=True)
 
 
+def _consolidate_to(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> Call:
+    folder = tempfile.TemporaryDirectory(prefix="core-grid-")
+    _folders.append(folder)
+    number = itertools.count()
+    return lambda: td.consolidate(f"{folder.name}/{next(number)}")
+
+
 def _load(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> Call:
     folder = tempfile.TemporaryDirectory(prefix="core-grid-")
     _folders.append(folder)
@@ -295,10 +303,12 @@ OPERATIONS: dict[str, Operation] = {
     "share_memory_": _shared,
     "memmap": _save,
     "memmap, over another": _save_over,
+    "consolidate": _on(lambda td: td.consolidate()),
+    "consolidate to a file": _consolidate_to,
     "load_memmap": _load,
 }
 
-SLOW = ("share_memory_", "memmap", "memmap, over another", "load_memmap")
+SLOW = ("share_memory_", "memmap", "memmap, over another", "consolidate to a file", "load_memmap")
 """Calls that open files: on small trees only."""
 
 
@@ -308,8 +318,116 @@ def _fits(operation: str, kind: str, layout: Layout) -> bool:
     return operation not in SLOW or layout in (FLAT, WIDE, NESTED)
 
 
+# -- rollouts --------------------------------------------------------------------------------------------------
+
+STEPS = 16
+ROLLOUTS = ((12, 32), (12, 256), (12, 4096), (128, 32), (128, 256))
+"""Leaves, and environments."""
+ROWS_OF_A_STEP = ("float32", "float32", "bool", "int64")
+PATHS: tuple[tuple[str, ...], ...] = ((), ("next",), (), ("next", "agents"))
+
+Tree = dict[str, Any]
+
+
+def steps_tree(count: int, size: tuple[int, ...]) -> Tree:
+    """Observations, rewards, flags and counters of some environments: floats, bools and integers on three levels."""
+    out: Tree = {}
+    for number in range(count):
+        node = out
+        for part in PATHS[number % 4]:
+            node = node.setdefault(part, {})
+        width = 17 if number % 4 == 0 else 1
+        node[f"k{number}"] = torch.ones(*size, width, dtype=getattr(torch, ROWS_OF_A_STEP[number % 4]))
+    return out
+
+
+def _each(tree: Tree, others: list[Tree], call: Callable[[torch.Tensor, list[torch.Tensor]], Any]) -> None:
+    """The loop over leaves that a program without a library writes."""
+    for key, value in tree.items():
+        column = [other[key] for other in others]
+        if isinstance(value, dict):
+            _each(value, column, call)
+        else:
+            call(value, column)
+
+
+def _put_each(tree: Any, step: Any, at: Any, keys: list[Any]) -> None:
+    for key in keys:
+        tree.set_at_(key, step.get(key), at)
+
+
+AT = (slice(None), 3)
+# name: (shape of the tree and of a step for some environments, steps, the call, the same on a leaf)
+WRITES: dict[str, tuple[Callable[[int], tuple[Any, Any]], int, Callable[..., Any], Callable[..., Any]]] = {
+    "stack, out=": (
+        lambda envs: ((STEPS, envs), (envs,)), STEPS,
+        lambda tree, steps, keys: torch.stack(steps, 0, out=tree), lambda out, steps: torch.stack(steps, 0, out=out),
+    ),
+    "stack along time, out=": (
+        lambda envs: ((envs, STEPS), (envs,)), STEPS,
+        lambda tree, steps, keys: torch.stack(steps, 1, out=tree), lambda out, steps: torch.stack(steps, 1, out=out),
+    ),
+    "cat, out=": (
+        lambda envs: ((STEPS * envs,), (envs,)), STEPS,
+        lambda tree, steps, keys: torch.cat(steps, 0, out=tree), lambda out, steps: torch.cat(steps, 0, out=out),
+    ),
+    "[:, t] =": (
+        lambda envs: ((envs, STEPS), (envs,)), 1,
+        lambda tree, steps, keys: tree.__setitem__(AT, steps[0]), lambda out, steps: out.__setitem__(AT, steps[0]),
+    ),
+    "[:, t].copy_": (
+        lambda envs: ((envs, STEPS), (envs,)), 1,
+        lambda tree, steps, keys: tree[AT].copy_(steps[0]), lambda out, steps: out[AT].copy_(steps[0]),
+    ),
+    "update_at_": (
+        lambda envs: ((envs, STEPS), (envs,)), 1,
+        lambda tree, steps, keys: tree.update_at_(steps[0], AT), lambda out, steps: out.__setitem__(AT, steps[0]),
+    ),
+    "copy_at_": (
+        lambda envs: ((envs, STEPS), (envs,)), 1,
+        lambda tree, steps, keys: tree.copy_at_(steps[0], AT), lambda out, steps: out.__setitem__(AT, steps[0]),
+    ),
+    "set_at_ of each": (
+        lambda envs: ((envs, STEPS), (envs,)), 1,
+        lambda tree, steps, keys: _put_each(tree, steps[0], AT, keys),
+        lambda out, steps: out.__setitem__(AT, steps[0]),
+    ),
+}  # fmt: skip
+
+
+def rollout_cases() -> Iterator[CoreCase]:
+    """Steps written into a tree that is there, beside the loop over its leaves."""
+    for name, write in WRITES.items():
+        for leaves, envs in ROLLOUTS:
+            yield _rollout(name, leaves, envs, *write)
+
+
+def _rollout(name: str, leaves: int, envs: int, sizes: Any, count: int, call: Any, on_leaf: Any) -> CoreCase:
+    whole, part = sizes(envs)
+
+    def make(kit: Kit) -> Call:
+        tree, steps = _nested_td(kit, steps_tree(leaves, whole), whole), []
+        for _ in range(count):
+            steps.append(_nested_td(kit, steps_tree(leaves, part), part))
+        keys = list(tree.keys(True, True))
+        return lambda: call(tree, steps, keys)
+
+    inputs = functools.lru_cache(1)(
+        lambda: (steps_tree(leaves, whole), [steps_tree(leaves, part) for _ in range(count)])
+    )
+    return CoreCase(
+        f"rollout {name}", f"{leaves} keys, {envs} envs", make, lambda: _each(*inputs(), on_leaf), 1.05, leaf_bound=True
+    )
+
+
+def _nested_td(kit: Kit, tree: Tree, size: tuple[int, ...]) -> Any:
+    entries = {key: _nested_td(kit, value, size) if isinstance(value, dict) else value for key, value in tree.items()}
+    return kit.TD(entries, size)
+
+
 def grid_cases() -> Iterator[CoreCase]:
     """Every case, an operation at a time."""
+    yield from rollout_cases()
     for operation, maker in OPERATIONS.items():
         for kind, layouts in LAYOUTS.items():
             for layout in layouts:

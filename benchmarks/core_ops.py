@@ -116,6 +116,7 @@ def measure(case: CoreCase, kits: list[Kit], rounds: int, slice_s: float) -> Mea
         return result
     if case.floor is not None:
         calls["floor"] = case.floor
+        case.floor()  # which makes its inputs, where they are many
     counts = {label: _calibrate(call, slice_s) for label, call in calls.items()}
     order, chance = list(calls), random.Random(0)
     seen: dict[str, list[float]] = {label: [] for label in calls}
