@@ -2,8 +2,8 @@
 
     [row, type, arguments, message, traceback]
 
-Exceptions are kept as text: a file that is opened must not run code. Those of Python itself come back as what they
-were, others as a `RemoteError`.
+Exceptions are kept as text: a file that is opened must not run code. Those of Python itself and of this library come
+back as what they were, others as a `RemoteError`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tdmap import errors
 from tdmap.errors import RemoteError, RemoteTraceback
 from tdmap.memory.hidden import append_frame, replace_file
 from tdmap.rowerrors import RowError
@@ -87,9 +88,12 @@ def row_errors(chunks: Iterable[Any]) -> list[RowError]:
     return sorted(found, key=lambda bad: bad.row)
 
 
+_KNOWN = {module.__name__: module for module in (builtins, errors)}
+
+
 def _revive(name: str, arguments: list[Any] | None, message: str) -> BaseException:
     module, _, plain = name.rpartition(".")
-    kind = getattr(builtins, plain, None) if module == "builtins" else None
+    kind = getattr(_KNOWN.get(module), plain, None)
     if arguments is not None and isinstance(kind, type) and issubclass(kind, Exception):
         with contextlib.suppress(Exception):
             error: BaseException = kind(*arguments)

@@ -26,12 +26,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdmap.data.failures import are_failures, failure, row_errors
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, data_length, tensors_of
-from tdmap.data.objects import KeyPath, with_objects
+from tdmap.data.objects import KeyPath, blank_like, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
+from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source, function_name
@@ -39,12 +41,15 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
+from tdmap.rowerrors import RowError
 from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
+from tdmap.run.log import SkippedRows
 from tdmap.run.resumable import map_to_folder
-from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
+from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.wire.messages import Skipped
+from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
@@ -74,7 +79,8 @@ class Done(NamedTuple):
     nbytes: int
     schema: list[Any] | None
     """Its fields, as plain values; None where every row raised, and the shard is not written yet."""
-    skipped: failures.Skipped
+    skipped: list[tuple[int, PackedError]]
+    """Rows that raised, counted from the first of the shard; none of a shard of an earlier session."""
 
 
 class ShardWriter:
@@ -102,14 +108,18 @@ class ShardWriter:
 
     def __call__(self, rows: Data, start: int = 0) -> Any:
         number = start // self.rows_per_shard
-        skipped: failures.Skipped = []
+        skipped: list[tuple[int, PackedError]] = []
         count = data_length(rows, 0)
+
+        def collect(error: BaseException, at: tuple[int, int]) -> None:
+            skipped.append((at[0] - start, pack_error(error)))
+
         job = Job(
             Source(rows.window(0, count, lazy=False) if hasattr(rows, "window") else rows),
             replace(self.plan, length=count, origin=start),
             self.fn,
             replace(self.policy, timeout=None, part_of_call=True),
-            on_row_error=(lambda error, at: skipped.append((at[0], pack_error(error)))) if self.collects else None,
+            on_row_error=collect if self.collects else None,
             chunk_bytes=self.chunk_bytes,
         )
         try:
@@ -119,7 +129,8 @@ class ShardWriter:
                 raise
             done = Done(count, "", 0, None, skipped)
         if self.noted:
-            note = {**done._asdict(), "skipped": failures.as_plain(skipped)}
+            raised = [failure(start + offset, unpack_error(packed), packed.text) for offset, packed in skipped]
+            note = {**done._asdict(), "skipped": raised}
             self.target.write(f".tdmap/{self.run}/{number:05d}", json.dumps(note).encode())
         return tuple(done)
 
@@ -403,6 +414,7 @@ class _Sharding:
         self.write = write
         self.count = max(-(-job.plan.length // rows), 1)
         self._replaces: set[str] = set()
+        self._skipped: list[RowError] = []
 
     def run(self, resume: bool, overwrite: bool) -> Data:
         identity = self._identity() if resume else None
@@ -411,14 +423,14 @@ class _Sharding:
             return open(self.target.name, storage_options=self.target.options)
         try:
             found = self._execute(name, done, noted=resume)
-            found = self._with_blanks(found, name)
+            self._tell(found)
+            self._add_blanks(found, name)
             self._check(found, name)
             self._publish(name, found, overwrite, resume)
         except BaseException:
             if not resume:
                 self._discard(name)
             raise
-        failures.tell(self.job, failures.joined(found))
         return open(self.target.name, storage_options=self.target.options)
 
     def _identity(self) -> dict[str, Any]:
@@ -456,8 +468,11 @@ class _Sharding:
             return name, None
         sessions = header["sessions"] if type(header.get("sessions")) is int else 1
         self.target.write(RUN, json.dumps({**header, "sessions": sessions + 1}).encode())
-        notes = self.target.notes(name).items()
-        return name, {number: _noted(f"{self.target.name}/{RUN}, shard {number}", note) for number, note in notes}
+        done: dict[int, Done] = {}
+        for number, note in self.target.notes(name).items():
+            done[number], skipped = _noted(f"{self.target.name}/{RUN}, shard {number}", note)
+            self._skipped += skipped
+        return name, done
 
     def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:
         """Have all shards written that are not done."""
@@ -478,31 +493,30 @@ class _Sharding:
         values = self.execution.run(outer, Collect(), log)
         return [done[number] if value is None else Done(*value) for number, value in enumerate(values)]
 
-    def _with_blanks(self, found: list[Done], name: str) -> list[Done]:
-        """Write the shards of which every row raised like one of the others.
+    def _tell(self, found: list[Done]) -> None:
+        """Tell the handler of the job, or warn, of the rows that raised.
 
         Raises:
-            Exception: every row of the call raised, or most do not fit.
+            Exception: every row of the call raised, or most results do not fit.
         """
-        skipped = failures.joined(found)
-        try:
-            failures.judge(self.job, skipped)
-        except Exception:
-            if self.job.on_row_error is not None:
-                failures.tell(self.job, skipped)
-            raise
-        blank = [number for number, done in enumerate(found) if done.schema is None]
-        if not blank:
-            return found
-        known = next(number for number, done in enumerate(found) if done.schema is not None)
-        example = open(f"{self.target.name}/{shard_name(name, known)}", storage_options=self.target.options)
-        for number in blank:
+        plan = ChunkPlan(self.job.plan.length, self.rows)
+        skips = SkipLog(replace(self.job, plan=plan), Callback(), SkippedRows(None, 0, self._skipped))
+        skips.begin()
+        for number, done in enumerate(found):
+            skips.add(Skipped(self.job.number, 0, number, tuple(done.skipped)))
+        skips.commit(0, len(found))
+        skips.finish(plan.length)
+
+    def _add_blanks(self, found: list[Done], name: str) -> None:
+        """Write the shards of which every row raised like one of the others."""
+        for number in [number for number, done in enumerate(found) if done.schema is None]:
+            known = next(number for number, done in enumerate(found) if done.schema is not None)
+            example = open(f"{self.target.name}/{shard_name(name, known)}", storage_options=self.target.options)
             rows = 0 if self.job.policy.skip == DROP else found[number].rows
-            shard = failures.blank_like(example, rows)
+            shard = blank_like(example[torch.zeros(rows, dtype=torch.int64)])
             meta = self.target.write_shard(shard_name(name, number), shard.memmap)
             length, nbytes, schema = _facts(shard)
-            found[number] = Done(length, digest_of_bytes(meta), nbytes, schema, found[number].skipped)
-        return found
+            found[number] = Done(length, digest_of_bytes(meta), nbytes, schema, [])
 
     def _check(self, found: list[Done], name: str) -> None:
         for number, done in enumerate(found):
@@ -610,16 +624,18 @@ def finished(target: Target, run: str, call: str) -> None:
     )
 
 
-def _noted(where: str, note: bytes) -> Done:
+def _noted(where: str, note: bytes) -> tuple[Done, list[RowError]]:
     try:
         value = parse_json(note)
-        skipped = failures.from_plain(value["skipped"])
-        done = Done(value["rows"], value["meta"], value["nbytes"], value["schema"], skipped)
+        if not are_failures(value["skipped"]):
+            raise ValueError("no rows that raised")
+        skipped = row_errors([value["skipped"]])
+        done = Done(value["rows"], value["meta"], value["nbytes"], value["schema"], [])
     except (ValueError, LookupError, TypeError) as error:
         raise UntrustedFile(where, f"is not what a writer of shards has noted ({error})") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in (done.rows, done.nbytes)):
         raise UntrustedFile(where, f"does not say how many rows it has: {done.rows!r:.40}")
-    return done
+    return done, skipped
 
 
 def _lazy(data: Data) -> Data:

@@ -601,8 +601,8 @@ class SkippedRows:
 
     def add(self, chunk: int, failures: Sequence[Any]) -> None:
         """Note the rows that were skipped in a chunk; its frame "done" follows."""
-        assert self._log is not None
-        self._log.write(skipped_frame(self._number, chunk, failures))
+        if self._log is not None:
+            self._log.write(skipped_frame(self._number, chunk, failures))
 
     def listed(self, errors: RowErrors) -> Path | None:
         """Write them to a file for people; its path, or None where no file outlives the call."""

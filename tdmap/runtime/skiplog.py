@@ -64,6 +64,7 @@ class SkipLog:
         for bad in () if self._file is None else self._file.earlier:
             self.errors(bad.error, (bad.row, bad.row + 1))
             self._fitting -= 1
+            self._misfits += isinstance(bad.error, OutputMismatch)
             if self._handler is not None:
                 self._handler(bad.error, (bad.row, bad.row + 1))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.errors import DatasetNotFoundError
 from tests import interpreters
 from tests.stores.kinds import KINDS, numbers, same
@@ -123,6 +123,48 @@ def test_all_rows_of_a_shard_may_raise(mode: Any, bad: range, tmp_path: Path) ->
         assert result["__valid__"].tolist() == [row not in bad for row in range(20)]
 
 
+def of_lengths(first: int, count: int) -> TensorDict:
+    """Ragged columns, which lie in files as values and offsets."""
+    rows = [torch.arange(row % 4) for row in range(first, first + count)]
+    return TensorDict({"x": torch.arange(first, first + count), "r": Ragged.from_list(rows)}, [count])
+
+
+FLAT = {name: kind for name, kind in {**KINDS, "of_lengths": of_lengths}.items() if name != "ragged"}
+
+
+@pytest.mark.parametrize("kind", FLAT.values(), ids=FLAT)
+def test_rows_of_a_shard_that_all_raise_are_those_that_a_folder_gets(kind: Any, tmp_path: Path) -> None:
+    def fn(chunk: Any, rows: torch.Tensor) -> Any:
+        if any(row in range(5, 11) for row in rows.tolist()):
+            raise ValueError("bad row")
+        return chunk.clone()
+
+    how: Any = {"num_workers": 0, "chunksize": 2, "with_indices": True}
+    folder = tdmap.map(kind(0, 20), fn, out=tmp_path / "folder", on_error=tdmap.RowErrors(), **how)
+    how |= {"out": tmp_path / "set", "rows_per_shard": 5}
+    shards = tdmap.map(kind(0, 20), fn, on_error=tdmap.RowErrors(), **how)
+    assert same(shards.contiguous(), folder)
+
+
+@pytest.mark.parametrize("how", [{}, {"rows_per_shard": 10}], ids=["folder", "shards"])
+def test_results_that_did_not_fit_in_an_earlier_session_count(how: Any, tmp_path: Path) -> None:
+    marker = str(tmp_path / "interrupted")
+
+    def fn(chunk: Any) -> TensorDict:
+        row = int(chunk["x"][0])
+        if row == 25 and not os.path.exists(marker):
+            Path(marker).touch()
+            raise KeyboardInterrupt
+        return TensorDict({"y": torch.ones(1, 1 + bool(row % 10))}, [1])
+
+    how = {"num_workers": 0, "chunksize": 1, "on_error": "skip", "resume": True, "out": tmp_path / "out", **how}
+    with pytest.raises(KeyboardInterrupt):
+        tdmap.map(numbers(0, 40), fn, **how)
+    with pytest.raises(tdmap.errors.OutputMismatch) as caught:
+        tdmap.map(numbers(0, 40), fn, **how)
+    assert any("36 of the first 40 results" in note for note in caught.value.__notes__)
+
+
 def test_when_all_rows_of_all_shards_raise_the_first_exception_is_raised(tmp_path: Path) -> None:
     errors = tdmap.RowErrors()
     for resume in (False, True, True):
@@ -149,7 +191,7 @@ def test_results_of_a_shard_that_do_not_fit_are_judged_with_those_of_the_others(
     odd = {row for row in range(40) if row % 10}
     with pytest.raises(tdmap.errors.OutputMismatch) as caught:
         tdmap.map(numbers(0, 40), fn, on_error="skip", out=tmp_path / "most", **how)
-    assert any("36 of 40 results" in note for note in caught.value.__notes__)
+    assert any("36 of the first 40 results" in note for note in caught.value.__notes__)
 
 
 class _Stop(tdmap.events.Callback):
