@@ -276,11 +276,6 @@ class OutputFolder:
         """Put a file beside a dataset that `create` has made; it goes with it to its place."""
         hidden.replace_file(Path(self._data, name), content, durable=False)
 
-    def put(self, data: Data) -> Data:
-        """Write a dataset that is in memory. Errors as `create`."""
-        self._make_room(data)
-        return data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
-
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
@@ -300,6 +295,14 @@ class OutputFolder:
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
         return ragged_files(Path(self._data), data, path, rows)
+
+    def save(self, data: Data) -> Data:
+        """Write a dataset that is in memory, as a call of its own where the folder is not claimed. Errors as `claimed`
+        and `create`."""
+        with self.claimed("save"):
+            self._make_room(data)
+            data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
+            return self.publish()
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.

@@ -14,7 +14,7 @@ from tdmap.data.kinds import is_data
 from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.arrow import pyarrow, rows_of, to_arrow
 from tdmap.datasets.extras import need
-from tdmap.datasets.formats import one_of, save
+from tdmap.datasets.formats import one_of
 from tdmap.ops.flat_map import flat_map
 from tdmap.process_state import on_host
 from tdmap.run.operation import entry_point
@@ -44,7 +44,7 @@ def from_arrow(
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
     """
     place, rows = destination(out, overwrite), rows_of(table, nulls)
-    return rows if out is None else save(rows, OutputFolder.of(place))
+    return rows if out is None else OutputFolder.of(place).save(rows)
 
 
 @on_host

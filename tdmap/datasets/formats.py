@@ -355,7 +355,7 @@ def convert(
         if not to_folder:
             write(data, place, nulls=kept)
         else:
-            save(data, OutputFolder.of(destination(place, overwrite)))
+            OutputFolder.of(destination(place, overwrite)).save(data)
         return len(data)
     if to_folder:
         return len(read(source, place, columns=columns, nulls=nulls, types=types, overwrite=overwrite, **options))
@@ -387,13 +387,6 @@ def convert(
             write(data, place, nulls=kept)
             rows = len(data)
     return rows
-
-
-def save(data: Any, store: OutputFolder) -> Any:
-    """Write a dataset into a folder."""
-    with store.claimed("save"):
-        store.put(data)
-        return store.publish()
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import VALID
-from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.data.schema import take_apart
 from tdmap.data.store import OutputFolder
@@ -20,9 +19,9 @@ from tdmap.job import Job, Wrapped
 from tdmap.output.append import append_rows
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
-from tdmap.run.call import parts_of_job, resumable_call
+from tdmap.run.call import identify_call, parts_of_job, resumable_call
 from tdmap.run.context import Context
-from tdmap.sinks.folder import check_for_folder, returned_none
+from tdmap.sinks.folder import check_for_folder, no_rows_for_folder, returned_none
 
 
 class Marked(Around, Wrapped):
@@ -90,14 +89,15 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Con
     assert is_data(job.source.data)
     empty = None
     if not job.plan.length:
-        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
-        if rows is None:
-            raise returned_none("the data has no rows")
-        empty = take_apart(rows).schema
+        empty = take_apart(no_rows_for_folder(job)).schema
     job, data = job.again(SameRows(job.fn, job.plan)), job.source.data
     options = {"resume": bool(ctx.options.get("resume")), "spill_dir": ctx.options.get("spill_dir")}
     ctx = Context(f"map({job.name})", ctx.execution, Output(path, data), options)
-    return resumable_call(ctx, data, lambda: parts_of_job(job), lambda ctx: append_rows(ctx, job, empty=empty), job)
+
+    def identity() -> dict[str, Any]:
+        return identify_call(ctx.name, data, job.plan.length, parts_of_job(job))
+
+    return resumable_call(ctx, identity, lambda ctx: append_rows(ctx, job, empty=empty), job)
 
 
 def write_dropping(job: Job, folder: str, spill_dir: str | None = None) -> Data:

@@ -26,7 +26,7 @@ import torch
 from tdmap.data.alike import VALID
 from tdmap.data.join import check_rows, result_of_no_rows
 from tdmap.data.kinds import Data, is_data, is_opened_by_row, is_read_anew
-from tdmap.data.store import OutputFolder, destination
+from tdmap.data.store import OutputFolder, destination, folder_of
 from tdmap.devices import Devices, Placement, check_no_device
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.execution import Execution
@@ -34,12 +34,15 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory import links
 from tdmap.ops.dropping import map_dropping, write_dropping
+from tdmap.output.output import Output
 from tdmap.output.sharding import check_rows_per_shard, map_to_shards, write_folder
 from tdmap.output.spilled import PlaceSpilled, placing
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
+from tdmap.run.call import resumable_call
 from tdmap.run.context import Context
-from tdmap.run.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.run.identity import MAP, identify
+from tdmap.run.resumable import fill_folder, map_in_place, map_to_files
 from tdmap.run.run import Resume
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice
@@ -145,13 +148,26 @@ class InFolder(Target):
                 )
             return map_dropping(job, self.folder, ctx)
         if self.rank is None:
-            return map_to_folder(job, self.folder, self.resume, ctx.execution, ctx.options.get("spill_dir"))
+            return map_to_folder(job, self.folder, self.resume, ctx)
         if isinstance(self.folder, OutputFolder):
             raise ValueError(
                 "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
                 "before they begin."
             )
         return by_ranks.map_to_folder(job, self.folder, self.rank, self.resume or True, ctx.execution)
+
+
+def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, ctx: Context) -> Data:
+    """Run a job whose results become a new dataset in a folder. Errors as `resumable_call` and `fill_folder`."""
+    name, data, store = f"map({job.name})", job.source.data, OutputFolder.of(out)
+    options = {"resume": resume, "spill_dir": ctx.options.get("spill_dir")}
+    call = Context(name, ctx.execution, Output(store, None), options)
+
+    def work(ctx: Context) -> Data:
+        return fill_folder(job, store, ctx.execution, ctx.log, ctx.options["spill_dir"])
+
+    with store.claimed(name, folder_of(data), bool(resume)):
+        return resumable_call(call, lambda: identify(job, MAP), work, job)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, blank_like, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -44,7 +45,7 @@ from tdmap.process_state import ProcessId
 from tdmap.rowerrors import RowError
 from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
 from tdmap.run.log import SkippedRows
-from tdmap.run.resumable import map_to_folder
+from tdmap.run.resumable import fill_folder
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.skipping import DROP
@@ -216,7 +217,9 @@ def _in_memory(job: Job) -> _Memory:
 
 def write_folder(job: Job, folder: str, spill_dir: str | None = None) -> Data:
     """The result of a job, in a folder; every row has its place."""
-    return map_to_folder(job, folder, False, Execution(num_workers=0), spill_dir)
+    store = OutputFolder(folder)
+    with store.claimed(f"map({job.name})"):
+        return fill_folder(job, store, Execution(num_workers=0), None, spill_dir)
 
 
 def shard_name(run: str, number: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tdmap.data.kinds import Data
 from tdmap.data.store import OutputFolder
@@ -22,7 +22,7 @@ from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.stages import Cache, ConcatWith, Stage, ZipWith
 from tdmap.pipeline.work import stage_parts
-from tdmap.run.call import resumable_call
+from tdmap.run.call import identify_call, resumable_call
 from tdmap.run.context import Context
 from tdmap.run.fingerprint import source_parts
 
@@ -77,7 +77,10 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
             replace_file(store.hidden / NAME, text)  # first: what is whole is known from its first moment on
             return terminals.write(plan, settings, ctx)
 
-        made = resumable_call(ctx, before.data, before.identity_parts, work)
+        def identity() -> dict[str, Any]:
+            return identify_call(ctx.name, before.data, len(before.data), before.identity_parts())
+
+        made = resumable_call(ctx, identity, work)
         if not exists(note):
             replace_file(note, text)
         return made

@@ -32,7 +32,7 @@ from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.memory.spill import PREFIX
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.run.identity import IN_PLACE
+from tdmap.run.identity import IN_PLACE, identify
 from tdmap.run.log import History, Log
 from tdmap.run.run import TRUST, history_of
 from tensordict_lite.errors import DatasetError
@@ -91,7 +91,7 @@ class RankFolder:
             FolderInUse: a program that is no rank writes it.
         """
         with contextlib.nullcontext() if hidden.exists(self.journal) else locked(self.path, call):
-            found = history_of(self.hidden, job, kind, TRUST, ranks=True)
+            found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True)
         return found.is_over or found.history.is_complete
 
     def history(self) -> History | None:

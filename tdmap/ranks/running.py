@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, window
@@ -29,13 +28,13 @@ from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Rank
 from tdmap.run import disk
-from tdmap.run.identity import IN_PLACE, MAP
+from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import Log
 from tdmap.run.resumable import own_folder, use_files
-from tdmap.run.run import TRUST, Resume, open_run
+from tdmap.run.run import ONCE_MORE, TRUST, Resume, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
-from tdmap.sinks.folder import check_for_folder, returned_none
+from tdmap.sinks.folder import no_rows_for_folder
 from tensordict_lite import is_tensor_collection
 
 
@@ -63,20 +62,20 @@ def _entered(
         check: raises where nothing can be written.
     """
     call = f"map({job.name}), {rank}"
+    again = ONCE_MORE if kind == IN_PLACE else "remove that folder to run them again"
     with contextlib.ExitStack() as stack:
         with folder.alone(call):
             check()
             if folder.begin(job, kind, call):
-                again = "call it without resume=True to change the rows once more"
-                hint = again if kind == IN_PLACE else "remove that folder to run them again"
-                text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({hint})."
+                text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({again})."
                 if rank.chunks(job.plan)[0] < rank.chunks(job.plan)[1]:  # a rank without rows may come last
                     warn_user(text, AlreadyComplete)
                 yield None
                 return
             home = folder.enter(rank, kind)
             stack.enter_context(locked(home, call))
-        log = stack.enter_context(open_run(home / HIDDEN, job, kind, [], resume, lists=False))
+        run = open_run(home / HIDDEN, identify(job, kind), job, resume, lists=False, again=again)
+        log = stack.enter_context(run)
         if log is not None:
             boot = None if resume == TRUST else disk.boot_number()
             log.elsewhere = merge_ranges([*rank.elsewhere(job.plan), *folder.done(boot, but=rank)])
@@ -115,11 +114,7 @@ def map_to_folder(
 
 
 def _write_no_rows(folder: RankFolder, job: Job) -> None:
-    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
-    if rows is None:
-        raise returned_none("the data has no rows")
-    check_for_folder(rows, 0, job.plan, "the data has no rows")
-    require_room_for_hidden(rows)
+    rows = no_rows_for_folder(job)
     with folder.alone(job.name):
         if not folder.is_begun:
             folder.create(rows, ())

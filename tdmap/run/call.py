@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.store import files_of
-from tdmap.errors import AlreadyComplete
-from tdmap.events import Callback
+from tdmap.data.store import OutputFolder, files_of
 from tdmap.execution import Execution
-from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
@@ -23,9 +20,9 @@ from tdmap.reducers import Reducer
 from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.identity import STEPWISE, describe_plan, identity_of
-from tdmap.run.log import STATES, Log, logged, read_states
+from tdmap.run.log import STATES, History, changes_of, clean, read_states
+from tdmap.run.run import OVERWRITE, check_resume, open_run
 from tdmap.run.values import modules_of
-from tdmap.runtime.skiplog import SkipLog
 from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
 
@@ -65,8 +62,7 @@ def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) 
 
 def resumable_call(
     ctx: Context,
-    data: Data,
-    parts: Callable[[], Mapping[str, str]],
+    identity: Callable[[], dict[str, Any]],
     work: Callable[[Context], Data],
     job: Job | None = None,
 ) -> Data:
@@ -74,8 +70,7 @@ def resumable_call(
 
     Args:
         ctx: the call. With `resume`, `work` is called with its log.
-        data: the dataset.
-        parts: what else the result depends on; called with `resume` alone.
+        identity: what tells the call from others; called with `resume` alone.
         work: runs the jobs, the same each time as long as nothing else is decided, and returns the result.
         job: the one whose function may skip rows.
 
@@ -84,9 +79,7 @@ def resumable_call(
         ResumeMismatch: the folder holds another run; names what differs.
         FileExistsError: it holds something else.
     """
-    name, output, resume = ctx.name, ctx.output, ctx.options.get("resume", False)
-    if not isinstance(resume, bool):
-        raise ValueError(f"resume must be True or False: got {resume!r}.")
+    name, output, resume = ctx.name, ctx.output, check_resume(ctx.options.get("resume", False))
     shards = output.shards
     if not resume:
         is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself
@@ -95,26 +88,34 @@ def resumable_call(
             return made if shards is None or is_part else shards.write(made)
     if output.store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
-    length = int(data.shape[0])
-    identity = identify_call(name, data, length, parts())
-    output.known_by(identity)
+    known = identity()
+    output.known_by(known)
     store = output.store
     with output.claimed(name, resume=True):
-        whole = None if shards is None else shards.complete(identity, name)
+        whole = None if shards is None else shards.complete(known, name)
         if whole is not None:
             return whole
-        if not store.has_journal:
+        if _is_gone(store, known):
             store.begin_anew()
-        with logged(store.hidden, identity) as log:
-            if log.is_complete:
-                if shards is None:
-                    report_complete(name, log, job)
+        again = OVERWRITE if shards is None else ""  # the rows were complete, and not the shards
+        with open_run(store.hidden, known, job, resume, lists=shards is None, again=again) as log:
+            if log is None:
                 result = store.publish()
             else:
                 output.log = log
                 result = work(replace(ctx, log=log))
-                log.finish(length, files_of(result))
-        return result if shards is None else shards.write(result, identity)
+                log.finish(known["plan"]["rows"], files_of(result))  # whose names have changed
+        clean(store.hidden)  # also of a session that was killed before it did
+        return result if shards is None else shards.write(result, known)
+
+
+def _is_gone(store: OutputFolder, identity: dict[str, Any]) -> bool:
+    """Whether the call was complete before, and its dataset has been removed since."""
+    if not store.has_journal or store.load() is not None:
+        return False
+    path = store.hidden / "journal"
+    history = History(path)
+    return history.is_complete and not changes_of(history, identity, False, path)
 
 
 def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
@@ -126,29 +127,17 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
     """
     path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length
     identity = identify_call(name, job.source.data, length, parts_of_job(job))
-    with locked(path, name), logged(path / HIDDEN, identity, keep=True) as log:
-        if not log.is_complete:
+    again = "remove the folder to run it again"
+    with locked(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
+        if log is not None:
             state = log.run(job, Fold(reducer), execution.run)
             log.finish(length, [])
             return state
-        report_complete(name, log, job, "remove the folder")
-        states = read_states(log.folder, 0, modules_of(reducer))
+        states = read_states(path / HIDDEN, 0, modules_of(reducer))
         if len(states) != 1:
             raise FileNotFoundError(
                 errno.ENOENT,
                 "the answer of this reduction was here, and is gone; remove the folder to run anew",
-                str(log.folder / f"{STATES}0"),
+                str(path / HIDDEN / f"{STATES}0"),
             )
         return states[0][2]
-
-
-def report_complete(
-    name: str, log: Log, job: Job | None, again: str = "pass overwrite=True instead of resume=True"
-) -> None:
-    """Warn that an earlier session has done it all, and of the rows that it skipped."""
-    warn_user(
-        f"{log.folder.parent}: the run of {name} was complete before, and nothing was done ({again} to run it again).",
-        AlreadyComplete,
-    )
-    if job is not None and job.policy.skip:
-        SkipLog(job, Callback(), log.skipped()).report()

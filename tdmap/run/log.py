@@ -35,7 +35,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,6 +230,12 @@ class History:
         return bool(self.jobs or self.made or self.is_complete)
 
     @property
+    def has_results(self) -> bool:
+        """Whether a session has left anything that another run must not replace."""
+        made = any(what is not None for _, what in self.made.values())
+        return self.is_complete or made or any(job.done for job in self.jobs)
+
+    @property
     def by_ranks(self) -> bool:
         """Whether several programs do it, each a part."""
         return self.header is not None and bool(self.header.get("ranks"))
@@ -264,6 +270,8 @@ def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
     if data[: len(MAGIC)] != MAGIC:
         if data[: len(MAGIC) - 2] == MAGIC[:-2] and len(data) > len(MAGIC):
             raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
+        if not MAGIC.startswith(bytes(data[: len(MAGIC)]).rstrip(b"\0")):  # what a power failure leaves of a log
+            raise UntrustedFile(path, "is not a log of this library")
         return [], 0
     frames, at, end, letters = [], len(MAGIC), len(data), [bytes([letter]) for letter in range(256)]
     while at + FRAME.size <= end:
@@ -318,7 +326,8 @@ def begun(
         changes = changes_of(history, identity, ranks, path)
         if not changes:
             return history
-        if history.begun or history.by_ranks:
+        # A rank does not hold the lock of a run of one program, which may be at work.
+        if history.has_results or history.by_ranks or (ranks and history.begun):
             refuse_other(folder, changes, history.is_complete)
     header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
     header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
@@ -338,7 +347,7 @@ def changes_of(history: History, identity: dict[str, Any], ranks: bool, path: Pa
 
 
 class Log:
-    """The log of a call, open for writing. Begin it with `logged`.
+    """The log of a call, open for writing. Begin it with `open_run`.
 
     Args:
         folder: the hidden folder. The caller holds its lock.
@@ -509,10 +518,6 @@ class Log:
     def tick(self, now: float) -> None:
         """Bring to the disk what is due, by the monotonic clock."""
         self._helper.tick(now)
-
-    def skipped(self) -> SkippedRows:
-        """The rows that all sessions have skipped."""
-        return SkippedRows(self, 0, self._history.bad_rows)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -813,25 +818,3 @@ def clean(folder: Path) -> None:
     """Remove what a call that is over has kept beside its log."""
     for path in [*folder.glob(f"{SPILL}*"), *folder.glob(f"{STATES}*"), folder / OBJECTS]:
         remove_tree(path)
-
-
-@contextlib.contextmanager
-def logged(folder: Path, identity: Mapping[str, Any], keep: bool = False) -> Iterator[Log]:
-    """The log in a hidden folder: a new one, or that of an earlier session of the same call. Errors as `begun`.
-
-    Args:
-        folder, identity: as `begun`.
-        keep: the state of a reduction stays: it is the answer.
-    """
-    log = Log(folder, begun(folder, dict(identity), disk.boot_number()))
-    if not keep and not log.is_complete:  # the state of a reduction waits for the disk by itself
-        log.files = [str(log.path)]
-    try:
-        yield log
-        if not keep:  # also of a session that was killed when it had ended
-            clean(folder)
-    except BaseException as error:
-        log.failed(error)
-        raise
-    finally:
-        log.close()

@@ -35,7 +35,7 @@ from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.arguments import policy_for
-from tdmap.run.call import parts_of, resumable_call
+from tdmap.run.call import identify_call, parts_of, resumable_call
 from tdmap.run.context import Context, require_rows
 from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
 from tdmap.runtime.skipping import DROP, PAD
@@ -130,16 +130,16 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
 
-        def parts() -> dict[str, str]:
+        def identity() -> dict[str, Any]:
             bound = shown.bind(*args, **kwargs)
             bound.apply_defaults()
-            return _parts(bound.arguments, ctx)
+            return identify_call(ctx.name, data, length, _parts(bound.arguments, ctx))
 
         if not has_output:
             return work(ctx)
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
-        return resumable_call(ctx, data, parts, work, skipper)
+        return resumable_call(ctx, identity, work, skipper)
 
     @functools.cache
     def allowed() -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The ways to run a job whose result lies in files: into a folder, into mapped tensors, and in place."""
+"""The ways to run a job whose result lies in files: into a new folder, into mapped tensors, and in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import OBJECTS, ObjectLog
 from tdmap.data.objects import object_paths
@@ -18,40 +17,12 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import Spill, spill_beside
 from tdmap.output.spilled import PlaceSpilled
-from tdmap.run.identity import IN_PLACE, MAP
+from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import Log, clean, run_logged
-from tdmap.run.run import Resume, can_begin_anew, open_run
+from tdmap.run.run import ONCE_MORE, Resume, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated
-from tdmap.sinks.folder import check_for_folder, returned_none
+from tdmap.sinks.folder import no_rows_for_folder
 from tensordict_lite.memmap.plan import replaced_file
-
-
-def map_to_folder(
-    job: Job,
-    out: str | os.PathLike[str] | OutputFolder,
-    resume: Resume,
-    execution: Execution,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Data:
-    """Run a job whose results become a new dataset in a folder.
-
-    Raises:
-        FolderInUse: another call writes it.
-        FileExistsError: the folder holds something else, or the unfinished run of a call with `resume=True`.
-        ResumeMismatch: the folder holds another run.
-    """
-    store = OutputFolder.of(out)
-    with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
-        if not resume:
-            return fill_folder(job, store, execution, None, spill_dir)
-        if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
-            store.begin_anew()  # nothing was begun, or the dataset was removed
-        with open_run(store.hidden, job, MAP, [], resume) as log:
-            result = store.publish() if log is None else fill_folder(job, store, execution, log)
-            if log is not None:
-                log.finish(job.plan.length, files_of(result))  # whose names have changed
-        clean(store.hidden)  # also of a session that was killed before it did
-        return result
 
 
 def fill_folder(
@@ -63,11 +34,12 @@ def fill_folder(
 ) -> Data:
     """Run a job of a call that has claimed the folder, bring ragged results to their places, and publish the dataset.
 
-    Errors as `map_to_folder`.
+    Raises:
+        OutputMismatch: a folder cannot hold the results, or they differ in schema.
+        FileExistsError: another program has put files there meanwhile.
     """
     if not job.plan.length:
-        _put_no_rows(job, store)
-        return store.publish()
+        return store.save(no_rows_for_folder(job))
     if log is not None and store.load() is None:
         log.lost("output")
     if log is None and spill_dir is not None:
@@ -89,15 +61,6 @@ def fill_folder(
     return made
 
 
-def _put_no_rows(job: Job, store: OutputFolder) -> None:
-    """Put what the function makes of zero rows where the results of chunks would be."""
-    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
-    if rows is None:
-        raise returned_none("the data has no rows")
-    check_for_folder(rows, 0, job.plan, "the data has no rows")
-    store.put(rows)
-
-
 def use_files(log: Log | None, data: Data) -> None:
     """Have the files of an output reach the disk before its chunks are durable."""
     if log is not None:
@@ -112,7 +75,8 @@ def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = Tru
         ResumeMismatch: the folder holds another run.
     """
     folder = own_folder(out, "out")
-    with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as log:
+    hidden, known, files = folder / HIDDEN, identify(job, MAP), files_of(out)
+    with locked(folder, f"map({job.name})"), open_run(hidden, known, job, resume, files=files) as log:
         if log is not None:
             _run_into(job, Preallocated, out, log, execution)
     return out
@@ -134,8 +98,11 @@ def map_in_place(job: Job, execution: Execution, resume: Resume = True) -> Data:
             f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
             "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
         )
-    folder, call = own_folder(data, "data"), f"map({job.name}) in place"
-    with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as log:
+    folder, known, files = own_folder(data, "data"), identify(job, IN_PLACE), files_of(data)
+    with (
+        locked(folder, f"map({job.name}) in place"),
+        open_run(folder / HIDDEN, known, job, resume, files=files, again=ONCE_MORE) as log,
+    ):
         if log is not None:
             _run_into(replace(job, ledger=log.ledger), InPlace, data, log, execution)
     return data

@@ -1,4 +1,4 @@
-"""Runs of `map` that can be resumed: the log of their one job, and for a run in place what tells it from others.
+"""Calls that can be resumed: their log, and for a run in place what tells it from others.
 
     out/.tdmap/             or, for an in-place run, the same folder inside the dataset
       journal               the log (see `log`)
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,7 +32,7 @@ from tdmap.memory.hidden import append_line, exists, lines, remove, remove_tree
 from tdmap.run import disk
 from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
-from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, identify, refuse
+from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, refuse
 from tdmap.run.ledger import Ledger
 from tdmap.run.log import History, Log, SkippedRows, begun, changes_of
 from tdmap.runtime.skiplog import SkipLog
@@ -60,19 +60,32 @@ def check_resume(value: Any) -> Resume:
     raise ValueError(f"resume must be True, False, {TRUST!r} or {REDO!r}: got {value!r}.")
 
 
+OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
+ONCE_MORE = "call it without resume=True to change the rows once more"
+"""How a run that is complete is begun anew, in the words of a warning: one into a folder, and one in place."""
+
+
 @contextlib.contextmanager
 def open_run(
-    folder: Path, job: Job, kind: str, files: list[str], resume: Resume = True, lists: bool = True
+    folder: Path,
+    identity: dict[str, Any],
+    job: Job | None = None,
+    resume: Resume = True,
+    *,
+    files: Sequence[str] | None = (),
+    lists: bool = True,
+    again: str = OVERWRITE,
 ) -> Iterator[Log | None]:
     """Begin a run in `folder`, or resume the one that is there. The caller holds the lock (see `folderlock`).
 
     Args:
         folder: the hidden folder.
-        job: what is to be done.
-        kind: `MAP` or `IN_PLACE`.
-        files: files of the output, as far as they are known.
+        identity: what tells the run from others.
+        job: the one whose function may skip rows, or changes rows in place.
         resume: `TRUST` or `REDO` where the machine went down in the middle of the run.
+        files: files of the output, as far as they are known. None: nothing has to reach the disk.
         lists: as `Log`.
+        again: how a run that is complete is begun anew, for the warning; empty: there is no warning.
 
     Yields:
         Its log; None where it was complete before, of which a warning tells.
@@ -81,13 +94,18 @@ def open_run(
         ResumeMismatch: the folder holds another run; names what differs.
         UntrustedFile: it holds what this library does not put there.
     """
-    found = history_of(folder, job, kind, resume)
+    found = history_of(folder, identity, resume)
     history, ledger, boot = found.history, None, None if resume == TRUST else disk.boot_number()
     if found.is_over or history.is_complete:
-        _say_complete(folder, job, kind, None if found.is_over else history, lists)
+        if again:
+            text = f"the run of {identity['name']} was complete before, and nothing was done ({again})."
+            warn_user(f"{folder.parent}: {text}", AlreadyComplete)
+        if again and job is not None and job.policy.skip and not found.is_over:
+            SkipLog(job, Callback(), SkippedRows(None, 0, history.bad_rows, folder if lists else None)).report()
         yield None
         return
-    if kind == IN_PLACE:
+    if identity["kind"] == IN_PLACE:
+        assert job is not None
         with without_strays(folder / "workers.lock"):
             history = History(folder / "journal", boot)  # a worker may have outlived its driver until now
             ledger = Ledger(folder, job.source.data, job.plan)
@@ -96,7 +114,8 @@ def open_run(
             ledger.recover()
     log = Log(folder, history, ledger)
     log.lists = lists
-    log.files = [str(log.path), *files]
+    if files is not None:
+        log.files = [str(log.path), *files]
     try:
         yield log
         if ledger is not None and log.is_complete:
@@ -118,11 +137,11 @@ class Found(NamedTuple):
     """In place: the machine went down in the middle of it."""
 
 
-def history_of(folder: Path, job: Job, kind: str, resume: Resume, ranks: bool = False) -> Found:
+def history_of(folder: Path, identity: dict[str, Any], resume: Resume, ranks: bool = False) -> Found:
     """The log of a run, a new one where there is none. Arguments and errors as `open_run` and `begun`."""
-    identity, boot = identify(job, kind), None if resume == TRUST else disk.boot_number()
+    boot = None if resume == TRUST else disk.boot_number()
     is_over = _digest(identity) in _history(folder)
-    if kind != IN_PLACE:
+    if identity["kind"] != IN_PLACE:
         return Found(History(folder / "journal") if is_over else begun(folder, identity, boot, ranks), is_over)
     history = History(folder / "journal", boot)
     torn = boot is not None and not history.is_settled(boot)
@@ -163,6 +182,13 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
                     "Some rows are changed and some are not: finish that run first, by calling it as it was called; "
                     "or restore the dataset from a copy and remove the folder.",
                 )
+    elif ledgers.has_changes(folder):
+        refuse(
+            folder,
+            ["the log of the run is gone, or cut"],
+            "holds an in-place run that is not finished",
+            "Some rows are changed and some are not: restore the dataset from a copy and remove the folder.",
+        )
     if exists(folder / REPLACED):
         remove(folder / HISTORY)
         remove_tree(folder / REPLACED)
@@ -170,16 +196,9 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
     remove(path)
 
 
-def can_begin_anew(path: Path, kind: str) -> bool:
-    """Whether a log without results may be replaced: it is unreadable, or of a run of this kind without ranks."""
-    history = History(path)
-    if history.header is None or not history.begun:
-        return not history.by_ranks
-    return check_identity(history.header, path)["kind"] == kind and not history.by_ranks
-
-
 def _digest(identity: dict[str, Any]) -> str:
-    kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed")}
+    names = ("name",) if identity["kind"] == STEPWISE else ()  # the function of another run is known by its parts
+    kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed", *names)}
     # Rows that were changed in place stay changed, whatever version of a package did it.
     kept["function"] = {k: part for k, part in without_versioned(kept["function"]).items() if PACKAGE not in k}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -231,15 +250,3 @@ AFTER_CRASH = (
     "again that is not known to have reached the disk.\n"
     "  - Otherwise restore the dataset from a copy and remove the folder."
 )
-
-
-def _say_complete(folder: Path, job: Job, kind: str, history: History | None, lists: bool) -> None:
-    hint = "pass overwrite=True instead of resume=True to run it again"
-    if kind == IN_PLACE:
-        hint = "call it without resume=True to change the rows once more"
-    warn_user(
-        f"{folder.parent}: the run of {job.name} was complete before, and nothing was done ({hint}).",
-        AlreadyComplete,
-    )
-    if job.policy.skip and history is not None:
-        SkipLog(job, Callback(), SkippedRows(None, 0, history.bad_rows, folder if lists else None)).report()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from tdmap.data.alike import unlike_the_others
-from tdmap.data.join import allocate_like, gatherable
+from tdmap.data.join import allocate_like, gatherable, result_of_no_rows
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import (
@@ -25,6 +25,7 @@ from tdmap.data.objects import (
 from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
@@ -65,6 +66,19 @@ def check_for_folder(value: Data, rows: int, plan: ChunkPlan, where: str) -> Non
         raise OutputMismatch(
             f"{where}: a result for a folder must be tensors on the CPU, {_obstacle(value, rows, plan)}"
         )
+
+
+def no_rows_for_folder(job: Job) -> Data:
+    """What the function of a job makes of zero rows, as the rows of a dataset in a folder.
+
+    Raises:
+        OutputMismatch: a folder cannot hold it.
+    """
+    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+    if rows is None:
+        raise returned_none("the data has no rows")
+    check_for_folder(rows, 0, job.plan, "the data has no rows")
+    return rows
 
 
 def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = ()) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import textwrap
-import warnings
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,8 @@ from tdmap.run.log import History
 from tensordict_lite import TensorDict
 from tests import interpreters, journals
 from tests.processes import comes_true, in_child
+
+from .operations import OUT_OF_PLACE, RESUMABLE, make, quietly
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
@@ -238,15 +240,30 @@ def test_passes_in_place_follow_each_other_and_none_is_repeated(data):
     assert torch.equal(data["x"], wanted)
 
 
-def test_a_result_that_is_changed_in_place_later_is_still_complete(data, tmp_path):
-    def script():
-        out = tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)
-        return tdmap.map(out, raise_y, out=out, resume=True, **OPTIONS)
+NEW_DATASETS = [name for name in RESUMABLE if not name.startswith("reduce")]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AlreadyComplete)
-        assert torch.equal(script()["y"], data["x"] * 2 + 1)
-        assert torch.equal(script()["y"], data["x"] * 2 + 1)
+
+@pytest.mark.parametrize("name", NEW_DATASETS)
+def test_a_result_that_is_changed_in_place_later_is_still_complete(name, tmp_path):
+    def script():
+        RESUMABLE[name](make(), tmp_path / "out", num_workers=0)
+        out = TensorDict.load_memmap(tmp_path / "out")
+        return tdmap.map(out, increment, out=out, resume=True, num_workers=0)
+
+    wanted = OUT_OF_PLACE[name](make(), tmp_path / "other", num_workers=0)["x"] + 1
+    assert torch.equal(quietly(script)["x"], wanted)
+    assert torch.equal(quietly(script)["x"], wanted)
+
+
+@pytest.mark.parametrize("name", NEW_DATASETS)
+def test_a_complete_run_whose_dataset_was_removed_is_done_again(name, tmp_path):
+    out = tmp_path / "out"
+    wanted = RESUMABLE[name](make(), out, num_workers=0).clone()
+    for path in out.iterdir():
+        if path.name != ".tdmap":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert (RESUMABLE[name](make(), out, num_workers=0) == wanted).all()
+    assert (TensorDict.load_memmap(out) == wanted).all()
 
 
 def test_a_mapped_output_can_be_resumed(data, tmp_path):
