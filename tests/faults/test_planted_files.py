@@ -137,9 +137,60 @@ def test_nothing_planted_is_followed_or_waited_for(tmp_path, name, kind):
         planted = Planted(kind, out / ".tdmap" / file, outside)
         try:
             quietly(lambda out=out: EVERY[name](make(), out, num_workers=0))
-        except (UntrustedFile, FileExistsError) as error:
-            assert file.removesuffix(".new") in str(error) or "unfinished" in str(error)
+        except (UntrustedFile, FileExistsError, ResumeMismatch) as error:
+            told = str(error)
+            assert file.removesuffix(".new") in told or "unfinished" in told or "not finished" in told
         assert planted.has_done_no_harm(), file
+
+
+LINKS = ("link", "link to a device", "FIFO", "socket", "folder", "hard link")
+EDITED = {
+    "another file": lambda data: b"#!/bin/sh\n" * 50,
+    "another beginning": lambda data: b"x" + data[1:],
+    "a number out of range": lambda data: data + log.framed(log._CHUNKS.pack(b"C", 99, 0, 1, 1, 0)),
+    "a frame that is too short": lambda data: data + log.framed(b"Cx"),
+    "rows that were not skipped": lambda data: data + log.framed(b'K[0, "x", [[1]]]'),
+    "a header of another kind": lambda data: data + log.framed(b'H{"identity": 3}'),
+}
+"""What makes another log of one, its checksums right."""
+
+
+@pytest.mark.parametrize("kind", [*LINKS, "another user's", *EDITED])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_log_that_is_no_log_of_the_callers_is_refused_by_name_and_nothing_runs(tmp_path, name, kind):
+    out, outside = begun(name, tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    path = out / ".tdmap" / "journal"
+    if kind in LINKS:
+        Planted(kind, path, outside)
+    elif kind in EDITED:
+        path.write_bytes(EDITED[kind](path.read_bytes()))
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        pytest.skip("only root gives files away")
+    rows = {file: file.read_bytes() for file in out.rglob("*.memmap") if file.is_file()}
+    with pytest.raises(UntrustedFile, match="journal"):
+        EVERY[name](make(), out, num_workers=0, callbacks=[NothingRuns()])
+    assert all(file.read_bytes() == content for file, content in rows.items())
+
+
+class NothingRuns(tdmap.events.Callback):
+    """Fails where a job starts."""
+
+    def on_job_started(self, event):
+        raise AssertionError(f"{event.name} has run")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"TDM", bytes(4096)], ids=["gone", "empty", "cut", "zeros"])
+def test_rows_that_are_half_changed_are_not_changed_again_without_their_log(tmp_path, content):
+    out = begun("map in place", tmp_path)
+    path = out / ".tdmap" / "journal"
+    path.unlink() if content is None else path.write_bytes(content)
+    before = TensorDict.load_memmap(out)["x"].clone()
+    with pytest.raises(ResumeMismatch, match="the log of the run is gone"):
+        EVERY["map in place"](make(), out, num_workers=0, callbacks=[NothingRuns()])
+    assert torch.equal(TensorDict.load_memmap(out)["x"], before) and not torch.equal(before, make()["x"])
 
 
 def test_a_journal_that_is_replaced_before_the_disk_is_waited_for(tmp_path):
