@@ -90,7 +90,7 @@ class Skipper:
             self._row_by_row = search.try_parts(0, stop - start, self._row_by_row)
             return self._found(lease, chunk, target, search)
         try:
-            result = self._invoke(rows, start)
+            result = self._invoke(rows, self.loop.plan.original_row(chunk))
         except Exception as error:
             if self.loop.is_none_of_rows(error):
                 raise

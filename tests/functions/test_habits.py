@@ -49,6 +49,18 @@ def test_functions_get_numbers_and_arguments(data: Any, workers: int) -> None:
     assert not single["y"].any()
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("options", [{"rows_per_shard": 6}, {"shard": (1, 2)}], ids=["shards", "rank"])
+def test_numbers_in_a_part_are_those_of_the_whole(
+    options: Any, on_error: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    data = TensorDict({"x": torch.arange(ROWS)}, [ROWS])
+    options = {**options, **({"out": tmp_path / "out"} if "rows_per_shard" in options else {})}
+    options |= {"on_error": on_error, "with_indices": True, "chunksize": 2, "num_workers": 0}
+    found = tdmap.map(data, lambda chunk, numbers: {"y": chunk["x"] - numbers}, **options)
+    assert len(found) and not found["y"].any()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numbers_follow_the_dimension_that_is_mapped(workers: int) -> None:
     data = TensorDict({"x": torch.arange(21).reshape(3, 7)}, [3, 7])
