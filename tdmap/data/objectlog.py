@@ -1,7 +1,7 @@
 """The entries of results that are no tensors, in a file beside the journal, until a run that can be resumed is over.
 
-    objects.jsonl    {"columns": [["name"], ["meta", "path"]], "order": [...]}   first: where they belong
-                     {"chunk": 12, "pieces": [["each", [...], []], ["one", "x"]]}
+    spill-objects.jsonl    {"columns": [["name"], ["meta", "path"]], "order": [...]}   first: where they belong
+                           {"chunk": 12, "pieces": [["each", [...], []], ["one", "x"]]}
 
 A line is appended before its chunk is marked as done, by the driver or, in place, by the worker. The last line of a
 chunk is the one that holds; lines of chunks that are not done do not count. Objects are kept as JSON, as the dataset
@@ -20,13 +20,14 @@ from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Piece
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
+from tdmap.memory.spill import PREFIX
 from tensordict_lite import MetaData, NonTensorData, NonTensorStack
 from tensordict_lite.memmap.disk.format import is_count
 from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.ragged import KINDS
 
-OBJECTS = "objects.jsonl"
+OBJECTS = f"{PREFIX}objects.jsonl"
 
 
 class ObjectLog:
@@ -84,10 +85,6 @@ class ObjectLog:
         if any(len(found) != len(paths) for found in pieces.values()):
             raise UntrustedFile(self.path, "holds objects of other columns")
         return pieces
-
-    def forget(self) -> None:
-        """The run is over."""
-        remove(self.path)
 
 
 def append(path: str | os.PathLike[str], chunk: int, pieces: Pieces) -> None:

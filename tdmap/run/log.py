@@ -44,7 +44,6 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.data.objectlog import OBJECTS
 from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
@@ -331,7 +330,7 @@ def begun(
             refuse_other(folder, changes, history.is_complete)
     header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
     header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
-    remove(folder / OBJECTS)
+    clean(folder)
     replace_file(path, MAGIC + framed(b"H" + json.dumps(header).encode()), durable)
     return History(path)
 
@@ -816,5 +815,6 @@ def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> A
 
 def clean(folder: Path) -> None:
     """Remove what a call that is over has kept beside its log."""
-    for path in [*folder.glob(f"{SPILL}*"), *folder.glob(f"{STATES}*"), folder / OBJECTS]:
-        remove_tree(path)
+    for name in os.listdir(folder):
+        if name.startswith((SPILL, STATES)):
+            remove_tree(folder / name)

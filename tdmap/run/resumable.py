@@ -55,10 +55,7 @@ def fill_folder(
     finally:
         if log is None:
             spill.remove()
-    made = store.publish()
-    if objects is not None:
-        objects.forget()
-    return made
+    return store.publish()
 
 
 def use_files(log: Log | None, data: Data) -> None:

@@ -5,7 +5,7 @@
       lock                  held by the call that works (see `folderlock`)
       workers.lock          held by its workers, as long as they may change rows in place
       skipped.jsonl         rows on which the function raised, for people
-      objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
+      spill-*               intermediate files, until the run is over
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `ledger`)
       history.jsonl         in-place runs that are over

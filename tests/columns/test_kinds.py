@@ -223,7 +223,7 @@ def test_an_interrupted_run_goes_on_with_its_objects(target, tmp_path):
     assert result["word"] == list("ABCDE") and result["x"].tolist() == [1, 2, 3, 4, 5]
     folder = {"folder": "new", "given": "out", "in place": "in"}[target]
     assert TensorDict.load_memmap(tmp_path / folder)["word"] == list("ABCDE")
-    assert not (tmp_path / folder / ".tdmap" / "objects.jsonl").exists()
+    assert not (tmp_path / folder / ".tdmap" / "spill-objects.jsonl").exists()
 
 
 def test_the_list_of_objects_is_json_and_survives_a_torn_line(tmp_path):
@@ -231,7 +231,7 @@ def test_the_list_of_objects_is_json_and_survives_a_torn_line(tmp_path):
     run = failing_once(tmp_path / "marker")
     with pytest.raises(RuntimeError):
         tdmap.map(data, run, num_workers=1, chunksize=2, out=tmp_path / "new", resume=True)
-    log = tmp_path / "new" / ".tdmap" / "objects.jsonl"
+    log = tmp_path / "new" / ".tdmap" / "spill-objects.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[0]["columns"] == [["word"]]
     assert lines[1] == {"chunk": 0, "pieces": [["each", ["A", "B"], []]]}

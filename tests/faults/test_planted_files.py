@@ -34,16 +34,16 @@ PRECIOUS = b"years of work" * 100
 EVERY = {**RESUMABLE, **IN_DATASET}
 NAMES = ("journal", "journal.new", "lock", "skipped.jsonl")
 OWN = {
-    "map": ("data", "moving", "objects.jsonl"),
-    "write": ("data", "moving", "objects.jsonl"),
+    "map": ("data", "moving", "spill-objects.jsonl"),
+    "write": ("data", "moving", "spill-objects.jsonl"),
     "filter": ("spill-1-mask", "data", "moving"),
     "flat_map": ("spill-0", "data", "moving"),
     "write fewer": ("spill-0", "data", "moving"),
     "cache": (NOTE, f"{NOTE}.new", "data", "moving"),
     "reduce": ("states-0", "states-0.new", "states-0.disk"),
     "reduce several": ("states-0", "states-0.new", "states-0.disk"),
-    "map into": ("objects.jsonl",),
-    "map in place": ("objects.jsonl", "done", "undo-0", "history.jsonl", "workers.lock"),
+    "map into": ("spill-objects.jsonl",),
+    "map in place": ("spill-objects.jsonl", "done", "undo-0", "history.jsonl", "workers.lock"),
 }
 """Files of each operation, besides those of all."""
 KINDS = ("link", "dangling link", "link to a device", "FIFO", "socket", "folder", "hard link")
