@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from tdmap.run import disk, log
 from tdmap.run.log import History
@@ -13,9 +14,25 @@ def chunks_done(path: Path) -> int:
     return sum(job.chunks_done for job in History(path).jobs)
 
 
+class Frame(NamedTuple):
+    """A frame of a log."""
+
+    position: int
+    kind: bytes
+    """Its letter."""
+    body: bytes
+    """The letter, and what follows it."""
+
+
+def frames(path: Path) -> list[Frame]:
+    """The whole frames of a log."""
+    data, found = log.frames_of(path)
+    return [Frame(start, kind, bytes(data[start + log.FRAME.size : stop])) for start, kind, stop in found]
+
+
 def kinds(path: Path) -> list[bytes]:
     """The letters of its frames."""
-    return [frame.kind for frame in log._frames(path)[0]]
+    return [frame.kind for frame in frames(path)]
 
 
 def say_durable(path: Path, upto: int | None = None, last: bool = False) -> None:
@@ -26,13 +43,12 @@ def say_durable(path: Path, upto: int | None = None, last: bool = False) -> None
 
 def keep(path: Path, wanted: bytes, boots: int = 0) -> None:
     """Keep the frames of these letters alone; sessions as of so many boots of the machine later."""
-    frames, _ = log._frames(path)
     text = log.MAGIC
-    for _, kind, body in frames:
+    for _, kind, body in frames(path):
         if kind == b"S":
             letter, began, boot = log._SESSION.unpack(body)
             body = log._SESSION.pack(letter, began, boot + boots)
-        text += log.framed(bytes(body)) if kind in wanted else b""
+        text += log.framed(body) if kind in wanted else b""
     path.write_bytes(text)
 
 

@@ -38,7 +38,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -126,14 +126,9 @@ class LoggedJob:
         return row_errors(self.skipped.values())
 
 
-class Frame(NamedTuple):
-    """A frame of the file."""
-
-    position: int
-    kind: bytes
-    """Its letter."""
-    body: memoryview
-    """The letter, and what follows it."""
+Frame: TypeAlias = tuple[int, bytes, int]
+"""Where a frame of a file begins, its letter, and where it ends. A plain tuple of plain values: the garbage collector
+does not look at many of them again and again."""
 
 
 class History:
@@ -167,15 +162,15 @@ class History:
         self._boot: int | None = None
         self._began = 0
         self._on_disk = True
-        frames, self.stop = _frames(path, own)
+        data, frames = frames_of(path, own)
+        self.stop = frames[-1][2] if frames else 0
         try:
-            for frame in frames if boot is None else _counting(frames, boot):
-                self._apply(frame)
+            for start, kind, stop in frames if boot is None else _counting(data, frames, boot):
+                self._apply(start, kind, data[start + FRAME.size : stop])
         except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
             raise UntrustedFile(path, f"holds a frame that cannot be read ({error})") from None
 
-    def _apply(self, frame: Frame) -> None:
-        position, kind, body = frame
+    def _apply(self, position: int, kind: bytes, body: memoryview) -> None:
         if kind == b"C":
             _, number, start, stop, rows, milliseconds = _CHUNKS.unpack_from(body)
             job = self.jobs[number]
@@ -260,8 +255,8 @@ class History:
         return self._boot in (None, boot) or self._on_disk
 
 
-def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
-    """The whole frames of a file, and where the last of them ends."""
+def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
+    """The content of a file, and its whole frames."""
     data = memoryview(b"")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         small = os.lstat(path).st_size <= SMALL  # to ask for the free memory takes longer than to read it
@@ -271,36 +266,37 @@ def _frames(path: Path, own: bool = True) -> tuple[list[Frame], int]:
             raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
         if not MAGIC.startswith(bytes(data[: len(MAGIC)]).rstrip(b"\0")):  # what a power failure leaves of a log
             raise UntrustedFile(path, "is not a log of this library")
-        return [], 0
+        return data, []
     frames, at, end, letters = [], len(MAGIC), len(data), [bytes([letter]) for letter in range(256)]
     while at + FRAME.size <= end:
         length, crc = FRAME.unpack_from(data, at)
-        body = data[at + FRAME.size : at + FRAME.size + length]
+        start, stop = at + FRAME.size, at + FRAME.size + length
         # A file may end in zeros when the machine went down: a frame of no bytes, whose CRC is 0.
-        if not length or len(body) < length or zlib.crc32(body) != crc:
+        if not length or stop > end or zlib.crc32(data[start:stop]) != crc:
             break
-        frames.append(Frame(at, letters[body[0]], body))
-        at += FRAME.size + length
-    return frames, at
+        frames.append((at, letters[data[start]], stop))
+        at = stop
+    return data, frames
 
 
-def _counting(frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
+def _counting(data: memoryview, frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
     """The frames that count: what had not reached the disk when the machine went down is lost for good."""
-    boots = [_SESSION.unpack(frame.body)[2] for frame in frames if frame.kind == b"S"]
+    boots = [_SESSION.unpack_from(data, at + FRAME.size)[2] for at, kind, _ in frames if kind == b"S"]
     if set(boots) <= {boot}:
         return frames
     kept: list[Frame] = []
     durable, last = 0, boots[0]
     for frame in frames:
-        if frame.kind == b"S":
-            _, _, then = _SESSION.unpack(frame.body)
+        at, kind, _ = frame
+        if kind == b"S":
+            _, _, then = _SESSION.unpack_from(data, at + FRAME.size)
             if then != last:
-                kept = [one for one in kept if one.position < durable or one.kind not in b"CE"]
+                kept = [one for one in kept if one[0] < durable or one[1] not in b"CE"]
             last = then
-        elif frame.kind == b"D":
-            durable = max(durable, _DURABLE.unpack(frame.body)[1])
+        elif kind == b"D":
+            durable = max(durable, _DURABLE.unpack_from(data, at + FRAME.size)[1])
         kept.append(frame)
-    return kept if last == boot else [one for one in kept if one.position < durable or one.kind not in b"CE"]
+    return kept if last == boot else [one for one in kept if one[0] < durable or one[1] not in b"CE"]
 
 
 def begun(

@@ -250,8 +250,8 @@ def test_links_in_the_place_of_its_files_are_not_followed(data, tmp_path):
 def test_records_that_name_other_files_are_refused(name, data, tmp_path):
     begin(data, tmp_path / "out")
     path, changed, count = tmp_path / "out" / ".tdmap" / "journal", log.MAGIC, 0
-    for frame in log._frames(path)[0]:
-        body = bytes(frame.body)
+    for frame in journals.frames(path):
+        body = frame.body
         if frame.kind == b"C" and b"spill-" in body:
             values = unpack(body[log._CHUNKS.size :])
             values["files"] = [name] * len(values["files"])

@@ -20,7 +20,7 @@ import pytest
 
 import tdmap
 from tdmap import tuning
-from tdmap.run import disk, log
+from tdmap.run import disk
 from tests import journals
 from tests.cells.kinds import plain, rows_of
 from tests.cells.operations import OPERATIONS, resumable
@@ -157,7 +157,7 @@ def contents(folder: Path) -> dict[int, tuple[Path, bytes]]:
 def reach_the_disk(folder: Path) -> dict[int, tuple[Path, bytes]]:
     """All files reach the disk, and the logs say so."""
     for path in folder.rglob("journal"):
-        if log._frames(path)[0]:
+        if journals.frames(path):
             journals.say_durable(path)
     return contents(folder)
 

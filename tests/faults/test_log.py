@@ -79,7 +79,7 @@ def test_a_torn_tail_is_ignored_and_cut(tmp_path_factory, cut, data):
     path = tmp_path_factory.mktemp("log") / "journal"
     ranges = [(0, 2), (4, 6), (8, 9)]
     write(path, *ranges)
-    whole, ends = path.read_bytes(), [frame.position for frame in log._frames(path)[0] if frame.kind == b"C"]
+    whole, ends = path.read_bytes(), [frame.position for frame in journals.frames(path) if frame.kind == b"C"]
     if data.draw(st.booleans()):
         damaged, place = whole[:-cut], len(whole) - cut
     else:  # a damaged byte in the tail, and rubbish behind it
