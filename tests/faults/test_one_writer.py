@@ -26,12 +26,20 @@ from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import forked
 
-from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Operation, make, quietly, same
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def in_shards(operation: Operation) -> Operation:
+    """The same, into shards."""
+    return lambda data, out, **options: operation(data, out, rows_per_shard=20, **options)
+
+
 EVERY = {
     **OUT_OF_PLACE,
     **{f"{name}, resumed": operation for name, operation in RESUMABLE.items()},
+    **{f"{name}, in shards": in_shards(OUT_OF_PLACE[name]) for name in OUT_OF_PLACE if "cache" not in name},
     **IN_DATASET,
 }
 
@@ -80,7 +88,7 @@ class Watch(tdmap.events.Callback):
         self.seen.append(holder_of(self.folder))
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "map without rows"])
+@pytest.mark.parametrize("name", [name for name in EVERY if "map without rows" not in name])
 def test_every_job_of_an_operation_holds_the_folder(tmp_path, name):
     out, watch = prepare(name, tmp_path), Watch(prepare(name, tmp_path))
     EVERY[name](make(), out, num_workers=0, callbacks=[watch])
@@ -126,6 +134,9 @@ RANKS = {
     "flat_map": lambda data, out, mark: tdmap.flat_map(data, mark, out=out, chunksize=10, num_workers=0),
     "shuffle": lambda data, out, mark: tdmap.shuffle(mark(data), 0, out=out, num_workers=0),
     "write": lambda data, out, mark: tdmap.Pipeline(data).map(mark).write(out, num_workers=0),
+    "write here": lambda data, out, mark: (
+        tdmap.Pipeline(data).map(mark).filter(tdmap.col("x") >= 0).shuffle(0, buffer=8).write(out, num_workers=0)
+    ),
 }
 
 
