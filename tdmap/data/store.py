@@ -37,6 +37,9 @@ from tensordict_lite.paths import is_url, local_path
 
 META = "meta.json"
 
+DATA = "data"
+"""Name of the folder, in the hidden one, of a dataset that is being made."""
+
 
 _ABSENT = torch.empty(0)
 
@@ -64,7 +67,7 @@ class OutputFolder:
         self.hidden = self.path / HIDDEN
         self._meta = f"{self.path}/{META}"
         self._journal = f"{self.hidden}/journal"
-        self._data = f"{self.hidden}/data"
+        self._data = f"{self.hidden}/{DATA}"
         self._moving = f"{self.hidden}/moving"
 
     @staticmethod

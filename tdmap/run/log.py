@@ -44,7 +44,7 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.data.store import OutputFolder, files_of
+from tdmap.data.store import DATA, OutputFolder, files_of
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -226,8 +226,7 @@ class History:
     @property
     def has_results(self) -> bool:
         """Whether a session has left anything that another run must not replace."""
-        made = any(what is not None for _, what in self.made.values())
-        return self.is_complete or made or any(job.done for job in self.jobs)
+        return self.is_complete or any(job.done for job in self.jobs)
 
     @property
     def by_ranks(self) -> bool:
@@ -812,5 +811,5 @@ def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> A
 def clean(folder: Path) -> None:
     """Remove what a call that is over has kept beside its log."""
     for name in os.listdir(folder):
-        if name.startswith((SPILL, STATES)):
+        if name.startswith((SPILL, STATES)) or name == DATA:
             remove_tree(folder / name)

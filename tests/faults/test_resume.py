@@ -154,12 +154,14 @@ def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
 
 
 OPERATIONS = {
-    "map": lambda data, fn, out: tdmap.map(data, fn, out=out, resume=True, num_workers=1, chunksize=2),
-    "filter": lambda data, fn, out: tdmap.filter(
-        data, lambda c: fn(c)["x"] > 3, out=out, resume=True, num_workers=1, chunksize=2
-    ),
-    "flat_map": lambda data, fn, out: tdmap.flat_map(data, fn, out=out, resume=True, num_workers=1, chunksize=2),
+    "map": lambda data, fn, **options: tdmap.map(data, fn, **options),
+    "filter": lambda data, fn, **options: tdmap.filter(data, lambda c: fn(c)["x"] > 3, **options),
+    "flat_map": lambda data, fn, **options: tdmap.flat_map(data, fn, **options),
 }
+
+
+def call(name, data, fn, out, num_workers=1):
+    return OPERATIONS[name](data, fn, out=out, resume=True, num_workers=num_workers, chunksize=2)
 
 
 @pytest.mark.parametrize("second", OPERATIONS)
@@ -172,12 +174,34 @@ def test_an_unfinished_run_is_not_replaced_by_another_operation(first, second, t
 
     rows = TensorDict({"x": torch.arange(20)}, [20])
     with pytest.raises(ValueError, match="stop"):
-        OPERATIONS[first](rows, fail, tmp_path / "out")
+        call(first, rows, fail, tmp_path / "out")
     files = sorted(path for path in (tmp_path / "out").rglob("*"))
     if first != second:
         with pytest.raises(ResumeMismatch, match="of kind|it was a call of"):
-            OPERATIONS[second](rows, fail, tmp_path / "out")
+            call(second, rows, fail, tmp_path / "out")
         assert sorted(path for path in (tmp_path / "out").rglob("*")) == files
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("second", OPERATIONS)
+@pytest.mark.parametrize("first", OPERATIONS)
+def test_a_run_of_which_nothing_is_done_gives_way_to_another(first, second, killed, tmp_path):
+    def fail(chunk):
+        if not killed:
+            raise ValueError("stop")
+        if 4 in chunk["x"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return TensorDict({"x": chunk["x"].double(), "y": chunk["x"]}, chunk.batch_size)
+
+    rows = TensorDict({"x": torch.arange(20)}, [20])
+    if killed:
+        with tuning.use(log_seconds=600):  # files are made, and the log says of no chunk that it is done
+            assert in_child(lambda: call(first, rows, fail, tmp_path / "out", 0)) == signal.SIGKILL
+    else:
+        with pytest.raises(ValueError, match="stop"):
+            call(first, rows, fail, tmp_path / "out")
+    wanted = call(second, rows, torch.clone, tmp_path / "wanted")
+    assert (call(second, rows, torch.clone, tmp_path / "out") == wanted).all()
 
 
 def test_an_unfinished_run_is_not_overwritten_by_a_plain_call(data, tmp_path):
