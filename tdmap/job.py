@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, strided
 
-from tdmap.data.kinds import Data, is_opened_by_row, tensors_of
-from tdmap.data.reader import Reader
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.reader import Reader, rows_of
 from tdmap.events import Measures
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
 
@@ -144,7 +144,7 @@ class Job:
 def reader_of(source: Source, plan: ChunkPlan, policy: Policy) -> Reader:
     """The rows of a job: views of the source where the function may write into it, private ones elsewhere."""
     gives_copies = source.order is not None and not plan.unbind
-    private = is_opened_by_row(source.data) or not (policy.may_write or gives_copies)
+    private = not rows_of(source.data).is_view or not (policy.may_write or gives_copies)
     return Reader(source.data, plan, source.order, private=private)
 
 

@@ -22,7 +22,9 @@ def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 def outline(data: Any) -> Any:
     """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself."""
-    return data.outline() if hasattr(type(data), "outline") else data
+    from tdmap.data.reader import rows_of
+
+    return rows_of(data).outline()
 
 
 def is_branch(value: Any) -> bool:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_opened_by_row
-from tdmap.data.reader import narrow
+from tdmap.data.kinds import Data, Rows, is_dense
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.views import is_leaf_nontensor
@@ -22,8 +21,8 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
     """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none."""
     if isinstance(data, Tensor):
         raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
-    if is_opened_by_row(data):  # no column is read for its name
-        data = narrow(data, 0, 0, 0)
+    if isinstance(data, Rows):  # no column is read for its name
+        data = data.like
     with contextlib.suppress(KeyThroughLeafError):
         if data.get(name, None) is not None:
             return
@@ -40,7 +39,7 @@ def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:
     """The entries that are wanted, in a collection of their own; None for the data as they are."""
     if names is None:
         return data
-    if is_opened_by_row(data):
+    if isinstance(data, Rows):
         return data.select(*names)
     found = TensorDict({}, data.shape[:1])
     for name in names:
@@ -62,6 +61,22 @@ def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None)
     if kept:
         made.arrow_types = {**made.arrow_types, **kept}
     return made
+
+
+def as_tensordict(data: Data) -> TensorDict:
+    """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
+    made: TensorDict = with_types(TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1]), data)
+    return made
+
+
+def with_room(data: Data) -> Data:
+    """The same entries, where they can be had, in a collection of its own that takes more of them, one value a row.
+
+    A copy of another kind has an object of its own for each string.
+    """
+    if is_dense(data) or len(data.shape) > 1:
+        return as_tensordict(data)
+    return data.clone(False) if data.is_locked else data.copy()
 
 
 def path_of(key: str | Sequence[str]) -> tuple[str, ...]:

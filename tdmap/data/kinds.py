@@ -8,7 +8,7 @@ of a valid collection is valid; other kinds (lazy stacks, non-tensor data) go th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,13 +20,134 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.ops.put import signed_view as signed_view
 
-Data: TypeAlias = Any
-"""A tensor or any collection of `tensordict_lite`."""
+
+class Rows:
+    """What the engine asks of a dataset.
+
+        tensors, collections   `InMemory`, which `rows_of` puts around them; chunks are views
+        `ShardedDataset`       itself; rows are read from folders, object stores and other sources
+        parts of a pipeline    themselves; rows are put together
+
+    What a class leaves out is as it is for rows that are read.
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_view(self) -> bool:
+        """Chunks are views of the dataset, so a function may change it in place, and any dimension can be cut."""
+        return False
+
+    @property
+    def selects(self) -> bool:
+        """`select` neither reads nor copies a column."""
+        return True
+
+    @property
+    def is_remote(self) -> bool:
+        """Each read is a request over a network: reads are large, and the next one is announced by `prefetch`."""
+        return False
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Rows at which another part begins, without the first. A lease ends where a part ends."""
+        return ()
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Rows at which another unit of storage begins, without the first; a part of one costs as much as all of it."""
+        return ()
+
+    @property
+    def in_memory(self) -> Sequence[Data]:
+        """What of the dataset is in memory or memory-mapped, and travels to workers as such."""
+        return ()
+
+    @property
+    def folders(self) -> Collection[str]:
+        """Folders and URLs whose rows are opened by the worker that reads them."""
+        return ()
+
+    @property
+    def files(self) -> Sequence[str]:
+        """A file of each such folder: a machine that has the file can open the folder."""
+        return ()
+
+    @property
+    def shape(self) -> torch.Size:
+        """Batch size; rows are in dimension 0."""
+        raise NotImplementedError
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, objects included."""
+        raise NotImplementedError
+
+    @property
+    def like(self) -> Data:
+        """A collection with the entries, dtypes and row shapes of the dataset, of any number of rows."""
+        raise NotImplementedError
+
+    def sample(self) -> Data:
+        """Rows that show what all are like: the first one, or all where nothing is read for that."""
+        raise NotImplementedError
+
+    def outline(self) -> Data:
+        """A collection of as many rows that stands for the dataset where keys, dtypes and shapes are asked for."""
+        raise NotImplementedError
+
+    def load(self) -> Data:
+        """All rows in memory."""
+        raise NotImplementedError
+
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        """Rows `first..last` in chunks of `size`; each row without its dimension if `size` is 0.
+
+        Called for a block of chunks, never for each.
+
+        Args:
+            first, last, size: the rows.
+            ahead: gives the rows that are read after some others, for `prefetch`.
+        """
+        raise NotImplementedError
+
+    def window(self, first: int, last: int) -> Data:
+        """Rows `first..last` as a dataset. Nothing is read."""
+        raise NotImplementedError
+
+    def select(self, *keys: Any) -> Data:
+        """The same rows with some of the entries. Nothing is read."""
+        raise NotImplementedError
+
+    def with_columns(self, columns: Any) -> Data:
+        """The same rows with more entries, or with these in place of others.
+
+        Args:
+            columns: a TensorDict of batch size `[rows]`.
+        """
+        raise NotImplementedError
+
+    def private(self) -> tuple[Data, list[Tensor]]:
+        """The dataset with memory of its own for what functions write into chunks, and the tensors without it."""
+        return self, []
+
+    def identities(self) -> Iterator[tuple[str, Any]]:
+        """For logs of calls: names, and a string, or a collection, that tells the content from another."""
+        raise NotImplementedError
+
+    def _leaves(self) -> list[Tensor]:
+        return []
+
+
+Data: TypeAlias = "Any"
+"""A tensor, a collection of `tensordict_lite`, or `Rows`."""
+
+Ahead: TypeAlias = Callable[[int, int], "tuple[int, int] | None"]
 
 
 def is_data(value: object) -> bool:
-    """Whether `value` is a tensor or a collection of tensors."""
-    return isinstance(value, (Tensor, TensorCollection))
+    """Whether `value` is a tensor, a collection of tensors or another dataset."""
+    return isinstance(value, (Tensor, TensorCollection, Rows))
 
 
 def is_dense(value: object) -> bool:
@@ -41,36 +162,6 @@ def has_members(value: Any) -> bool:
     return getattr(value, "stack_dim", None) is not None
 
 
-def is_opened_by_row(data: object) -> bool:
-    """Whether rows of a dataset are opened when they are read: a `tdmap.stores.ShardedDataset`."""
-    return hasattr(type(data), "member_files")
-
-
-def is_remote(data: Any) -> bool:
-    """Whether rows of a dataset are fetched from an object store."""
-    return is_opened_by_row(data) and bool(data.is_remote)
-
-
-def borders_of(data: Any) -> list[int]:
-    """Rows with which another folder of a dataset begins, without the first."""
-    return list(data.borders) if is_opened_by_row(data) else []
-
-
-def members_of(data: Data) -> list[Data]:
-    """The parts of a dataset that are open, or in memory: itself, or those of several folders that are no folders."""
-    return list(data.in_memory()) if is_opened_by_row(data) else [data]
-
-
-def folders_read(data: Data) -> list[str]:
-    """The folders or URLs of a dataset of several folders, whose rows are opened when they are read."""
-    return list(data.folders) if is_opened_by_row(data) else []
-
-
-def member_files(data: Data) -> list[str]:
-    """A file in each of these folders, which is there wherever the folder is."""
-    return list(data.member_files()) if is_opened_by_row(data) else []
-
-
 def is_read_anew(value: object) -> bool:
     """Whether entries and rows are copies in memory of what a file holds: a `PersistentTensorDict`."""
     return hasattr(type(value), "_loaded")
@@ -78,7 +169,7 @@ def is_read_anew(value: object) -> bool:
 
 def require_writable(out: object) -> None:
     """Raise ValueError for an output whose rows are copies: what is written into them would be lost."""
-    if is_opened_by_row(out):
+    if isinstance(out, Rows):
         raise ValueError(
             "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
             "rows_per_shard= for several), out=None, or a dataset that TensorDict.load_memmap gave."
@@ -124,12 +215,8 @@ def data_length(data: Data, dim: int) -> int:
 
 
 def tensors_of(data: Data) -> list[Tensor]:
-    """The tensors in `data`, as a flat list. Of a dataset of several folders none: they are not open."""
-    if isinstance(data, Tensor):
-        return [data]
-    if is_opened_by_row(data):
-        return []
-    return list(data._leaves())
+    """The tensors in `data`, as a flat list. Of a sharded dataset none: its folders are not open."""
+    return [data] if isinstance(data, Tensor) else list(data._leaves())
 
 
 def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:
@@ -158,7 +245,7 @@ def leaves_hold_rows(data: Data) -> bool:
     """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
     if isinstance(data, Tensor):
         return True
-    if is_opened_by_row(data):
+    if isinstance(data, Rows):
         return False
     if is_dense(data):
         return all(leaves_hold_rows(value) for value in data._source.values())
@@ -168,8 +255,8 @@ def leaves_hold_rows(data: Data) -> bool:
 def tensor_bytes(data: Data, length: int) -> int:
     """Bytes that the tensors of `data` take in one of its `length` rows; see `tdmap.data.sizes` for all of a row.
 
-    Of a dataset of several folders with objects, which it reads anyway.
+    Of `Rows` with objects, which they read anyway.
     """
-    if is_opened_by_row(data):
-        return int(data.row_bytes)
+    if isinstance(data, Rows):
+        return data.row_bytes
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data)) // max(length, 1)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, is_dense, is_opened_by_row, is_remote, tensors_of, with_tensors
+from tdmap.data.entries import select, with_room
+from tdmap.data.kinds import Ahead, Data, Rows, is_dense, tensors_of, with_tensors
+from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 
 BLOCK = 256
 """Chunks whose views are made in one call."""
-
-FETCHED_BYTES = 64 << 20
-"""Bytes of rows that are fetched from a store in one go, unless a chunk has more."""
 
 
 class Reader:
@@ -42,17 +40,18 @@ class Reader:
         self._given = self.data = plain_tensors(data)
         self.private = private
         self.exposed = tensors_of(self.data)
-        if private:
-            self.renew()
         self.plan = plan
         self.order = order
-        self._by_row = is_opened_by_row(self.data)
-        self.follow: Callable[[int, int], tuple[int, int] | None] | None = None
+        self.rows = rows_of(self.data, plan.dim)
+        if private:
+            self.renew()
+        self.follow: Ahead | None = None
         """With rows that are fetched: which rows come after those that were read last, to fetch them ahead."""
 
     def renew(self) -> None:
         """Map private data anew. Pages that were written to are memory of this process, as long as they are mapped."""
-        self.data, self.exposed = private_view(self._given)
+        self.data, self.exposed = rows_of(self._given).private()
+        self.rows = rows_of(self.data, self.plan.dim)
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         """The chunks `start..stop`; views of the dataset unless there is an order."""
@@ -60,23 +59,24 @@ class Reader:
         for begin, end, size in plan.runs(start, stop, BLOCK):
             if self.order is not None:
                 yield from self._gather(begin, end, size)
-            elif self._by_row:
-                chunks = self._windows if self.data.is_lazy else self._opened
-                yield from chunks(begin - base, end - base, size)
-            elif plan.unbind:
-                yield from narrow(self.data, plan.dim, begin - base, end - base).unbind(plan.dim)
             else:
-                yield from cut(self.data, plan.dim, begin - base, end - base, size)
+                ahead = None if self.follow is None else self._ahead
+                yield from self.rows.chunks(begin - base, end - base, 0 if plan.unbind else size, ahead)
+
+    def _ahead(self, first: int, last: int) -> tuple[int, int] | None:
+        assert self.follow is not None
+        found = self.follow(first + self.base, last + self.base)
+        return None if found is None else (found[0] - self.base, found[1] - self.base)
 
     @property
     def gives_views(self) -> bool:
         """Whether chunks are views of the dataset, and not rows that were read or gathered for them."""
-        return self.order is None and not self._by_row
+        return self.order is None and self.rows.is_view
 
     @property
     def fetches(self) -> bool:
         """Whether rows come from a store, so that it pays to say which come next."""
-        return is_remote(self.data)
+        return self.rows.is_remote
 
     def in_order(self, first: int, last: int) -> tuple[int, int] | None:
         """A `follow` for a reader of all rows, one after another."""
@@ -86,37 +86,6 @@ class Reader:
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
         self.plan = plan
-
-    def _opened(self, begin: int, end: int, size: int) -> Iterator[Data]:
-        """Chunks of a dataset of several folders, opened a folder at a time."""
-        runs = list(self.data.aligned(begin, end, size))
-        if self.data.is_remote:  # rows that are fetched are in memory, all of a run at once
-            step = max(FETCHED_BYTES // max(self.data.row_bytes * size, 1), 1) * size
-            runs = [(at, min(at + step, last)) for first, last in runs for at in range(first, last, step)]
-        for number, (first, last) in enumerate(runs, 1):
-            rows = self.data[first:last]
-            if self.follow is not None:
-                ahead = runs[number] if number < len(runs) else self.follow(first + self.base, last + self.base)
-                if ahead is not None:
-                    self.data.prefetch(*ahead)
-            if self.plan.unbind:
-                yield from rows.unbind(0)
-            else:
-                yield from cut(rows, 0, 0, last - first, size)
-
-    def _windows(self, begin: int, end: int, size: int) -> Iterator[Data]:
-        """Chunks that are names of rows, which know how to fetch those of the next one."""
-        for first in range(begin, end, size):
-            last = min(first + size, end)
-            rows = self.data[first:last]
-            ahead = None
-            if self.follow is not None:
-                ahead = (
-                    (last, min(last + size, end)) if last < end else self.follow(first + self.base, last + self.base)
-                )
-            if ahead is not None:
-                rows.fetch_next = functools.partial(self.data.prefetch, *ahead)
-            yield rows
 
     def _gather(self, begin: int, end: int, size: int) -> Iterator[Data]:
         plan = self.plan
@@ -140,24 +109,83 @@ def plain_tensors(data: Data) -> Data:
     return new
 
 
-def private_view(data: Data) -> tuple[Data, list[Tensor]]:
-    """`data` over private mappings of its files, and those of its tensors that lie elsewhere and are as they were."""
-    if is_opened_by_row(data):
-        if data.is_remote:
-            return data, []
-        rebuild, parts = data.__reduce__()  # with mappings of its own, as in another process
-        return rebuild(*parts), []
-    if not is_data(data):  # rows that are put together when they are read
-        return data, []
-    leaves = tensors_of(data)
-    own = copies_on_write(leaves)
-    exposed = [leaf for leaf, copied in zip(leaves, own) if copied is None and leaf.numel()]
-    if len(exposed) == len(leaves):
-        return data, exposed
-    view = with_tensors(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)])
-    if not isinstance(view, Tensor) and data.is_locked:
-        view.lock_()
-    return view, exposed
+class InMemory(Rows):
+    """A tensor or a collection.
+
+    Args:
+        data: the dataset.
+        dim: the dimension of its rows.
+    """
+
+    __slots__ = ("data", "dim")
+
+    is_view = True
+
+    def __init__(self, data: Data, dim: int = 0) -> None:
+        self.data = data
+        self.dim = dim
+
+    @property
+    def selects(self) -> bool:
+        return is_dense(self.data)  # a column of a lazy stack is a copy
+
+    @property
+    def in_memory(self) -> Sequence[Data]:
+        return (self.data,)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.data.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes_of(self.data, self.data.shape[self.dim])
+
+    @property
+    def like(self) -> Data:
+        return self.data
+
+    def sample(self) -> Data:
+        return self.data
+
+    outline = load = sample
+
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        if not size:
+            return iter(narrow(self.data, self.dim, first, last).unbind(self.dim))
+        return iter(cut(self.data, self.dim, first, last, size))
+
+    def window(self, first: int, last: int) -> Data:
+        return narrow(self.data, self.dim, first, last)
+
+    def select(self, *keys: Any) -> Data:
+        return select(self.data, keys)
+
+    def with_columns(self, columns: Any) -> Data:
+        wider = with_room(self.data)
+        for name, column in columns.items():
+            wider.set(name, column)
+        return wider
+
+    def private(self) -> tuple[Data, list[Tensor]]:
+        data = self.data
+        leaves = tensors_of(data)
+        own = copies_on_write(leaves)
+        exposed = [leaf for leaf, copied in zip(leaves, own) if copied is None and leaf.numel()]
+        if len(exposed) == len(leaves):
+            return data, exposed
+        view = with_tensors(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)])
+        if not isinstance(view, Tensor) and data.is_locked:
+            view.lock_()
+        return view, exposed
+
+    def identities(self) -> Iterator[tuple[str, Any]]:
+        yield "", self.data
+
+
+def rows_of(data: Data, dim: int = 0) -> Rows:
+    """A dataset as the engine reads it, with rows along `dim`."""
+    return data if isinstance(data, Rows) else InMemory(data, dim)
 
 
 def narrow(data: Data, dim: int, begin: int, end: int) -> Data:
@@ -165,11 +193,6 @@ def narrow(data: Data, dim: int, begin: int, end: int) -> Data:
     if isinstance(data, Tensor):
         return data.narrow(dim, begin, end - begin)
     return data[(slice(None),) * dim + (slice(begin, end),)]
-
-
-def window(data: Data, dim: int, begin: int, end: int) -> Data:
-    """Rows `begin..end` as a dataset of their own: a view, or a part of several folders of which nothing is read."""
-    return data.window(begin, end) if is_opened_by_row(data) else narrow(data, dim, begin, end)
 
 
 def cut(data: Data, dim: int, begin: int, end: int, size: int) -> Sequence[Data]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensor_bytes, tensors_of
+from tdmap.data.kinds import Data, Rows, is_dense, tensor_bytes, tensors_of
 from tensordict_lite import NonTensorDataBase, Ragged, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64
@@ -24,8 +24,8 @@ RAGGED_SAMPLE = 1 << 16
 
 def row_bytes_of(data: Data, rows: int) -> int:
     """Mean bytes of one of `rows` rows of a dataset; objects are estimated from some of them."""
-    if is_opened_by_row(data):
-        return int(data.row_bytes)
+    if isinstance(data, Rows):
+        return data.row_bytes
     return tensor_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
 
 

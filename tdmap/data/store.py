@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, Rows, is_dense, tensors_of
 from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
@@ -365,7 +365,7 @@ class OutputFolder:
 
 def folder_of(data: Data) -> Path | None:
     """The folder that a whole dataset is mapped from; None for a part of one, or data in memory."""
-    if not hasattr(data, "batch_size") or is_opened_by_row(data):
+    if not hasattr(data, "batch_size") or isinstance(data, Rows):
         return None
     root = mapped_root(data)
     return None if root is None else Path(root)

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import is_data, is_opened_by_row
+from tdmap.data.kinds import is_data
+from tdmap.data.reader import rows_of
 from tdmap.datasets.extras import no_column
 from tensordict_lite import Ragged, TensorDict
 
@@ -66,7 +67,7 @@ def columns_in(rows: Any) -> dict[Path, Any]:
         ValueError: two columns have one name where those of nested collections are joined by dots.
     """
     found: dict[Path, Any] = {}
-    _add(rows[:] if is_opened_by_row(rows) else rows, (), found)
+    _add(rows_of(rows).load(), (), found)
     require_one_each([joined(path) for path in found])
     return found
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, is_opened_by_row
+from tdmap.data.kinds import Data
 from tdmap.data.objects import entry_at
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import add_note
@@ -151,11 +151,11 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     spec = keyed.reader.spec
     if payload is not None and spec.fn is None:
         return select(data, [*spec.names, *(name for name in payload if name not in spec.names)])
-    rows = data
-    if is_opened_by_row(data):
-        rows = narrow(data, 0, 0, min(int(data.shape[0]), 1))
-        data = data.select(*entry_names(rows))  # the entries of all folders in one order
-    if payload is None and not is_columnar(rows):
+    rows = rows_of(data)
+    sample = rows.sample()
+    if not rows.is_view:
+        data = rows.select(*entry_names(sample))  # the entries of all folders in one order
+    if payload is None and not is_columnar(sample):
         raise TypeError(
             "a reducer that is not ready-made reads whole rows, and these are not all tensors of one length: "
             "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
@@ -208,7 +208,7 @@ def map_each_group(
     row_bytes = row_bytes_of(data, length)
     nbytes = length * row_bytes
     source = keyed.data
-    if not whole and is_opened_by_row(source) and keyed.reader.spec.fn is None:
+    if not whole and not rows_of(source).is_view and keyed.reader.spec.fn is None:
         source = select(source, keyed.reader.spec.names)
         row_bytes = row_bytes_of(source, length)
     num_chunks = ctx.options.get("num_chunks")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.entries import select
-from tdmap.data.kinds import Data, is_dense, members_of, tensors_of
-from tdmap.data.reader import narrow
+from tdmap.data.entries import select, with_room
+from tdmap.data.kinds import Data, is_dense, tensors_of
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
@@ -26,7 +26,6 @@ from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context, require_rows
-from tdmap.stores.widened import with_columns, with_room
 from tensordict_lite import Ragged, TensorDict
 
 CHUNK_ROWS = 1 << 18
@@ -267,7 +266,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
     plan = plan_rows(length, row_bytes_of(data, length))
     source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
-    theirs = spec.fn is not None or not members_of(data)
+    theirs = spec.fn is not None or not rows_of(data).in_memory
     where = ctx if theirs and plan.num_chunks > 1 else ctx.light(0)
     chunks = where.step(source, plan, NumberChunk(spec)) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
@@ -294,4 +293,4 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    return with_columns(data, TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)
+    return rows_of(data).with_columns(TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)

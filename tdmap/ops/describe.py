@@ -12,7 +12,7 @@ from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import RunOptions
 from tdmap.times import time_type
-from tensordict_lite import Ragged, is_non_tensor, is_tensor_collection
+from tensordict_lite import Ragged, is_non_tensor
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
     times = {key if isinstance(key, str) else ".".join(key): name for key, name in types.items()}
     rows = data
     ragged = {}
-    for key in data.keys(True, True, is_leaf_nontensor) if is_tensor_collection(data) else ():
+    for key in data.keys(True, True, is_leaf_nontensor) if not isinstance(data, Tensor) else ():
         column = _ragged(data.get(key))
         if column is not None:
             ragged[key] = column

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tdmap.data.columns import row_words
 from tdmap.data.entries import require_entry, select
-from tdmap.data.kinds import Data, is_dense, is_opened_by_row
-from tdmap.data.reader import narrow
+from tdmap.data.kinds import Data
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import OutputMismatch, add_note, describe_rows
@@ -116,7 +116,7 @@ CUT_BY = ("chunksize", "num_chunks", "seed", "generator")
 def _of_columns(job: Job, predicate: Expression) -> Job:
     """The job on the entries that a formula reads, in chunks for rows as narrow as these."""
     data, plan = job.source.data, job.plan
-    if isinstance(data, Tensor) or not (is_dense(data) or is_opened_by_row(data)) or not predicate.keys:
+    if not rows_of(data).selects or not predicate.keys:
         return job  # a column of a lazy stack is a copy of it
     keys = sorted(predicate.keys, key=str)
     for key in keys:

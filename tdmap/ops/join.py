@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import path_of, with_types
+from tdmap.data.entries import as_tensordict, path_of, with_types
 from tdmap.data.kinds import Data
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
@@ -55,7 +55,6 @@ from tdmap.reducers.base import Key
 from tdmap.run.context import Context, require_rows
 from tdmap.run.operation import operation
 from tdmap.run.options import Options
-from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass
 
 KEY = "__join_key_{}__"

@@ -25,7 +25,8 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.join import check_rows, result_of_no_rows
-from tdmap.data.kinds import Data, is_data, is_opened_by_row, is_read_anew
+from tdmap.data.kinds import Data, is_data, is_read_anew
+from tdmap.data.reader import rows_of
 from tdmap.data.store import OutputFolder, destination, folder_of
 from tdmap.devices import Devices, Placement, check_no_device
 from tdmap.errors import OutputMismatch, add_note
@@ -122,7 +123,7 @@ class Gathered(Target):
         with placing(ctx.execution) as place:
             result = ctx.run(job, Gather(job.name, job.policy.skip == DROP, place))
         data = job.source.data
-        if result is None and (is_opened_by_row(data) or is_read_anew(data)):
+        if result is None and (is_read_anew(data) or not rows_of(data).is_view):
             what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
             raise OutputMismatch(
                 f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,8 @@ from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.kinds import (
     Data,
     entries_of,
-    folders_read,
     is_data,
     is_dense,
-    members_of,
     require_writable,
     tensors_of,
 )
@@ -41,7 +39,7 @@ from tdmap.data.objects import (
     piece_of,
     without_paths,
 )
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
@@ -353,17 +351,17 @@ def _check_entry(target: Any, field: Field) -> None:
 
 def require_apart(source: Data, out: Data) -> None:
     """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
-    folders = folders_read(source)
-    if folders:
-        _require_elsewhere(folders, out)
-    ours = [span for member in members_of(source) for span in _spans(member).values()]
+    rows = rows_of(source)
+    if rows.folders:
+        _require_elsewhere(rows.folders, out)
+    ours = [span for part in rows.in_memory for span in _spans(part).values()]
     for name, (key, start, stop) in _spans(out).items():
         for other_key, other_start, other_stop in ours:
             if key == other_key and start < other_stop and other_start < stop:
                 raise _shares_memory(name)
 
 
-def _require_elsewhere(folders: Sequence[str], out: Data) -> None:
+def _require_elsewhere(folders: Collection[str], out: Data) -> None:
     """Raise ValueError when a dataset lies in files of one of these folders."""
     places = [os.path.realpath(folder) + os.sep for folder in folders]
     for tensor in tensors_of(out):

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, failure, row_errors
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, data_length, tensors_of
+from tdmap.data.kinds import Data, data_length, is_data, tensors_of
 from tdmap.data.objects import KeyPath, blank_like, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
@@ -54,10 +54,10 @@ from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
-from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.opening import concat, open
+from tdmap.stores.sharded import ShardedDataset
+from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.targets import NEW, PER_SHARD, RUN, WRITING, LocalTarget, StoreTarget, Target
-from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
 from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.paths import is_url, local_path
@@ -116,7 +116,7 @@ class ShardWriter:
             skipped.append((at[0] - start, pack_error(error)))
 
         job = Job(
-            Source(rows.window(0, count, lazy=False) if hasattr(rows, "window") else rows),
+            Source(rows.window(0, count, lazy=False) if isinstance(rows, ShardedDataset) else rows),
             replace(self.plan, length=count, origin=start),
             self.fn,
             replace(self.policy, timeout=None, part_of_call=True),
@@ -643,7 +643,7 @@ def _noted(where: str, note: bytes) -> tuple[Done, list[RowError]]:
 
 def _lazy(data: Data) -> Data:
     """The dataset as one whose slices are names of rows, which a worker reads chunk by chunk."""
-    if isinstance(data, Tensor) or not isinstance(data, TensorCollection):
+    if isinstance(data, Tensor) or not is_data(data):
         return data
-    whole = data if hasattr(data, "window") else concat([data])
+    whole = data if isinstance(data, ShardedDataset) else concat([data])
     return whole.window(0, len(whole), lazy=True)

@@ -17,7 +17,7 @@ from tdmap.output.output import Output
 from tdmap.pipeline.caching import dataset_of, identity
 from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, start, uncounted_call
-from tdmap.pipeline.rows import Dataset, Index, Rows, UnwrittenCache
+from tdmap.pipeline.rows import Dataset, Index, NumberedRows, UnwrittenCache
 from tdmap.pipeline.shares import EpochNumber, Share
 from tdmap.pipeline.stages import (
     KEEPING_ROWS,
@@ -33,7 +33,6 @@ from tdmap.pipeline.stages import (
 )
 from tdmap.runtime.wire import byvalue
 from tdmap.seeding import checked_seed
-from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
     from typing import Self
@@ -125,7 +124,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def _require_entry(self, key: Key, what: str) -> None:
         """Raise KeyError if there is no such entry, where it is known which there are."""
-        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self.data):
+        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and not isinstance(self.data, Tensor):
             require_entry(self.data, key, what)
 
     def _require_common_order(self, count: int) -> None:
@@ -156,7 +155,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
                 return chain, Share(last.index, last.count, last.even)
         return self, Share()
 
-    def _plan(self, rows_of: Callable[[Chain, Cache, Plan], Rows]) -> Plan:
+    def _plan(self, rows_of: Callable[[Chain, Cache, Plan], NumberedRows]) -> Plan:
         """The plan; `rows_of` gives the rows of a cache and the pipeline before it."""
         plan = start(self.data)
         for number, stage in enumerate(self._stages):

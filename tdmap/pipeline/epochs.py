@@ -19,7 +19,7 @@ from tdmap.memory.links import DeviceLink
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.pipeline.planning import Head, Plan
-from tdmap.pipeline.rows import Concat, Dataset, Picks, Rows, Zip, epoch_seed, tensor_of, window
+from tdmap.pipeline.rows import Concat, Dataset, NumberedRows, Picks, Zip, epoch_seed, tensor_of, window
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch
 from tdmap.pipeline.work import Work
@@ -290,7 +290,7 @@ def _source(data: Data, index: Picks, numbered: bool) -> Source:
         return Source(data, index)
     if index == range(data.shape[0]):
         return Source(data)
-    if numbered or isinstance(data, Rows):
+    if numbered or isinstance(data, NumberedRows):
         return Source(data, tensor_of(index))
     return Source(window(data, index))
 
@@ -320,7 +320,7 @@ def head_job(
     if only is not None:
         source, plan = _every(source, plan, only)
     number = settings.epoch_of(epoch, head.epochs).epoch
-    views = source.order is None and not isinstance(source.data, Rows)
+    views = source.order is None and not isinstance(source.data, NumberedRows)
     policy = settings.policy(number)
     if policy.seed is not None:
         policy = replace(policy, seed=apart(policy.seed, head.view.shares))

@@ -14,7 +14,7 @@ from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.epochs import chunk_rows, default_ahead
 from tdmap.pipeline.planning import Head, Local, Plan
-from tdmap.pipeline.rows import Concat, Dataset, Index, Rows, UnwrittenCache, Zip
+from tdmap.pipeline.rows import Concat, Dataset, Index, NumberedRows, UnwrittenCache, Zip
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch, Cache, Call, ConcatWith, Repeat, Shuffle, Stage
 from tdmap.seeding import own_streams
@@ -50,7 +50,7 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
     """
     caches: list[Box] = []
 
-    def rows_of(before: Chain, cache: Cache, plan: Plan) -> Rows:
+    def rows_of(before: Chain, cache: Cache, plan: Plan) -> NumberedRows:
         facts = (
             ["written already, and read from there"] if is_written(cache) else ["not written yet: a pass of its own"]
         )

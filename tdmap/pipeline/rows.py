@@ -23,9 +23,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_length, tensors_of
-from tdmap.data.reader import narrow
-from tdmap.data.reader import window as part_of
+from tdmap.data.kinds import Ahead, Data, Rows, data_length, tensors_of
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.schema import join_pieces
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import folder_of
@@ -42,15 +41,15 @@ Keep: TypeAlias = "Callable[[Data], Data]"
 """Gives a dataset a place where workers can read it."""
 
 
-class Rows(ABC):
-    """Numbered rows.
+class NumberedRows(Rows, ABC):
+    """Rows of a pipeline, at random access.
 
     Attributes:
         parts: what they are made of.
         seed: of the random streams of the parts' functions, which run before the chunk has streams of its own.
     """
 
-    parts: tuple[Rows, ...] = ()
+    parts: tuple[NumberedRows, ...] = ()
     seed: int | None = None
 
     @property
@@ -64,11 +63,11 @@ class Rows(ABC):
         """Bytes that are read for one row."""
 
     @abstractmethod
-    def at(self, epoch: int, keep: Keep) -> Rows:
+    def at(self, epoch: int, keep: Keep) -> NumberedRows:
         """The rows of an epoch."""
 
     @abstractmethod
-    def few(self) -> Rows:
+    def few(self) -> NumberedRows:
         """Some of them, in no particular order: enough to see how large they are."""
 
     @abstractmethod
@@ -83,6 +82,14 @@ class Rows(ABC):
     def folders(self) -> set[str]:
         """Where the datasets lie that are read."""
         return set().union(*(part.folders for part in self.parts))
+
+    @property
+    def files(self) -> list[str]:
+        return [file for part in self.parts for file in part.files]
+
+    @property
+    def in_memory(self) -> list[Data]:
+        return [data for part in self.parts for data in part.in_memory]
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -111,13 +118,14 @@ class Rows(ABC):
     def __getitem__(self, index: Any) -> Any:
         (wanted,) = index if isinstance(index, tuple) else (index,)
         if isinstance(wanted, slice):
-            return Index(self, order=range(self.length or 0)[wanted])
+            return self.window(*wanted.indices(self.length or 0)[:2])
         return self.draw(wanted)
 
-    def split(self, size: int, dim: int = 0) -> Iterator[Data]:
-        """Read piece by piece."""
-        rows = range(self.length or 0)
-        return (self.draw(rows[start : start + size]) for start in range(0, len(rows), size))
+    def window(self, first: int, last: int) -> Index:
+        return Index(self, order=range(first, last))
+
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        return iter([self.draw(range(start, min(start + size, last))) for start in range(first, last, size)])
 
     def draw(self, rows: Picks) -> Data:
         """`read`, with random streams that the seed and the first row decide."""
@@ -132,7 +140,7 @@ class Rows(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset(Rows):
+class Dataset(NumberedRows):
     """Those of a dataset."""
 
     data: Data
@@ -148,7 +156,15 @@ class Dataset(Rows):
     @property
     def folders(self) -> set[str]:
         folder = folder_of(self.data)
-        return set() if folder is None else {os.path.abspath(folder)}
+        return set(rows_of(self.data).folders) if folder is None else {os.path.abspath(folder)}
+
+    @property
+    def files(self) -> list[str]:
+        return list(rows_of(self.data).files)
+
+    @property
+    def in_memory(self) -> list[Data]:
+        return list(rows_of(self.data).in_memory)
 
     def at(self, epoch: int, keep: Keep) -> Dataset:
         return Dataset(keep(self.data))
@@ -169,7 +185,7 @@ class Dataset(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class UnwrittenCache(Rows):
+class UnwrittenCache(NumberedRows):
     """Those of a cache that is not written yet: how many it will have is known sometimes."""
 
     path: str
@@ -195,10 +211,10 @@ class UnwrittenCache(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Concat(Rows):
+class Concat(NumberedRows):
     """Those of parts after one another."""
 
-    parts: tuple[Rows, ...]
+    parts: tuple[NumberedRows, ...]
     seed: int | None = None
 
     @functools.cached_property
@@ -242,10 +258,10 @@ class Concat(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Zip(Rows):
+class Zip(NumberedRows):
     """Those of parts side by side."""
 
-    parts: tuple[Rows, ...]
+    parts: tuple[NumberedRows, ...]
     seed: int | None = None
 
     @property
@@ -270,17 +286,17 @@ class Zip(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Index(Rows):
+class Index(NumberedRows):
     """Some rows of others, in some order, with functions of rows."""
 
-    over: Rows
+    over: NumberedRows
     picks: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
     order: Picks | None = None
     """In an epoch: the numbers of the rows in `over`."""
 
     @property
-    def parts(self) -> tuple[Rows, ...]:  # type: ignore[override]
+    def parts(self) -> tuple[NumberedRows, ...]:  # type: ignore[override]
         return (self.over,)
 
     @property
@@ -365,7 +381,7 @@ def tensor_of(index: Picks) -> Tensor:
 
 def window(data: Data, rows: range) -> Data:
     """Some rows of a dataset, as a dataset that chunks may be changed of."""
-    found = part_of(data, 0, rows.start, rows.stop)
+    found = rows_of(data).window(rows.start, rows.stop)
     # A part of a locked dataset is locked too, and its chunks would be.
     return found.copy() if is_tensor_collection(found) and found.is_locked else found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import ObjectLog
-from tdmap.data.reader import narrow, window
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
@@ -41,7 +41,7 @@ from tensordict_lite import is_tensor_collection
 def part_of(job: Job, rank: Rank) -> Job:
     """The job over the rows of one rank alone, with the chunks and the random streams that the whole one has there."""
     first, last = rank.rows(job.plan)
-    part = window(job.source.data, job.plan.dim, first, last)
+    part = rows_of(job.source.data, job.plan.dim).window(first, last)
     if is_tensor_collection(part) and part.is_locked:  # as are its chunks, and functions may add entries
         part = part.copy()
     return replace(job, source=Source(part), plan=replace(job.plan, length=last - first, origin=first))

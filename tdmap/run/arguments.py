@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_opened_by_row, require_writable
+from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, require_writable
+from tdmap.data.reader import rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
@@ -65,13 +67,16 @@ def plan_for(
             + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
         )
     dim %= dims
-    if is_opened_by_row(data):
-        factor *= _check_sharded(data, dim)
+    rows = rows_of(data, dim)
+    if dim and not rows.is_view:
+        raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+    if rows.is_remote:
+        factor *= REMOTE_CHUNKS
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
     most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
-    return make_plan(
+    plan = make_plan(
         length,
         dim=dim,
         chunksize=chunksize,
@@ -80,21 +85,17 @@ def plan_for(
         most=most,
         min_chunks=min_chunks,
     )
+    if rows.blocks and chunksize is None and num_chunks is None and rows.blocks[0] * own <= BLOCK_BYTES:
+        block = rows.blocks[0]
+        plan = replace(plan, size=max(plan.size // block, 1) * block, lead=0, most=0)
+    return plan
 
+
+BLOCK_BYTES = 32 << 20
+"""Default chunks are whole blocks of a dataset that is stored in blocks, unless a block has more bytes."""
 
 REMOTE_CHUNKS = 32
 """Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
-
-
-def _check_sharded(data: Data, dim: int) -> int:
-    """How many times larger its default chunks are.
-
-    Raises:
-        ValueError: it is cut along another dimension.
-    """
-    if dim:
-        raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
-    return REMOTE_CHUNKS if data.is_remote else 1
 
 
 def policy_for(

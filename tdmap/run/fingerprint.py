@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_opened_by_row
+from tdmap.data.kinds import Data
+from tdmap.data.reader import rows_of
 from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
 from tdmap.run.digests import Contents, code_parts, digest_alone
@@ -140,19 +141,13 @@ def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
         contents: tell one content from another: by the time when a file was last written (see `written_at`), or by
             a digest of memory. False for a dataset that the run itself changes.
     """
-    if is_opened_by_row(data):
-        return _member_parts(data, contents)
-    return {_key_name(key): _describe_leaf(leaf, contents) for key, leaf in _leaves(data)}
-
-
-def _member_parts(data: Data, contents: bool) -> dict[str, str]:
-    """What a dataset of several folders consists of: each of them, and the entries that are read of it."""
-    parts = {"entries": ", ".join(sorted(map(str, data.keys(True, True))))}
-    for name, identity in data.member_identities():
+    parts: dict[str, str] = {}
+    for name, identity in rows_of(data).identities():
         if isinstance(identity, str):
             parts[name] = identity
-        else:
-            parts |= {f"{name}, {key}": text for key, text in source_parts(identity, contents).items()}
+            continue
+        prefix = f"{name}, " if name else ""
+        parts |= {f"{prefix}{_key_name(key)}": _describe_leaf(leaf, contents) for key, leaf in _leaves(identity)}
     return parts
 
 

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import borders_of, is_remote, tensor_bytes, tensors_of
+from tdmap.data.kinds import tensor_bytes, tensors_of
 from tdmap.data.objects import piece_bytes
+from tdmap.data.reader import rows_of
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
@@ -95,8 +96,8 @@ class Driver:
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
-        borders = _borders(job)
-        self.scheduler = Scheduler(job.plan.num_known, workers.size, policy, merge_ranges([*done, *elsewhere]), borders)
+        known = merge_ranges([*done, *elsewhere])
+        self.scheduler = Scheduler(job.plan.num_known, workers.size, policy, known, *_borders(job))
         # Of results of the first chunks; what an earlier run has done is not measured again.
         self._sizes: dict[int, int | None] = dict.fromkeys(
             chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
@@ -120,7 +121,7 @@ class Driver:
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
         policy, asked = self.job.policy, self.sink.demands(self.job.plan)
-        far = is_remote(self.job.source.data)
+        far = rows_of(self.job.source.data).is_remote
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
             seconds = max(self.tuning.lease_seconds, LEASE_COST * self.workers.size)
@@ -415,7 +416,7 @@ class Driver:
         self.workers.send(None, plan)
         weight = min(plan.lead / plan.size, 1.0)
         self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
-        self.scheduler.borders = _borders(self.job)
+        self.scheduler.borders, self.scheduler.blocks = _borders(self.job)
 
     def _report(self, worker: int, start: int, done: Done) -> None:
         seat = self.workers.seat(worker)
@@ -529,7 +530,10 @@ def _peak(lost: Lost) -> str:
     return f", with a peak memory of {lost.peak_memory / 2**20:.0f} MiB" if lost.peak_memory else ""
 
 
-def _borders(job: Job) -> list[int]:
-    """The chunks with which the rows of another folder begin."""
-    borders = borders_of(job.source.data) if job.source.order is None else []
-    return sorted({job.plan.chunk_from(row) for row in borders})
+def _borders(job: Job) -> tuple[list[int], list[int]]:
+    """The chunks with which the rows of another folder begin, and those of another block."""
+    if job.source.order is not None:
+        return [], []
+    rows = rows_of(job.source.data)
+    borders, blocks = (sorted(set(map(job.plan.chunk_from, at))) for at in (rows.borders, rows.blocks))
+    return borders, blocks

@@ -109,6 +109,7 @@ class Scheduler:
         policy: the knobs.
         committed: ranges that an earlier run has committed already.
         borders: chunks, ascending, at which leases end.
+        blocks: chunks, ascending, up to which leases go on where they may.
 
     Example:
         >>> scheduler = Scheduler(num_chunks=2, num_workers=1)
@@ -126,6 +127,7 @@ class Scheduler:
         policy: SchedulerPolicy | None = None,
         committed: Iterable[tuple[int, int]] = (),
         borders: Sequence[int] = (),
+        blocks: Sequence[int] = (),
     ) -> None:
         self.num_chunks = num_chunks
         self.num_workers = max(num_workers, 1)
@@ -133,6 +135,7 @@ class Scheduler:
         self.committed = 0
         self.seconds_per_chunk: float | None = None
         self.borders = borders
+        self.blocks = blocks
         self._pending: list[tuple[int, int]] = []
         self._pending_count = 0
         self._leases: dict[int, Lease] = {}
@@ -237,6 +240,10 @@ class Scheduler:
         if limit is not None:
             size = min(size, limit)
         end = min(start + max(size, 1), stop, horizon)
+        if self.blocks:  # another worker would read the rest of the block again
+            block = bisect.bisect_left(self.blocks, end)
+            most = start + min(self.policy.max_lease, NO_LIMIT if limit is None else limit)
+            end = min(self.blocks[block] if block < len(self.blocks) else stop, stop, horizon, most)
         if self.borders:  # a lease that lies in one folder opens only that
             border = bisect.bisect_right(self.borders, start)
             end = min(end, self.borders[border]) if border < len(self.borders) else end

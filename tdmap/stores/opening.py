@@ -8,16 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, entries_of, is_dense
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.process_state import on_host
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
-from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
-from tensordict_lite import TensorDict, is_non_tensor
-from tensordict_lite.base import TensorCollection
+from tdmap.stores.sources import FolderSource, MemorySource, RowSource, digest_of
+from tensordict_lite import TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import read_small
 from tensordict_lite.memmap.plan import mapped_root
@@ -101,25 +100,25 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
         >>> tdmap.concat(halves)["x"]
         tensor([0., 0., 1., 1.])
     """
-    datasets = [] if isinstance(datasets, (TensorCollection, Tensor)) else list(datasets)
+    datasets = [] if is_data(datasets) else list(datasets)
     if not datasets:
         raise ValueError("concat takes a list of at least one dataset.")
-    members: list[Member] = []
+    members: list[RowSource] = []
     spans: list[tuple[int, int, int]] = []
     folders: list[str] = []
     for place, data in enumerate(datasets):
         if isinstance(data, ShardedDataset):
             spans += [(number + len(members), first, last) for number, first, last in data._spans]
             folders += data.folders
-            members += [_chosen(member, data) for member in data._members]
+            members += [_chosen(member, data) for member in data._sources]
             continue
-        if not isinstance(data, TensorCollection) or not len(data.shape):
-            what = "collection of batch size []" if isinstance(data, TensorCollection) else type(data).__name__
+        if isinstance(data, Tensor) or not is_data(data) or not len(data.shape):
+            what = "collection of batch size []" if is_tensor_collection(data) else type(data).__name__
             raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.")
         root = mapped_root(data)
-        member: Member = MemoryMember(f"dataset {place}", data)
+        member: RowSource = MemorySource(f"dataset {place}", data)
         if root is not None:
-            folder = FolderMember.at(os.path.realpath(root))
+            folder = FolderSource.at(os.path.realpath(root))
             if _is_all_of(data, TensorDict.load_memmap(folder.name)):
                 member = folder
                 folders.append(folder.name)
@@ -146,16 +145,16 @@ def _is_all_of(data: Any, saved: Any) -> bool:
     return mine.keys() == theirs.keys() and all(_is_all_of(value, theirs[key]) for key, value in mine.items())
 
 
-def _chosen(member: Member, data: ShardedDataset) -> Member:
+def _chosen(member: RowSource, data: ShardedDataset) -> RowSource:
     if data._keys is not None:
         raise TypeError("concat takes whole datasets: use select() on what it returns.")
     return member
 
 
 def _joined(
-    members: list[Member],
+    members: list[RowSource],
     spans: list[tuple[int, int, int]] | None = None,
-    firsts: list[Member] | None = None,
+    firsts: list[RowSource] | None = None,
 ) -> ShardedDataset:
     """The dataset of members, once they have been found to look alike.
 
@@ -176,7 +175,7 @@ def _joined(
     return data
 
 
-def _schema(member: Member) -> Schema:
+def _schema(member: RowSource) -> Schema:
     return Schema(member.open().like())
 
 
@@ -216,8 +215,8 @@ def _local(source: AnyPath) -> str | None:
     return None if is_url(text) else local_path(text)
 
 
-def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list[Member]:
-    """The members of one folder or URL."""
+def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list[RowSource]:
+    """The sources of one folder or URL."""
     path = _local(source)
     if path is None:
         return list(members_at(str(source), storage_options or {}))
@@ -228,7 +227,7 @@ def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list
     return [_listed(path, shard) for shard in listed]
 
 
-def _listed(folder: str, shard: Shard) -> FolderMember:
+def _listed(folder: str, shard: Shard) -> FolderSource:
     """A folder that a manifest lists, if it is what the manifest says."""
     path = f"{folder}/{shard.path}"
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), shard.path):
@@ -244,12 +243,12 @@ def _listed(folder: str, shard: Shard) -> FolderMember:
         rows = int(TensorDict.load_memmap(path, device="meta").shape[0])
         what = f"it has {rows} rows, and had {shard.rows}" if rows != shard.rows else "its metadata are others"
         raise DatasetError(path, f"is not the shard that {folder}/{MANIFEST} lists: {what}")
-    return FolderMember(path, shard.rows, shard.meta)
+    return FolderSource(path, shard.rows, shard.meta)
 
 
-def _folder_at(path: str) -> FolderMember:
+def _folder_at(path: str) -> FolderSource:
     try:
-        return FolderMember.at(path)
+        return FolderSource.at(path)
     except DatasetNotFoundError:
         raise _no_dataset(path) from None
 

@@ -25,7 +25,7 @@ from tdmap.data.kinds import Data
 from tdmap.memory.scratch import temporary_folder
 from tdmap.process_state import Owner
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
-from tdmap.stores.members import digest_of_bytes, state_of
+from tdmap.stores.sources import OpenRows, RowSource, digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of
 from tdmap.stores.text import Text, text_of_meta
 from tdmap.stores.transport import joined
@@ -41,6 +41,9 @@ GAP_BYTES = 64 << 10
 PART_BYTES = 16 << 20
 """A longer run of bytes is fetched as several requests at once."""
 
+FETCHED_BYTES = 64 << 20
+"""Bytes of rows that are fetched in one go, unless a chunk has more."""
+
 AHEAD = 2
 """Runs of rows that are fetched ahead, at most."""
 
@@ -48,7 +51,7 @@ Run = tuple[int, int]
 Path = tuple[str, ...]
 
 
-def members_at(url: str, options: dict[str, Any]) -> list[StoreMember]:
+def members_at(url: str, options: dict[str, Any]) -> list[StoreSource]:
     """The datasets at a URL: those of its manifest, or the one that is there.
 
     Raises:
@@ -60,11 +63,11 @@ def members_at(url: str, options: dict[str, Any]) -> list[StoreMember]:
     listed = _content(store, f"{url}/{MANIFEST}")
     if listed is not None:
         shards = unpack(f"{url}/{MANIFEST}", listed)
-        return [StoreMember(f"{url}/{shard.path}", shard.rows, shard.meta, options) for shard in shards]
+        return [StoreSource(f"{url}/{shard.path}", shard.rows, shard.meta, options) for shard in shards]
     meta = _content(store, f"{url}/{META}")
     if meta is None:
         raise DatasetNotFoundError(url, _why_nothing(store, url))
-    member = StoreMember(url, -1, digest_of_bytes(meta), options)
+    member = StoreSource(url, -1, digest_of_bytes(meta), options)
     member.rows = member.open().rows
     return [member]
 
@@ -84,17 +87,16 @@ def _why_nothing(store: Store, url: str) -> str:
     return why_no_dataset(names)
 
 
-class StoreMember:
+class StoreSource(RowSource):
     """A dataset at a URL."""
 
+    is_remote = True
+    read_bytes = FETCHED_BYTES
+
     def __init__(self, url: str, rows: int, digest: str, options: dict[str, Any]) -> None:
-        self.name = url
-        self.rows = rows
+        super().__init__(url, rows)
         self.digest = digest
         self.options = options
-
-    prefetch = True
-    """Its rows come from far away."""
 
     def __getstate__(self) -> dict[str, Any]:
         require_reachable(self.name)
@@ -137,7 +139,7 @@ class _Whole:
     data: Data = None
 
 
-class RemoteRows:
+class RemoteRows(OpenRows):
     """The rows of one dataset in a store.
 
     Args:
@@ -148,7 +150,7 @@ class RemoteRows:
         DatasetError: it is missing, is not what was opened, or an object of it has another length than it should.
     """
 
-    def __init__(self, member: StoreMember, store: Store) -> None:
+    def __init__(self, member: StoreSource, store: Store) -> None:
         self.url = member.name
         self.rows = member.rows
         self.store = store
@@ -205,11 +207,7 @@ class RemoteRows:
 
     # -- rows --------------------------------------------------------------------------------------------------
 
-    def read(self, first: int, last: int) -> Data:
-        return self.read_keys(first, last, None)
-
-    def read_keys(self, first: int, last: int, keys: Sequence[Any] | None) -> Data:
-        """Rows `first..last` of some entries; of all with None."""
+    def read(self, first: int, last: int, keys: Sequence[Any] | None = None) -> Data:
         self._forget_if_forked()
         for (begin, end, wanted), future in list(self._ahead.items()):
             if wanted == keys and begin <= first and last <= end:
@@ -219,8 +217,7 @@ class RemoteRows:
                 return rows if (begin, end) == (first, last) else rows[first - begin : last - begin]
         return self._rows([(first, last)], keys)
 
-    def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
-        """Begin to fetch rows."""
+    def prefetch(self, first: int, last: int, keys: Sequence[Any] | None = None) -> None:
         self._forget_if_forked()
         known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
         if first >= last or known:
@@ -236,11 +233,7 @@ class RemoteRows:
         if not self._owner.is_here:
             self._ahead, self._thread, self._owner = {}, None, Owner()
 
-    def take(self, rows: Tensor) -> Data:
-        return self.take_keys(rows, None)
-
-    def take_keys(self, rows: Tensor, keys: Sequence[Any] | None) -> Data:
-        """These rows of some entries."""
+    def take(self, rows: Tensor, keys: Sequence[Any] | None = None) -> Data:
         wanted = torch.unique(rows)
         chosen = None if keys is None else {path_of(key) for key in keys}
         leaves = _leaves(self.tree, (), (_Leaf, Text))

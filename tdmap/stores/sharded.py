@@ -11,9 +11,10 @@ they are views of its files, mapped copy-on-write; across two they are copies.
 from __future__ import annotations
 
 import bisect
+import functools
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,13 +22,13 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Ahead, Data, Rows
+from tdmap.data.reader import cut, narrow, rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.process_state import on_host
-from tdmap.stores.members import Member, Rows
-from tdmap.stores.widened import WidenedMember
+from tdmap.stores.sources import OpenRows, RowSource
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
-from tensordict_lite.base import TensorCollection
+from tensordict_lite.doors.engine import EngineOps
 from tensordict_lite.views import is_leaf_nontensor
 
 MOST_OPEN = 64
@@ -41,11 +42,12 @@ Span = tuple[int, int, int]
 
 
 @on_host
-class ShardedDataset(TensorCollection):
-    """A dataset whose rows lie in several folders, or in an object store. Made by `tdmap.open` and `tdmap.concat`.
+class ShardedDataset(Rows, EngineOps):
+    """A dataset whose rows are read where they lie: in several folders, in an object store, in arrays of Zarr.
 
-    Every operation takes it. It is read only: chunks and rows are copies, and what is done to them
-    does not reach the files. `data[rows]` is a collection of those rows; `data["key"]` is a whole column, in memory.
+    Made by `tdmap.open` and `tdmap.concat`. Every operation takes it, and it has the methods `map`, `map_iter`,
+    `map_reduce` and `pipeline` of a TensorDict. It is read only, and no collection: `data[rows]` is a collection of
+    these rows, which the caller may change without an effect on the files; `data["key"]` is a whole column, in memory.
 
     Attributes:
         shards: the names of the folders, in order.
@@ -60,60 +62,73 @@ class ShardedDataset(TensorCollection):
         (6, [2, 10, 11], [12, 0])
     """
 
-    __slots__ = ("_ends", "_is_lazy", "_keys", "_members", "_none", "_opened", "_row_bytes", "_spans", "fetch_next")
-
-    _kind_name = "dataset of several folders"
-    _is_non_tensor = False
-    _members: tuple[Member, ...]
-    _spans: tuple[Span, ...]
-    _keys: tuple[Any, ...] | None
-    _is_lazy: bool
+    fetch_next: Callable[[], None]
+    """Of a lazy window: fetches the next one."""
 
     def __init__(
         self,
-        members: Sequence[Member],
+        sources: Sequence[RowSource],
         spans: Sequence[Span] | None = None,
         keys: Sequence[Any] | None = None,
         lazy: bool = False,
         none: Data | None = None,
+        columns: TensorDict | None = None,
     ) -> None:
-        self._members = tuple(members)
-        spans = [(number, 0, member.rows) for number, member in enumerate(members)] if spans is None else spans
+        self._sources = tuple(sources)
+        spans = [(number, 0, source.rows) for number, source in enumerate(sources)] if spans is None else spans
         self._spans = tuple(spans)
         self._ends = list(np.cumsum([last - first for _, first, last in self._spans], dtype=np.int64).tolist())
         self._keys = None if keys is None else tuple(keys)
+        self._columns = columns
         self._is_lazy = lazy
-        self._opened: OrderedDict[int, Rows] = OrderedDict()
+        self._opened: OrderedDict[int, OpenRows] = OrderedDict()
         self._none = none
         self._row_bytes: int | None = None
-        self._names = self._device = self._lock = None
-        self._batch_size = torch.Size((self._ends[-1] if self._ends else 0, *self._no_rows.shape[1:]))
-
-    # -- what travels ----------------------------------------------------------------------------------------
+        self._batch_size = torch.Size((self._ends[-1] if self._ends else 0, *self.like.shape[1:]))
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._members, self._spans, self._keys, self._is_lazy, self._no_rows, self._row_bytes)
-
-    def __getstate__(self) -> NoReturn:
-        raise TypeError("a dataset of several folders travels by its members")
+        parts = self._sources, self._spans, self._keys, self._is_lazy, self.like, self._columns
+        return _rebuild, (*parts, self._row_bytes)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
     def shards(self) -> list[str]:
         """The names of the folders, in order; of those in memory, what messages call them."""
-        return [self._members[number].name for number, _, _ in self._spans]
+        return [source.name for source in self._spanned()]
 
     @property
     def ends(self) -> list[int]:
         """One-past-last row of each folder."""
         return list(self._ends)
 
+    def _spanned(self) -> Iterator[RowSource]:
+        """The source of each span."""
+        return (self._sources[number] for number, _, _ in self._spans)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Rows, and the other batch dimensions of each folder."""
+        return self._batch_size
+
+    shape = batch_size
+
+    def __len__(self) -> int:
+        return self._batch_size[0]
+
     @property
     def folders(self) -> list[str]:
         """The names of those that lie in folders or stores."""
-        members = [self._members[number] for number, _, _ in self._spans]
-        return [member.name for member in members if not hasattr(member, "data")]
+        return [source.name for source in self._spanned() if source.data is None]
+
+    @property
+    def files(self) -> list[str]:
+        return [file for source in self._spanned() for file in source.files()]
+
+    @property
+    def in_memory(self) -> list[Data]:
+        found = [source.data for source in self._spanned() if source.data is not None]
+        return found if self._columns is None else [*found, self._columns]
 
     @property
     def borders(self) -> list[int]:
@@ -121,11 +136,24 @@ class ShardedDataset(TensorCollection):
         return self._ends[:-1]
 
     @property
-    def _no_rows(self) -> Data:
-        """Zero rows: keys, dtypes and shapes."""
+    def blocks(self) -> list[int]:
+        found, start = [], 0
+        for (number, first, last), end in zip(self._spans, self._ends):
+            block = self._sources[number].block
+            found += [start + row - first for row in range((first // block + 1) * block, last, block) if block > 1]
+            start = end
+        return found
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether rows are fetched from an object store."""
+        return any(source.is_remote for source in self._spanned())
+
+    @property
+    def like(self) -> Data:
         if self._none is None:
             number, first, _ = self._spans[0]
-            self._none = self._chosen(self._open(number).read(first, first).clone())
+            self._none = self._chosen(self._open(number).read(first, first, self._keys).clone())
         return self._none
 
     @property
@@ -136,34 +164,19 @@ class ShardedDataset(TensorCollection):
             self._row_bytes = row_bytes_of(first, len(first)) if len(first) else 0
         return self._row_bytes
 
-    @property
-    def is_lazy(self) -> bool:
-        """Whether its slices are names of rows, and not rows."""
-        return self._is_lazy
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether rows are fetched from an object store."""
-        return any(hasattr(self._members[number], "prefetch") for number, _, _ in self._spans)
-
-    def member_identities(self) -> Iterator[tuple[str, Any]]:
-        """For journals of runs: the name of each folder with its rows, and what tells its content from another."""
+    def identities(self) -> Iterator[tuple[str, Any]]:
+        yield "entries", ", ".join(sorted(map(str, self.keys(True, True))))
         for place, (number, first, last) in enumerate(self._spans):
-            yield f"shard {place}, rows {first}:{last}", self._members[number].identity()
+            yield f"shard {place}, rows {first}:{last}", self._sources[number].identity()
 
-    def member_files(self) -> Iterator[str]:
-        """A file in each folder that other machines must have to open it there."""
-        for number, _, _ in self._spans:
-            yield from getattr(self._members[number], "files", list)()
-
-    def in_memory(self) -> Iterator[Data]:
-        """The members that lie in memory."""
-        for number, _, _ in self._spans:
-            if hasattr(self._members[number], "data"):
-                yield self._members[number].data  # type: ignore[attr-defined]
+    def private(self) -> tuple[Data, list[Tensor]]:
+        if self.is_remote:
+            return self, []
+        rebuild, parts = self.__reduce__()  # with mappings of its own, as in another process
+        return rebuild(*parts), []
 
     def __repr__(self) -> str:
-        keys = ", ".join(repr(key) for key in entry_names(self._no_rows))
+        keys = ", ".join(repr(key) for key in entry_names(self.like))
         shown = ", ".join(self.shards[:3]) + (", ..." if len(self._spans) > 3 else "")
         return (
             f"{type(self).__name__}({len(self):,} rows in {len(self._spans):,} folders: {shown}; "
@@ -177,15 +190,15 @@ class ShardedDataset(TensorCollection):
 
     def keys(self, *args: Any, **kwargs: Any) -> Any:
         """The keys of all members, as `TensorDict.keys`."""
-        return self._no_rows.keys(*args, **kwargs)
+        return self.like.keys(*args, **kwargs)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self._no_rows.keys(isinstance(key, tuple))
+        return key in self.like.keys(isinstance(key, tuple))
 
     @property
     def arrow_types(self) -> dict[Any, str]:
         """The types of dates and times, as `TensorDict.arrow_types`; those that the first member has."""
-        return self._no_rows.arrow_types  # type: ignore[no-any-return]
+        return self.like.arrow_types  # type: ignore[no-any-return]
 
     @arrow_types.setter
     def arrow_types(self, types: Any) -> None:
@@ -204,49 +217,72 @@ class ShardedDataset(TensorCollection):
     def get(self, key: Any, default: Any = ..., **kwargs: Any) -> Any:
         """A whole column, in memory. Of a part of the rows: `data[rows][key]`."""
         if key not in self:
-            return self._no_rows.get(key) if default is ... else default
+            return self.like.get(key) if default is ... else default
         return self._with_column(key).get(key)
 
     def _with_column(self, key: Any) -> Data:
         """A collection with a whole entry."""
         part = self.select(key)
-        if part._keys:
+        if part._keys or part._columns is not None:
             return part.contiguous()
-        return TensorDict({key: _without_tensors(self._no_rows.get(key), len(self))}, [len(self)])
+        return TensorDict({key: _without_tensors(self.like.get(key), len(self))}, [len(self)])
 
     def select(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
         """The same rows with some of the entries; the others are not read."""
-        chosen = self._no_rows.select(*keys, **kwargs)
-        part = ShardedDataset(self._members, self._spans, entry_names(chosen), self._is_lazy, chosen)
-        part._opened = self._opened
-        return part
+        chosen = self.like.select(*keys, **kwargs)
+        names, columns = entry_names(chosen), self._columns
+        if columns is not None:
+            kept = [name for name in names if name in columns.keys()]
+            names = [name for name in names if name not in kept]
+            columns = columns.select(*kept) if kept else None
+        return self._part(self._spans, names, none=chosen, columns=columns)
 
     def exclude(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
         """The same rows without some of the entries, which are not read."""
-        return self.select(*entry_names(self._no_rows.exclude(*keys)))
+        return self.select(*entry_names(self.like.exclude(*keys)))
 
     def with_columns(self, columns: TensorDict) -> ShardedDataset:
-        """The same rows with more entries, which lie in memory, or with these in the place of others.
+        mine = {} if self._columns is None else dict(self._columns.items())
+        wider = TensorDict({**mine, **columns}, [len(self)])
+        theirs = entry_names(self.like.exclude(*mine))
+        keys = self._keys
+        if any(name in theirs for name in wider.keys()):
+            keys = tuple(name for name in theirs if name not in wider.keys())
+        return self._part(self._spans, keys, none=rows_of(self.like).with_columns(columns[:0]), columns=wider)
 
-        Args:
-            columns: batch size `[rows]`.
-        """
-        members, start = [], 0
-        for (number, first, _), end in zip(self._spans, self._ends):
-            members.append(WidenedMember(self._members[number], first, columns[start:end]))
-            start = end
-        keys = None if self._keys is None else tuple(dict.fromkeys((*self._keys, *columns.keys())))
-        return ShardedDataset(members, None, keys, self._is_lazy)
+    def _part(
+        self,
+        spans: Sequence[Span],
+        keys: Sequence[Any] | None,
+        lazy: bool | None = None,
+        none: Data | None = None,
+        columns: TensorDict | None = None,
+    ) -> ShardedDataset:
+        """Another dataset of the same sources, which it has open as well."""
+        part = ShardedDataset(self._sources, spans, keys, self._is_lazy if lazy is None else lazy, none, columns)
+        part._opened = self._opened
+        return part
+
+    @property
+    def _is_of_columns(self) -> bool:
+        """Whether nothing is read of the sources."""
+        return self._keys == () and self._columns is not None
 
     def _chosen(self, rows: Data) -> Data:
         return rows if self._keys is None else rows.select(*self._keys)
 
-    def outline(self) -> TensorDict:
-        """What stands for all rows where names, dtypes and shapes are asked for, and takes no memory.
+    def _wide(self, rows: Data, first: int, last: int) -> Data:
+        """Rows `first..last` of the sources with those of the columns in memory."""
+        if self._columns is None:
+            return rows
+        return rows_of(rows).with_columns(narrow(self._columns, 0, first, last))
 
-        Its tensors are the first row, as often as there are rows; objects are those of the first row.
-        """
-        return _outline(self._load(0, min(1, len(self))), len(self))
+    def sample(self) -> Data:
+        return self._load(0, min(1, len(self)))
+
+    def outline(self) -> TensorDict:
+        """A TensorDict whose tensors are those of the first row, as often as there are rows; they take no memory."""
+        return _outline(self.sample(), len(self))
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -258,9 +294,9 @@ class ShardedDataset(TensorCollection):
             lazy: its slices are windows as well, and not rows.
         """
         spans = list(self._pieces(first, last)) or [(self._spans[0][0], 0, 0)]
-        lazy = self._is_lazy if lazy is None else lazy
-        part = ShardedDataset(self._members, spans, self._keys, lazy, self._no_rows)
-        part._opened, part._row_bytes = self._opened, self._row_bytes  # a request for each window is one too many
+        columns = None if self._columns is None else narrow(self._columns, 0, first, last)
+        part = self._part(spans, self._keys, lazy, self.like, columns)
+        part._row_bytes = self._row_bytes  # a request for each window is one too many
         return part
 
     def _pieces(self, first: int, last: int) -> Iterator[Span]:
@@ -293,10 +329,43 @@ class ShardedDataset(TensorCollection):
             yield first, stop
             first = stop
 
-    def _open(self, number: int) -> Rows:
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        if self._is_lazy:
+            yield from self._windows(first, last, size, ahead)
+            return
+        runs = list(self._runs(first, last, max(size, 1)))
+        for number, (begin, end) in enumerate(runs, 1):
+            rows = self._load(begin, end)
+            if ahead is not None:
+                following = runs[number] if number < len(runs) else ahead(begin, end)
+                if following is not None:
+                    self.prefetch(*following)
+            yield from cut(rows, 0, 0, end - begin, size) if size else rows.unbind(0)
+
+    def _runs(self, first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+        """Runs of chunks that are read in one go: of one folder, and of no more bytes than its source reads."""
+        limits = [source.read_bytes for source in self._spanned() if source.read_bytes is not None]
+        step = last - first if not limits else max(min(limits) // max(self.row_bytes * size, 1), 1) * size
+        for begin, end in self.aligned(first, last, size):
+            for start in range(begin, end, step):
+                yield start, min(start + step, end)
+
+    def _windows(self, first: int, last: int, size: int, ahead: Ahead | None) -> Iterator[Data]:
+        """Chunks that are names of rows, which know how to fetch those of the next one."""
+        for begin in range(first, last, size):
+            end = min(begin + size, last)
+            rows = self.window(begin, end)
+            following = None
+            if ahead is not None:
+                following = (end, min(end + size, last)) if end < last else ahead(begin, end)
+            if following is not None:
+                rows.fetch_next = functools.partial(self.prefetch, *following)
+            yield rows
+
+    def _open(self, number: int) -> OpenRows:
         rows = self._opened.get(number)
         if rows is None:
-            rows = self._opened[number] = self._members[number].open()
+            rows = self._opened[number] = self._sources[number].open()
             if len(self._opened) > MOST_OPEN:
                 self._opened.popitem(last=False)
         else:
@@ -306,21 +375,19 @@ class ShardedDataset(TensorCollection):
     def _load(self, first: int, last: int) -> Data:
         pieces = [self._read(*piece) for piece in self._pieces(first, last)]
         if not pieces:
-            return self._no_rows.clone()
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return self.like.clone()
+        return self._wide(pieces[0] if len(pieces) == 1 else torch.cat(pieces), first, last)
 
     def _read(self, number: int, first: int, last: int) -> Data:
-        rows = self._open(number)
-        if self._keys is not None and hasattr(rows, "read_keys"):
-            return self._chosen(rows.read_keys(first, last, self._keys))
-        return self._chosen(rows.read(first, last))
+        if self._is_of_columns:
+            return TensorDict({}, [last - first])
+        return self._chosen(self._open(number).read(first, last, self._keys))
 
     def prefetch(self, first: int, last: int) -> None:
         """Begin to fetch rows that will be read soon, where they come from an object store."""
         for number, begin, end in self._pieces(first, last):
-            ahead = getattr(self._open(number), "prefetch", None)
-            if ahead is not None:
-                ahead(begin, end, self._keys)
+            if self._sources[number].is_remote and not self._is_of_columns:
+                self._open(number).prefetch(begin, end, self._keys)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -332,7 +399,7 @@ class ShardedDataset(TensorCollection):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
-            return (self._with_column(index) if index in self else self._no_rows)[index]
+            return (self._with_column(index) if index in self else self.like)[index]
         if isinstance(index, tuple):
             return self._index_many(index)
         if isinstance(index, slice):
@@ -369,7 +436,12 @@ class ShardedDataset(TensorCollection):
     def _take(self, index: Any) -> Data:
         rows = row_numbers(index, len(self))
         if not len(rows):
-            return self._no_rows.clone()
+            return self.like.clone()
+        found = self._take_theirs(rows)
+        return found if self._columns is None else rows_of(found).with_columns(self._columns[rows])
+
+    def _take_theirs(self, rows: Tensor) -> Data:
+        """Rows of the sources."""
         owners = torch.bucketize(rows, torch.tensor(self._ends), right=True)
         if bool((owners == owners[0]).all()):
             return self._take_from(int(owners[0]), rows)
@@ -384,14 +456,19 @@ class ShardedDataset(TensorCollection):
 
     def _take_from(self, place: int, rows: Tensor) -> Data:
         number, begin, _ = self._spans[place]
-        opened, local = self._open(number), rows + (begin - (self._ends[place - 1] if place else 0))
-        if self._keys is not None and hasattr(opened, "take_keys"):
-            return self._chosen(opened.take_keys(local, self._keys))
-        return self._chosen(opened.take(local))
+        if self._is_of_columns:
+            return TensorDict({}, [len(rows)])
+        local = rows + (begin - (self._ends[place - 1] if place else 0))
+        return self._chosen(self._open(number).take(local, self._keys))
+
+    def __getitems__(self, rows: Any) -> Any:
+        """The rows of a batch, for the `DataLoader` of torch."""
+        return self[list(rows)]
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> Any:
         """Rows as pieces of so many rows; as `TensorDict.split`, along dimension 0."""
-        self._require_rows(dim)
+        if dim not in (0, -len(self._batch_size)):
+            raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
         sizes = split_size if not isinstance(split_size, int) else [split_size] * (-(-len(self) // split_size))
         pieces, first = [], 0
         for size in sizes:
@@ -399,25 +476,18 @@ class ShardedDataset(TensorCollection):
             first += size
         return tuple(pieces)
 
-    def unbind(self, dim: int = 0) -> Any:
-        """All rows, one by one; as `TensorDict.unbind`, along dimension 0."""
-        self._require_rows(dim)
-        return self.contiguous().unbind(0)
-
     def __iter__(self) -> Iterator[Any]:
         for row in range(len(self)):
             yield self[row]
 
-    def _require_rows(self, dim: int) -> None:
-        if dim not in (0, -len(self._batch_size)):
-            raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
-
     # -- all of it -------------------------------------------------------------------------------------------
 
-    def contiguous(self, **kwargs: Any) -> Data:
+    def contiguous(self) -> Data:
         """All rows, in memory."""
         rows = self._load(0, len(self))
         return rows if len(self._spans) > 1 else rows.clone()
+
+    load = contiguous
 
     def to_tensordict(self, **kwargs: Any) -> Any:
         """All rows, in memory, as a TensorDict."""
@@ -427,14 +497,10 @@ class ShardedDataset(TensorCollection):
         """A copy in memory of all rows; with `recurse=False` the same dataset."""
         return self.contiguous() if recurse else self
 
-    def lock_(self) -> ShardedDataset:
-        """Nothing: it cannot be changed."""
-        return self
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
-            "a dataset of several folders is read only, and has no columns in one piece: take rows (data[10:20]), run "
-            "an operation (data.map(fn, out=folder)), or load all of it into memory (data.contiguous())."
+            "a dataset of several folders is read only: take rows (data[10:20]), run an operation (data.map(fn, "
+            "out=folder)), or load all of it into memory (data.contiguous())."
         )
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -442,10 +508,6 @@ class ShardedDataset(TensorCollection):
         if callable(getattr(TensorDict, name, None)):
             hint = ": it is read only, and rows of it (data[10:20]) or all of them in memory (data.contiguous()) have"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
-
-    _leaves = _with_leaves = _map_leaves = _get_str = _set_str = _del_str = _key_list = _nested = _refuse
-    _change_batch_size = _rebuild = __setitem__ = __delitem__ = _refuse
-    _source = property(_refuse)
 
 
 def _without_tensors(value: Data, rows: int) -> TensorDict:
@@ -467,8 +529,10 @@ def _outline(rows: Data, count: int) -> TensorDict:
     return TensorDict(source, [count])
 
 
-def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data, row_bytes: int | None) -> ShardedDataset:
-    data = ShardedDataset(members, spans, keys, lazy, none)
+def _rebuild(
+    sources: Any, spans: Any, keys: Any, lazy: bool, none: Data, columns: TensorDict | None, row_bytes: int | None
+) -> ShardedDataset:
+    data = ShardedDataset(sources, spans, keys, lazy, none, columns)
     data._row_bytes = row_bytes
     return data
 

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tensordict_lite.kernel import Kernel
-
 if TYPE_CHECKING:
     import os
 
@@ -53,8 +51,8 @@ def _knows_options(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-class EngineOps(Kernel):
-    """Mixin of :meth:`map` and its relatives."""
+class EngineOps:
+    """Mixin of :meth:`map` and its relatives, also for datasets that are no collections."""
 
     __slots__ = ()
 

@@ -62,7 +62,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
     load, take, most = ShardedDataset._load, ShardedDataset._take, getattr(request, "param", ROWS // 4)
 
     def is_wide(data: ShardedDataset, rows: int) -> bool:
-        names = entry_names(data._no_rows) if data._keys is None else data._keys
+        names = entry_names(data.like) if data._keys is None else data._keys
         return rows > most and any("wide" in (name if isinstance(name, tuple) else (name,)) for name in names)
 
     def checked_load(self: ShardedDataset, first: int, last: int) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.stores.members import digest_of
+from tdmap.stores.sources import digest_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 

@@ -27,6 +27,7 @@ def head(
     sheet: Annotated[Path | None, typer.Option(help="Draw the pictures among the entries there (.png).")] = None,
 ) -> None:
     """Show rows of a dataset; entries that look like pictures can be drawn."""
+    from tdmap.data.reader import rows_of
     from tdmap.memory.hidden import printable
 
     end_with_reader()
@@ -38,7 +39,7 @@ def head(
         refuse(f"{path} has {length:,} rows, so there is no row {start:,}")
     chosen = range(first, min(first + rows, length))
     shift = 0
-    if hasattr(type(data), "member_files"):  # only these rows are read
+    if not rows_of(data).is_view:  # only these rows are read
         data, shift = data[first : chosen.stop], first
     entries = [(key, leaf) for key, leaf, _ in leaves_of(data)]
     if asked().json:

@@ -22,6 +22,7 @@ from torch import Tensor
 from tdmap.data.columns import row_words
 from tdmap.data.entries import select
 from tdmap.data.kinds import Data, signed_view
+from tdmap.data.reader import rows_of
 from tdmap.data.schema import KeyPath
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
@@ -311,7 +312,7 @@ def place_pairs(
         rows.set(COUNT, matches.counts)
     data, mine = (None, None) if streamed is None else streamed
     if data is not None:
-        rows = data.with_columns(rows)
+        rows = rows_of(data).with_columns(rows)
     index = lookup.tables if matches.counts is not None else SharedTensors([torch.zeros(0)], False)
     block_bytes = ctx.tuning.join_bytes
     fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep, mine, block_bytes)

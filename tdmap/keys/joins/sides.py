@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
-from tdmap.data.entries import with_types
-from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
-from tdmap.data.reader import narrow
+from tdmap.data.entries import as_tensordict, with_types
+from tdmap.data.kinds import Data, is_dense, with_entries
+from tdmap.data.reader import rows_of
 from tdmap.errors import OutputMismatch
 from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
@@ -27,7 +27,6 @@ from tdmap.output.output import SourceRows
 from tdmap.output.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context
-from tdmap.stores.widened import as_tensordict, with_columns
 from tensordict_lite import TensorDict, is_non_tensor
 
 On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
@@ -136,7 +135,7 @@ def _renumbered(keyed: KeyedData, index: int, labels: Sequence[Any], known: dict
     if is_dense(keyed.data):
         column.copy_(numbers)  # what workers map already
         return keyed
-    return replace(keyed, data=with_columns(keyed.data, TensorDict({name: numbers}, [len(numbers)])))
+    return replace(keyed, data=rows_of(keyed.data).with_columns(TensorDict({name: numbers}, [len(numbers)])))
 
 
 def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:
@@ -213,9 +212,10 @@ def read_by_chunk(data: Data) -> TensorDict | None:
 
     None for other datasets, and where entries are neither tensors nor objects by row.
     """
-    if not is_opened_by_row(data) or not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
+    rows = rows_of(data)
+    if rows.is_view or not _is_by_row(rows.sample()):
         return None
-    return data.outline()  # type: ignore[no-any-return]
+    return rows.outline()  # type: ignore[no-any-return]
 
 
 def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
@@ -225,10 +225,10 @@ def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
         data: any dataset; others are returned as they are.
         spill: folder for files of as many bytes.
     """
-    if not is_opened_by_row(data):
+    if rows_of(data).is_view:
         return data
-    if not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
-        return as_tensordict(data.contiguous())
+    if not _is_by_row(rows_of(data).sample()):
+        return as_tensordict(rows_of(data).load())
     source = SourceRows(data)
     rows, schema = len(data), source.schema
     nbytes = rows * sum(schema.row_bytes)

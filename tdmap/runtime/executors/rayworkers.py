@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from tdmap.data.failures import note_skipped
-from tdmap.data.kinds import Data, folders_read, tensors_of
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.objectlog import append
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
@@ -307,7 +307,7 @@ class _Travel:
         if files:
             reads = member.reaches(files, written=False)
         else:  # rows in a store, which everybody opens by its URL
-            reads = files is not None and bool(folders_read(self.data))
+            reads = files is not None and bool(rows_of(self.data).folders)
         self._reads[member.number] = reads
         source = TravelPacker().dumps(self.data) if reads else None
         task = Task(job.number, self._surroundings, self.plan, job.policy, self.fn, source, self.order is not None)

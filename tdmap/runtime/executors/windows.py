@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, is_opened_by_row, member_files, members_of, tensors_of, with_tensors
-from tdmap.data.reader import Reader, narrow
+from tdmap.data.kinds import Data, tensors_of, with_tensors
+from tdmap.data.reader import Reader, narrow, rows_of
 from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
 from tdmap.memory.regions import bytes_of, region_of
@@ -126,8 +126,9 @@ class TravelPacker(Packer):
 
 def files_of(data: Data) -> set[str] | None:
     """The files in which all tensors of `data` lie; None where one lies elsewhere."""
-    found = set(member_files(data))
-    for leaf in (leaf for part in members_of(data) for leaf in tensors_of(part)):
+    rows = rows_of(data)
+    found = set(rows.files)
+    for leaf in (leaf for part in rows.in_memory for leaf in tensors_of(part)):
         region = region_of(leaf)
         if region is None or region.handle.anonymous:
             return None
@@ -178,13 +179,11 @@ class WindowLoop:
     def run(self, grant: Grant, window: Window) -> Answer:
         """Run a lease."""
         task, plan = self.task, self.plan
-        if (
-            window.rows is None and self._source is not None and is_opened_by_row(self._source)
-        ):  # its chunks are copies, or as good as that
-            before = data = self._source.window(window.first, window.first + window.length)
-        elif window.rows is None:
-            before = narrow(self._source, plan.dim, window.first, window.first + window.length)
-            data = with_tensors(before, [leaf.clone() for leaf in tensors_of(before)])
+        if window.rows is None:
+            rows = rows_of(self._source, plan.dim)
+            before = data = rows.window(window.first, window.first + window.length)
+            if rows.is_view:
+                data = with_tensors(before, [leaf.clone() for leaf in tensors_of(before)])
         else:
             before, data = unship(window.rows), unship(window.rows)
         writer = self._place(window, data)

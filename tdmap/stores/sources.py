@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
@@ -19,44 +22,97 @@ from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, read_small
 
+READ_BYTES = 32 << 20
+"""Bytes of rows that are read from a source in one go, unless a chunk has more."""
 
-class Rows(Protocol):
-    """The rows of a member that is open."""
 
-    def read(self, first: int, last: int) -> Data:
-        """Rows `first..last`, as a copy that the caller may change."""
-        ...
+class OpenRows:
+    """The rows of a source that is open in this process. A subclass has at least `read`."""
 
-    def take(self, rows: Any) -> Data:
-        """These rows (int64, not negative), as a copy."""
-        ...
+    def read(self, first: int, last: int, keys: Sequence[Any] | None = None) -> Data:
+        """Rows `first..last`, which the caller may change without an effect on the source.
+
+        Args:
+            first, last: the rows.
+            keys: the entries that are wanted; None for all. Others may come as well, and are left out.
+        """
+        raise NotImplementedError
+
+    def take(self, rows: Tensor, keys: Sequence[Any] | None = None) -> Data:
+        """These rows (int64, not negative) in this order. By default each run of them is read by `read`."""
+        wanted, places = torch.unique(rows, return_inverse=True)
+        if not len(wanted):
+            return self.read(0, 0, keys)
+        runs = torch.tensor_split(wanted, torch.nonzero(wanted.diff() > 1)[:, 0] + 1)
+        found = [self.read(int(run[0]), int(run[-1]) + 1, keys) for run in runs]
+        return (torch.cat(found) if len(found) > 1 else found[0])[places]
 
     def like(self) -> Data:
-        """A collection with the entries, dtypes and row shapes of the dataset, of any number of rows."""
-        ...
+        """A collection with the entries, dtypes and row shapes of the source, of any number of rows."""
+        return self.read(0, 0)
+
+    def prefetch(self, first: int, last: int, keys: Sequence[Any] | None = None) -> None:
+        """Begin to fetch rows that are read next."""
 
 
-class Member(Protocol):
-    """One part of a dataset: cheap to send to another process."""
+class RowSource:
+    """Rows that lie somewhere: in a folder, an object store, a file of another library.
 
-    name: str
-    """How messages call it: its folder, or its URL."""
-    rows: int
+    A source travels to workers, which open it when they read a row of it: it is small, and can be pickled. A subclass
+    has at least `open` and `identity`, and can be read as a dataset by `tdmap.open(source)`.
+    `tdmap.testing.rows` tests it.
 
-    def open(self) -> Rows:
+    Args:
+        name: what messages call it, such as its path.
+        rows: how many there are.
+
+    Example:
+        >>> import torch, tdmap
+        >>> from tensordict_lite import TensorDict
+        >>> class Squares(tdmap.types.RowSource):
+        ...     def open(self):
+        ...         return OpenSquares()
+        ...     def identity(self):
+        ...         return f"squares of {self.rows} numbers"
+        >>> class OpenSquares(tdmap.types.OpenRows):
+        ...     def read(self, first, last, keys=None):
+        ...         return TensorDict({"x": torch.arange(first, last) ** 2}, [last - first])
+        >>> data = tdmap.open(Squares("squares", 6))
+        >>> data[2:4]["x"].tolist(), data.map(lambda chunk: chunk["x"] + 1, num_workers=0).tolist()
+        ([4, 9], [1, 2, 5, 10, 17, 26])
+    """
+
+    is_remote = False
+    """Each read is a request over a network: reads are large, and the next one is announced by `prefetch`."""
+    block = 1
+    """Rows that are stored, and so read, as a unit: a chunk of an array, a row group of a file."""
+    read_bytes: int | None = READ_BYTES
+    """Most bytes of one read, unless a chunk has more. None where reading is mapping, and costs no memory."""
+    data: Data | None = None
+    """The rows, where they are in memory."""
+
+    def __init__(self, name: str, rows: int) -> None:
+        self.name = name
+        self.rows = rows
+
+    def open(self) -> OpenRows:
         """Its rows.
 
         Raises:
             DatasetError: it is not what it was when the dataset was opened; names it.
         """
-        ...
+        raise NotImplementedError
 
     def identity(self) -> str | Data:
-        """What tells its content from another, for journals of runs; or the data themselves, which tell."""
-        ...
+        """What tells its content from another, for resumed calls; or the rows themselves, which tell."""
+        raise NotImplementedError
+
+    def files(self) -> list[str]:
+        """Files that another machine must have to open it there."""
+        return []
 
 
-class Mapped:
+class Mapped(OpenRows):
     """The rows of a folder, mapped copy-on-write: what a function does to a chunk never reaches the files."""
 
     def __init__(self, folder: str, data: Data) -> None:
@@ -71,20 +127,20 @@ class Mapped:
     def _version(self) -> int:
         return sum(leaf._version for leaf in self._leaves if not leaf.is_inference())
 
-    def read(self, first: int, last: int) -> Data:
+    def read(self, first: int, last: int, keys: Sequence[Any] | None = None) -> Data:
         if self._version() != self._versions:
             # A function has changed rows in place: pages of this process alone, which would stay for good.
             self._use(TensorDict.load_memmap(self._folder, mode="r"))
         return narrow(self.data, 0, first, last)
 
-    def take(self, rows: Any) -> Data:
+    def take(self, rows: Tensor, keys: Sequence[Any] | None = None) -> Data:
         return self.data[rows]
 
     def like(self) -> Data:
         return self.data
 
 
-class FolderMember:
+class FolderSource(RowSource):
     """A dataset in a folder of this machine, or of a file system that is mounted here.
 
     Args:
@@ -93,13 +149,14 @@ class FolderMember:
         digest: of its metadata, as `digest_of` gives it.
     """
 
+    read_bytes = None
+
     def __init__(self, name: str, rows: int, digest: str) -> None:
-        self.name = name
-        self.rows = rows
+        super().__init__(name, rows)
         self.digest = digest
 
     @classmethod
-    def at(cls, folder: str) -> FolderMember:
+    def at(cls, folder: str) -> FolderSource:
         """The dataset that is in a folder now.
 
         Raises:
@@ -133,32 +190,33 @@ class FolderMember:
         return f"{os.path.basename(self.name)}, {self.rows} rows, metadata {self.digest}, {state_of(found)}"
 
 
-class InMemory:
+class Copies(OpenRows):
     """The rows of a collection in memory, as copies."""
 
     def __init__(self, data: Data) -> None:
         self._data = plain_tensors(data)
 
-    def read(self, first: int, last: int) -> Data:
+    def read(self, first: int, last: int, keys: Sequence[Any] | None = None) -> Data:
         return narrow(self._data, 0, first, last).clone()
 
-    def take(self, rows: Any) -> Data:
+    def take(self, rows: Tensor, keys: Sequence[Any] | None = None) -> Data:
         return self._data[rows]
 
     def like(self) -> Data:
         return self._data
 
 
-class MemoryMember:
+class MemorySource(RowSource):
     """A collection in memory, or a part of a mapped dataset. Its tensors travel as all data of jobs do."""
 
+    read_bytes = None
+
     def __init__(self, name: str, data: Data) -> None:
-        self.name = name
-        self.rows = int(data.shape[0])
+        super().__init__(name, int(data.shape[0]))
         self.data = data
 
-    def open(self) -> InMemory:
-        return InMemory(self.data)
+    def open(self) -> Copies:
+        return Copies(self.data)
 
     def identity(self) -> Data:
         return self.data
