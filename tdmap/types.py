@@ -9,15 +9,17 @@ from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.pipeline import PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import RowError
-from tdmap.stores import ShardedDataset
+from tdmap.stores import OpenRows, RowSource, ShardedDataset
 
 __all__ = [
     "ChunkPlan",
     "Expression",
     "GroupBy",
     "MapIterator",
+    "OpenRows",
     "PipelineIterator",
     "ProgressBar",
     "RowError",
+    "RowSource",
     "ShardedDataset",
 ]

@@ -81,10 +81,11 @@ def open_dataset(path: Path) -> Any:
         The collection that was saved there, memory-mapped.
     """
     from tdmap.cli.places import sources_of
+    from tdmap.stores.arrays import is_arrays
     from tensordict_lite import TensorDict
 
     sources = sources_of(path)
-    if len(sources) > 1 or isinstance(sources[0], str) or (path / "shards.json").exists():
+    if len(sources) > 1 or isinstance(sources[0], str) or (path / "shards.json").exists() or is_arrays(str(path)):
         return _open_sources(path, sources)
     if not path.exists():
         refuse(f"{path} does not exist")

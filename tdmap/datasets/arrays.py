@@ -24,15 +24,13 @@ from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, objects_in, require_one_each, types_in
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
+from tdmap.stores.arrays import ORDER
 from tdmap.tuning import current
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
 from tensordict_lite.persistent.entries import walk
-
-ORDER = "tdmap_columns"
-"""Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
 
 FIRST_ROWS = 1 << 10
 """Rows that are read first where nothing tells how long they are."""

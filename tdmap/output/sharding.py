@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, failure, row_errors
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, data_length, is_data, tensors_of
+from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import KeyPath, blank_like, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
@@ -58,6 +58,7 @@ from tdmap.stores.opening import concat, open
 from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.targets import NEW, PER_SHARD, RUN, WRITING, LocalTarget, StoreTarget, Target
+from tensordict_lite import is_tensor_collection
 from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
 from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.paths import is_url, local_path
@@ -643,7 +644,7 @@ def _noted(where: str, note: bytes) -> tuple[Done, list[RowError]]:
 
 def _lazy(data: Data) -> Data:
     """The dataset as one whose slices are names of rows, which a worker reads chunk by chunk."""
-    if isinstance(data, Tensor) or not is_data(data):
+    if not isinstance(data, ShardedDataset) and not is_tensor_collection(data):
         return data
     whole = data if isinstance(data, ShardedDataset) else concat([data])
     return whole.window(0, len(whole), lazy=True)

@@ -12,6 +12,7 @@ from tdmap.data.kinds import Data, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.process_state import on_host
+from tdmap.stores.arrays import ArraySource, is_arrays
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
@@ -29,7 +30,7 @@ MAX_MANIFEST = 1 << 28
 
 @on_host
 def open(
-    source: AnyPath | Sequence[AnyPath],
+    source: AnyPath | RowSource | Sequence[AnyPath | RowSource],
     *,
     storage_options: dict[str, Any] | None = None,
 ) -> Data:
@@ -37,8 +38,9 @@ def open(
 
     Args:
         source: a folder that `memmap` or an operation wrote; a folder with a manifest (`out=..., rows_per_shard=`);
-            a URL of either, such as `"s3://bucket/set"` or `"gs://bucket/set"`, for any file system of fsspec; or a
-            list of folders and URLs, whose rows come one after another.
+            a URL of either, such as `"s3://bucket/set"` or `"gs://bucket/set"`, for any file system of fsspec; a Zarr
+            store (`.zarr`) or an HDF5 file (`.h5`, `.hdf5`) of this machine, whose arrays are the columns; a
+            `tdmap.types.RowSource`; or a list of these, whose rows come one after another.
         storage_options: what fsspec's file system is made with. Credentials are best left to where it finds them by
             itself (environment, configuration files, roles).
 
@@ -63,9 +65,11 @@ def open(
         ...     data["x"].tolist()
         [0, 1, 2, 10, 11, 12]
     """
+    if isinstance(source, RowSource):
+        return ShardedDataset([source])
     if isinstance(source, (str, os.PathLike)):
         path = _local(source)
-        if path is not None and not os.path.lexists(f"{path}/{MANIFEST}"):
+        if path is not None and not is_arrays(path) and not os.path.lexists(f"{path}/{MANIFEST}"):
             return _load_folder(path)
         return ShardedDataset(_members_of(source, storage_options))
     if not isinstance(source, Iterable):
@@ -74,7 +78,7 @@ def open(
     if not sources:
         raise ValueError("open got an empty list: give at least one folder.")
     for one in sources:
-        if not isinstance(one, (str, os.PathLike)):
+        if not isinstance(one, (str, os.PathLike, RowSource)):
             raise TypeError(f"open takes paths and URLs: got a {type(one).__name__}. concat() takes opened datasets.")
     _refuse_twice([_canonical(one) for one in sources])
     groups = [_members_of(one, storage_options) for one in sources]
@@ -202,7 +206,9 @@ def _refuse_twice(names: list[str]) -> None:
         seen.add(name)
 
 
-def _canonical(source: AnyPath) -> str:
+def _canonical(source: AnyPath | RowSource) -> str:
+    if isinstance(source, RowSource):
+        return source.name
     path = _local(source)
     return str(source).rstrip("/") if path is None else os.path.realpath(path)
 
@@ -215,12 +221,16 @@ def _local(source: AnyPath) -> str | None:
     return None if is_url(text) else local_path(text)
 
 
-def _members_of(source: AnyPath, storage_options: dict[str, Any] | None) -> list[RowSource]:
+def _members_of(source: AnyPath | RowSource, storage_options: dict[str, Any] | None) -> list[RowSource]:
     """The sources of one folder or URL."""
+    if isinstance(source, RowSource):
+        return [source]
     path = _local(source)
     if path is None:
         return list(members_at(str(source), storage_options or {}))
     path = os.path.abspath(path)
+    if is_arrays(path):
+        return [ArraySource(path)]
     if not os.path.lexists(f"{path}/{MANIFEST}"):
         return [_folder_at(path)]
     listed = unpack(f"{path}/{MANIFEST}", read_small(f"{path}/{MANIFEST}", path, MAX_MANIFEST))

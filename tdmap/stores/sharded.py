@@ -34,6 +34,9 @@ from tensordict_lite.views import is_leaf_nontensor
 MOST_OPEN = 64
 """Members that one process keeps open."""
 
+MOST_BLOCKS = 100_000
+"""Of a source with more blocks, several count as one."""
+
 SAMPLE_ROWS = 8
 """Rows that tell how many bytes the others have."""
 
@@ -84,6 +87,8 @@ class ShardedDataset(Rows, EngineOps):
         self._opened: OrderedDict[int, OpenRows] = OrderedDict()
         self._none = none
         self._row_bytes: int | None = None
+        limits = [source.read_bytes for source in self._sources if source.read_bytes is not None]
+        self._read_bytes = min(limits, default=None)
         self._batch_size = torch.Size((self._ends[-1] if self._ends else 0, *self.like.shape[1:]))
 
     def __reduce__(self) -> Any:
@@ -140,7 +145,9 @@ class ShardedDataset(Rows, EngineOps):
         found, start = [], 0
         for (number, first, last), end in zip(self._spans, self._ends):
             block = self._sources[number].block
-            found += [start + row - first for row in range((first // block + 1) * block, last, block) if block > 1]
+            if block > 1:
+                block *= -(-(last - first) // (block * MOST_BLOCKS)) or 1
+                found += [start + row - first for row in range((first // block + 1) * block, last, block)]
             start = end
         return found
 
@@ -344,8 +351,8 @@ class ShardedDataset(Rows, EngineOps):
 
     def _runs(self, first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
         """Runs of chunks that are read in one go: of one folder, and of no more bytes than its source reads."""
-        limits = [source.read_bytes for source in self._spanned() if source.read_bytes is not None]
-        step = last - first if not limits else max(min(limits) // max(self.row_bytes * size, 1), 1) * size
+        most = self._read_bytes
+        step = last - first if most is None else max(most // max(self.row_bytes * size, 1), 1) * size
         for begin, end in self.aligned(first, last, size):
             for start in range(begin, end, step):
                 yield start, min(start + step, end)

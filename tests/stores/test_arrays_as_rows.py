@@ -1,0 +1,171 @@
+"""Sources of rows pass `tdmap.testing.rows`: folders, stores of arrays, and one that a user might write."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdmap
+from tdmap.cli.requests import open_rows
+from tdmap.runtime.scheduler import Scheduler
+from tdmap.stores.sources import FolderSource
+from tdmap.testing.rows import CASES
+from tdmap.types import OpenRows, RowSource
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.views import is_leaf_nontensor
+
+ROWS = 23
+
+
+def rows() -> TensorDict:
+    numbers = torch.arange(ROWS)
+    return TensorDict(
+        {
+            "x": numbers,
+            "picture": (numbers[:, None] * 7 + torch.arange(6)).to(torch.uint8).view(ROWS, 2, 3),
+            "inner": {"y": numbers.double() / 2, "flag": numbers % 2 == 0},
+            "word": [f"word {n}" for n in range(ROWS)],
+        },
+        [ROWS],
+    )
+
+
+def save_zarr(path: Path, version: int, chunk: int) -> str:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(path), mode="w", zarr_format=version)
+    for key, value in rows().items(True, True, is_leaf=is_leaf_nontensor):
+        array = np.asarray(value) if isinstance(value, torch.Tensor) else np.array(value.tolist())
+        name = key if isinstance(key, str) else "/".join(key)
+        if array.dtype.kind == "U":
+            group.create_array(name, shape=array.shape, chunks=(chunk,), dtype=str)[:] = array
+        else:
+            group.create_array(name, data=array, chunks=(chunk, *array.shape[1:]))
+    group.attrs["tdmap_columns"] = ["x", "picture", "inner/y", "inner/flag", "word"]
+    return str(path)
+
+
+def save_hdf5(path: Path) -> str:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w", track_order=True) as file:
+        for key, value in rows().items(True, True, is_leaf=is_leaf_nontensor):
+            name = key if isinstance(key, str) else "/".join(key)
+            text = isinstance(value, list)
+            file.create_dataset(
+                name, data=value if text else value.numpy(), chunks=(5, *(() if text else value.shape[1:]))
+            )
+    return str(path)
+
+
+class Numbers(RowSource):
+    """The smallest one: rows that are computed."""
+
+    def open(self) -> OpenRows:
+        return OpenNumbers()
+
+    def identity(self) -> str:
+        return f"{self.rows} numbers"
+
+
+class OpenNumbers(OpenRows):
+    def read(self, first: int, last: int, keys: Any = None) -> TensorDict:
+        return rows()[first:last].clone()
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    return {
+        "written by a user": lambda: Numbers("numbers", ROWS),
+        "folder": lambda: (rows().memmap(folder / "m"), FolderSource.at(str(folder / "m")))[1],
+        "zarr 3": lambda: tdmap.open(save_zarr(folder / "a.zarr", 3, 5))._sources[0],
+        "zarr 2": lambda: tdmap.open(save_zarr(folder / "b.zarr", 2, 4))._sources[0],
+        "zarr in one block": lambda: tdmap.open(save_zarr(folder / "c.zarr", 3, 1000))._sources[0],
+        "hdf5": lambda: tdmap.open(save_hdf5(folder / "d.h5"))._sources[0],
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", sources(Path()))
+def test_a_source_gives_its_rows(kind: str, case: str, tmp_path: Path) -> None:
+    CASES[case](sources(tmp_path)[kind](), rows())
+
+
+def test_leases_and_chunks_are_whole_blocks(tmp_path: Path) -> None:
+    data = tdmap.open(save_zarr(tmp_path / "a.zarr", 3, 5))
+    assert data.blocks == [5, 10, 15, 20] and data.window(3, 13).blocks == [2, 7]
+    assert tdmap.concat([rows(), data]).blocks == [28, 33, 38, 43]
+    many = Numbers("numbers", 10**9)
+    assert not tdmap.open(many).blocks
+    many.block = 2
+    assert 0 < len(tdmap.open(many).blocks) <= 10**5
+    seen = tdmap.map(data, lambda chunk: torch.full((len(chunk),), len(chunk)), num_workers=0)
+    assert seen.tolist() == [5] * 20 + [3] * 3
+    scheduler, found = Scheduler(23, 2, blocks=data.blocks), []
+    while (lease := scheduler.lease(0, 0.0)) is not None:
+        found.append(lease.stop)
+        scheduler.done(lease.id, lease.stop, 0.01, 0.0)
+    assert set(found) <= {5, 10, 15, 20, 23}
+
+
+def test_each_block_is_decompressed_once(tmp_path: Path) -> None:
+    """Whatever the chunks are, while rows are read in order."""
+    path = save_zarr(tmp_path / "a.zarr", 3, 5)
+    for size in (1, 3, 5, 7, 11):
+        opened = tdmap.open(path)._sources[0].open()
+        counting = Counting(opened.arrays["x",])
+        opened.arrays = {("x",): counting}
+        found = [opened.read(first, min(first + size, ROWS))["x"] for first in range(0, ROWS, size)]
+        assert torch.cat(found).tolist() == list(range(ROWS))
+        assert counting.blocks == list(range(5)), size
+
+
+class Counting:
+    """An array that notes which blocks are read."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.blocks: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.array, name)
+
+    def __getitem__(self, rows: slice) -> Any:
+        self.blocks += range(rows.start // 5, -(-rows.stop // 5))
+        return self.array[rows]
+
+
+def test_what_is_no_column_is_an_error(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
+    with pytest.raises(DatasetError, match="no arrays"):
+        tdmap.open(tmp_path / "a.zarr")
+    group.create_array("x", data=np.arange(3))
+    group.create_array("y", data=np.arange(4))
+    with pytest.raises(DatasetError, match="different numbers of rows"):
+        tdmap.open(tmp_path / "a.zarr")
+    group.create_array("t", data=np.arange(3).astype("M8[s]"))
+    with pytest.raises(DatasetError, match=r"'t' is datetime64.*tdmap.datasets.read"):
+        tdmap.open(tmp_path / "a.zarr")
+    data = tdmap.open(save_zarr(tmp_path / "b.zarr", 3, 5))
+    save_zarr(tmp_path / "b.zarr", 2, 4)
+    zarr.open_group(str(tmp_path / "b.zarr"), mode="r+").create_array("new", data=np.arange(ROWS))
+    with pytest.raises(DatasetError, match="other arrays"):
+        pickle.loads(pickle.dumps(data))[:]
+    (tmp_path / "c.h5").write_bytes(b"no HDF5")
+    with pytest.raises((DatasetError, OSError)):
+        tdmap.open(tmp_path / "c.h5")
+
+
+def test_commands_and_lists_take_the_path(tmp_path: Path) -> None:
+    path = save_zarr(tmp_path / "a.zarr", 3, 5)
+    assert len(open_rows(Path(path))) == ROWS
+    rows().memmap(tmp_path / "folder")
+    both = tdmap.open([path, save_hdf5(tmp_path / "b.h5"), tmp_path / "folder", Numbers("numbers", ROWS)])
+    assert both["x"].tolist() == [*range(ROWS)] * 4 and both.ends == [ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS]
+    assert tdmap.sort(both, "x", num_workers=0)["x"].tolist() == sorted([*range(ROWS)] * 4)
+    with pytest.raises(ValueError, match="twice"):
+        tdmap.open([path, path])
