@@ -72,7 +72,8 @@ class Format(NamedTuple):
     dialect: Callable[[str, Sequence[str] | None, str], Dialect] | None = None
     """The parser of text, which does not say its types, of a file, the columns that are wanted, and `nulls`."""
     has_objects: bool = False
-    """Whether a part is a pair of a table and the columns of JSON values, lists of objects by their paths."""
+    """Whether a part is a pair: a table, whose columns of JSON values are row numbers, and their lists of objects by
+    path."""
 
 
 @entry_point
@@ -286,9 +287,11 @@ def _parts(
     start = 0
     for part in batches:
         if format.has_objects:
-            objects = _objects_in(part)
-            rest = part.exclude(*objects) if objects else part
-            yield part_to_arrow(rest, nulls, start), {path: objects_in(column) for path, column in objects.items()}
+            objects = {path: objects_in(column) for path, column in _objects_in(part).items()}
+            numbered = part.copy() if objects else part
+            for path in objects:  # in the place of the column: keeps its order and its nulls
+                numbered.set(path, torch.arange(len(part)))
+            yield part_to_arrow(numbered, nulls, start), objects
         else:
             yield part_to_arrow(part, nulls, start, nested) if format.is_arrow else part
         start += len(part)
@@ -592,17 +595,26 @@ def _write_json(path: str, parts: Iterator[Any]) -> None:
     pa = pyarrow()
     with _text_file(path) as file:
         for part, objects in parts:
-            for field in part.schema:
-                if pa.types.is_large_binary(field.type):
-                    raise TypeError(f"the column {field.name!r} is bytes, which JSON does not have: use Parquet.")
-            rows = _with_times_as_text(part).to_pylist()
-            for number, row in enumerate(rows or ({} for _ in range(max(map(len, objects.values()), default=0)))):
-                for path, values in objects.items():
+            for name, kind in _leaf_types(pa, part.schema):
+                if pa.types.is_large_binary(kind):
+                    raise TypeError(f"the column {name!r} is bytes, which JSON does not have: use Parquet.")
+            for row in _with_times_as_text(part).to_pylist():
+                for column, values in objects.items():
                     node = row
-                    for key in path[:-1]:
-                        node = node.setdefault(key, {})
-                    node[path[-1]] = values[number]
+                    for key in column[:-1]:
+                        node = node[key]
+                    if (number := node[column[-1]]) is not None:
+                        node[column[-1]] = values[number]
                 file.write(json.dumps(row).encode() + b"\n")
+
+
+def _leaf_types(pa: Any, fields: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Names and types of columns, those of structs one by one."""
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _leaf_types(pa, field.type, (*above, field.name))
+        else:
+            yield joined((*above, field.name)), field.type
 
 
 def _with_times_as_text(table: Any) -> Any:

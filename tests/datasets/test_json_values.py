@@ -92,6 +92,41 @@ def test_what_json_has_not_is_told(values: str) -> None:
         from_arrow(pa.table({"x": column}))
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "parquet", "arrow", "csv", "npz", "h5", "zarr", "tar"])
+@pytest.mark.parametrize("by", ["write", "convert"])
+def test_columns_keep_their_order_and_their_nulls(ending: str, by: str, tmp_path: Path) -> None:
+    """JSON values too, beside other columns and within a nested one, as far as a format has them."""
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
+    objects = ending.startswith(("jsonl", "parquet", "arrow"))
+    columns: dict[str, Any] = {"z": torch.arange(3)}
+    if objects:
+        columns["chat"] = Ragged.from_objects([[{"r": "a"}], None, [{"r": "\u00e9"}]])
+        columns["chat.valid"] = torch.tensor([True, False, True])
+        inner = {"b": torch.ones(3), "tags": Ragged.from_objects([["x"], [], ["y"]]), "a": torch.zeros(3)}
+        columns["m"] = TensorDict(inner, [3])
+    if ending != "zarr":
+        columns["t"] = Ragged.from_list(["p", "", "q"])
+    columns["a"] = torch.ones(3)
+    data = TensorDict(columns, [3])
+    nulls = "mask" if objects else None
+    if by == "write":
+        write(data, tmp_path / f"x.{ending}", nulls=nulls)
+    else:
+        convert(data.memmap(tmp_path / "data")._memmap_path, tmp_path / f"x.{ending}", nulls=nulls or "raise")
+    found = read(tmp_path / f"x.{ending}", nulls=nulls or "raise", num_workers=0)
+    names = [str(key) for key in found.keys() if not str(key).endswith(".valid")]
+    expected = [name for name in columns if name != "chat.valid"]
+    assert [name.partition(".")[0] for name in names if name != "__key__"] == expected
+    if objects:
+        assert found["chat"] == data["chat"] and found["chat.valid"].tolist() == [True, False, True]
+        assert [key for key in found["m"].keys() if not key.endswith(".valid")] == ["b", "tags", "a"]
+    if ending == "jsonl":
+        lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+        assert [list(line) for line in lines] == [expected] * 3 and list(lines[0]["m"]) == ["b", "tags", "a"]
+        with pytest.raises(TypeError, match="the column 'm.raw' is bytes"):
+            write({"m": TensorDict({"raw": Ragged.from_list([b"a"])}, [1])}, tmp_path / "y.jsonl")
+
+
 TORN = {"jsonl": ('{"id": 1, "t": "a"}', '{"id": 2, "t": "b', "garbage", '{"id": 3, "t": "c"}')}
 TORN["csv"] = ("id,t", "1,a", "2", "2,b,c", '3,"c\nd"')
 
