@@ -120,6 +120,7 @@ _SAFE = [
     _metadata._restored,
     _layout.JaggedSpot,
     _record._placeholder,
+    _layout.RaggedSpot,
     _record._rebuild,
     _record._same,
 ]

@@ -30,7 +30,7 @@ from tensordict_lite.objects.column import Column, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
-__all__ = ["KINDS", "Ragged", "RaggedColumn", "json_of", "text_of"]
+__all__ = ["KINDS", "Ragged", "RaggedColumn", "form_name", "json_of", "ragged_in", "text_of"]
 
 KINDS = ("tensor", "str", "bytes", "json")
 
@@ -484,6 +484,21 @@ class Ragged(NonTensorStack):
             return cls(tensor.values().detach(), tensor.offsets().to("cpu", torch.int64))
         return cls._of_tensors([element.detach() for element in tensor.unbind()])
 
+    @classmethod
+    def _of_list(cls, kind: str, rows: Sequence[Any], device: torch.device | None) -> Any:
+        """A column of strings, bytes or JSON values, without rows too; None where a row is none of that kind."""
+        if kind == "json":
+            return cls._over(*json_of(rows), device)
+        found = text_of(["" if kind == "str" else b"", *rows])  # which tells the kind
+        return None if found is None else cls._over(kind, found[1], found[2][1:], device)
+
+    def _hold(self, values: Tensor, offsets: Tensor) -> None:
+        """Hold the same rows in other tensors; other holders of the column keep theirs."""
+        kind, names, lock = self.kind, self._names, self._lock
+        column = RaggedColumn(kind, values, offsets, _NO_SIZE, self._device)
+        self._set_rows(column, range(len(column)), 0, _NO_SIZE, self._device)
+        self._names, self._lock = names, lock
+
     # -- looking -----------------------------------------------------------------------------------------------
 
     @property
@@ -648,8 +663,7 @@ class Ragged(NonTensorStack):
         column = self.column
         if column is None:
             return super().__repr__()
-        rest = "".join(f", {n}" for n in self.row_shape)
-        what = f"{str(self.dtype).removeprefix('torch.')} [*{rest}]" if column.kind == "tensor" else column.kind
+        what = form_name(column.kind, self.dtype, self.row_shape)
         return f"Ragged({len(self._rows):,} rows of {what}, device={self._device})"
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -761,6 +775,27 @@ class Ragged(NonTensorStack):
         lengths = torch.cat([column[2].diff() for column in columns if column is not None])
         new = RaggedColumn(first[0], values, offsets_of(lengths), _NO_SIZE, items[0]._device)
         return cls._of_rows(new, range(len(lengths)), 0, _NO_SIZE, items[0]._device)
+
+
+def form_name(kind: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """What ragged rows are, for messages: ``"str"``, or ``"float32 [*, 3]"``."""
+    return kind if kind != "tensor" else f"{str(dtype).removeprefix('torch.')} [*{''.join(f', {n}' for n in shape)}]"
+
+
+def ragged_in(node: Any) -> list[Any]:
+    """The ragged entries of a tree, in its order; those that hold other objects are no more ragged."""
+    if node._is_non_tensor:
+        return []
+    found: list[Any] = []
+    source = node._source
+    for value in source.values() if type(source) is dict else source:
+        if isinstance(value, Tensor):
+            continue
+        if not isinstance(value, Ragged):
+            found += ragged_in(value)
+        elif type(source) is dict and value.column is not None:
+            found.append(value)
+    return found
 
 
 def _part_of(item: Any) -> tuple[str, Tensor, Tensor] | None:

@@ -29,7 +29,7 @@ from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, Te
 from tensordict_lite.gathering import offsets_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
-from tensordict_lite.ragged import Ragged, text_of
+from tensordict_lite.ragged import Ragged, form_name, text_of
 
 PACKED = 32
 """So many strings of a piece travel as their bytes."""
@@ -666,8 +666,7 @@ def form_of(entry: Any) -> tuple[Any, ...] | None:
 
 def describe_form(form: tuple[Any, ...]) -> str:
     """What such rows are, in words."""
-    kind, dtype, shape = form[:3]
-    return f"{str(dtype).removeprefix('torch.')} [*{''.join(f', {n}' for n in shape)}]" if kind == "tensor" else kind
+    return form_name(*form[:3])
 
 
 def blank_like(rows: Data) -> Data:

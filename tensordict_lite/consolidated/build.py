@@ -12,13 +12,15 @@ from torch import Tensor, UntypedStorage
 
 from tensordict_lite.consolidated.files import is_described, write_file
 from tensordict_lite.consolidated.layout import Layout, lay_out, leaves_of
-from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note, record_of
+from tensordict_lite.consolidated.record import Record, fill_ragged, flat_of, kind_of, note, record_of
 from tensordict_lite.kernel import normalise_device
 from tensordict_lite.memmap.disk.mapping import map_file
 from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
+from tensordict_lite.memmap.text import is_short
 from tensordict_lite.ops.values.operands import leaf_paths
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.ragged import ragged_in
 
 __all__ = ["consolidate"]
 
@@ -107,7 +109,15 @@ class _Job:
             raise self.node._locked_error()
         if self.inplace and hasattr(self.node, "named_parameters"):
             raise RuntimeError("parameters are not replaced in place: use consolidate() for a copy of their values")
-        self.layout = lay_out(self.node._leaves(), lambda: leaf_paths(self.node))
+        self.layout = lay_out(self.node._leaves(), lambda: leaf_paths(self.node), self._ragged())
+
+    def _ragged(self) -> list[Any]:
+        """The ragged entries, None in the place of those that the storage does not hold: an accelerator holds none, and
+        a file has few rows as JSON, which ``tensordict`` reads."""
+        if self._storage_device.type != "cpu":
+            return [None for _ in ragged_in(self.node)]
+        to_file = self.path is not None
+        return [None if to_file and is_short(rows.kind, len(rows)) else rows for rows in ragged_in(self.node)]
 
     def run(self) -> Any:
         """Copies, and gives the tree."""
@@ -127,8 +137,12 @@ class _Job:
         """Whether the tree is locked, or was before it was consolidated."""
         return self.record.locked if self.record is not None else self.node._lock is not None
 
+    @property
+    def _storage_device(self) -> torch.device:
+        return _CPU if self.mapped else self.device or self.node._device or _CPU
+
     def _storage(self, nbytes: int) -> UntypedStorage:
-        device = self.device or self.node._device or _CPU
+        device = self._storage_device
         if device.type == "cpu" and self.share_memory and not self.pin_memory:
             return UntypedStorage._new_shared(nbytes)
         pin = self.pin_memory and device.type == "cpu"
@@ -151,17 +165,19 @@ class _Job:
 
     def _finish(self, storage: UntypedStorage) -> Any:
         assert self.layout is not None
-        leaves = leaves_of(storage, self.layout.spots, kind_of(storage))
+        found = leaves_of(storage, self.layout.spots, kind_of(storage))
+        count = len(self.node._leaves())
         again = self.record is not None and self.record.file == self.path and self.path is not None
         locked = self.locked
         if self.inplace or again:
-            out = self.node._replace_leaves(leaves)
+            out = self.node._replace_leaves(found[:count])
         else:
-            out = self.node._with_leaves(iter(leaves))
+            out = self.node._with_leaves(iter(found[:count]))
         if self.path is not None and self.mapped:
             out._set_device(_CPU)
         elif self.device is not None and out._device is not None:
             out._set_device(self.device)
+        fill_ragged(out, iter(found[count:]))
         if out._lock is None:
             out._propagate_lock(None)
         file = self.path if self.mapped else None

@@ -1,4 +1,8 @@
-"""Consolidated files: the storage, then the tree as JSON, then the length of the JSON in eight bytes."""
+"""Consolidated files: the storage, then the tree as JSON, then the length of the JSON in eight bytes.
+
+What the ``tensordict`` package has not is another JSON, its length and :data:`MAGIC` behind the storage, where that
+package does not look.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from tensordict_lite.tensorclass.decorator import TensorClass
 __all__ = ["from_consolidated", "is_described", "write_file"]
 
 _LENGTH = struct.Struct("<q")
+MAGIC = b"tdlite\0\1"
 _MAX_JSON = 1 << 30
 _SMALL = 256 << 10
 _GATHER = 8 << 20
@@ -43,8 +48,7 @@ def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor 
         OSError: there is no room; a file that was there stays.
         RuntimeError: see :func:`describe`.
     """
-    about = describe(node, layout.spots, locked)
-    tail = about + _LENGTH.pack(len(about))
+    tail = _tail(node, layout.spots, locked)
     check_room(path, layout.nbytes + len(tail))
     with staged_file(path) as fd:
         if layout.nbytes >= _GATHER:
@@ -54,6 +58,13 @@ def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor 
             write_all(fd, tail, layout.nbytes, path)
         else:
             _write(fd, path, layout, tail)
+
+
+def _tail(node: Any, spots: Any, locked: bool) -> bytes:
+    """What stands behind the storage."""
+    about, told = describe(node, spots, locked)
+    more = told + _LENGTH.pack(len(told)) + MAGIC if told else b""
+    return more + about + _LENGTH.pack(len(about))
 
 
 def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
@@ -112,14 +123,15 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
         raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")
     storage = map_file(path, total, writable=False)
     data = memoryview(flat_of(storage, total).numpy())
-    room, about = _about(path, data, total)
+    room, about, told = _about(path, data, total)
     try:
-        root, spots = parse(path, about, room)
+        root, spots = parse(path, about, told, room)
         for spot in spots:
             if type(spot) is JaggedSpot:
                 _check_jagged(path, data, spot)
-        leaves = leaves_of(storage, spots, kind_of(storage), copy_tables=True)
-        node = make(path, root if root.cls is not None else root._replace(cls=_tensorclass(cls)), iter(leaves))
+        found = leaves_of(storage, spots, kind_of(storage), copy_tables=True)
+        ragged = iter(found[sum(type(spot) is tuple or type(spot) is JaggedSpot for spot in spots) :])
+        node = make(path, root if root.cls is not None else root._replace(cls=_tensorclass(cls)), iter(found), ragged)
     except RecursionError:
         raise DatasetError(path, "is nested too deeply to be a dataset") from None
     return note(node, Record(node, flat_of(storage, room), spots, root.locked))
@@ -131,14 +143,23 @@ def _tensorclass(cls: Any) -> Any:
     return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs
 
 
-def _about(path: str, data: memoryview, total: int) -> tuple[int, Any]:
-    """Bytes before the JSON, and what it holds."""
+def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
+    """Bytes of the storage, and what the JSON and the other one hold."""
     end = total - _LENGTH.size
     (length,) = _LENGTH.unpack(data[end:])
     if not 2 <= length <= min(end, _MAX_JSON) or data[end - length] != ord("{"):
         hint = "; it is an archive: load it with load_memmap" if is_memmap_archive(path) else ""
         raise DatasetError(path, f"is no file of consolidate(), or was truncated: its end does not add up{hint}")
-    return end - length, decode_json(path, bytes(data[end - length : end]))
+    room = end - length
+    about, told = decode_json(path, bytes(data[room:end])), None
+    if bytes(data[max(room - len(MAGIC), 0) : room]) == MAGIC:
+        end = room - len(MAGIC) - _LENGTH.size
+        length = _LENGTH.unpack(data[end : end + _LENGTH.size])[0] if end > 0 else -1
+        if not 0 < length <= end:
+            raise DatasetError(path, "is damaged: what it tells of ragged entries and types has an impossible length")
+        room = end - length
+        told = decode_json(path, bytes(data[room:end]))
+    return room, about, told
 
 
 def _check_jagged(path: str, data: memoryview, spot: JaggedSpot) -> None:
@@ -164,7 +185,6 @@ def is_described(path: str, node: Any, record: Record) -> bool:
             if identity_of(file.fileno()) != record.identity:
                 return False
             file.seek(record.flat.numel())
-            about = describe(node, record.spots, record.locked)
-            return file.read() == about + _LENGTH.pack(len(about))
+            return file.read() == _tail(node, record.spots, record.locked)
     except OSError:
         return False

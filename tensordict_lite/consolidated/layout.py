@@ -1,13 +1,14 @@
 """Which tensor of a tree is where in its storage.
 
 A dense tensor takes one place. A jagged one takes a place for its values, one for its offsets and maybe one for its
-lengths; tensors that share their offsets (so that torch knows them to be of one shape) share that place as well.
+lengths; tensors that share their offsets (so that torch knows them to be of one shape) share that place as well. Behind
+the tensors are the values and offsets of ragged entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -16,7 +17,7 @@ from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import check_savable
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["JaggedSpot", "Layout", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
+__all__ = ["JaggedSpot", "Layout", "RaggedSpot", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
 
 _LARGE, _SMALL = 64, 16  # alignment of tensors of a cache line and more, and of others (what a GPU loads at once)
 
@@ -33,12 +34,20 @@ class JaggedSpot(NamedTuple):
     """Shortest and longest element, where they are known."""
 
 
-Spot = Place | JaggedSpot
-"""Where one tensor of a tree is."""
+class RaggedSpot(NamedTuple):
+    """The places of a ragged entry."""
+
+    kind: str
+    values: Place
+    offsets: Place
+
+
+Spot = Place | JaggedSpot | RaggedSpot | None
+"""Where one tensor or ragged entry of a tree is; None: a ragged entry that is not in the storage."""
 
 
 class Layout(NamedTuple):
-    """Where all tensors of a tree are, in its own order."""
+    """Where all tensors of a tree are, in its own order, and then all ragged entries."""
 
     spots: list[Spot]
     sources: list[tuple[Place, Tensor]]
@@ -56,12 +65,15 @@ def nbytes_of(place: Place) -> int:
     return total
 
 
-def lay_out(leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ...]]]) -> Layout:
+def lay_out(
+    leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ...]]], ragged: Sequence[Any] = ()
+) -> Layout:
     """Places one after the other for the tensors of a tree.
 
     Args:
         leaves: the tensors.
         paths: gives their paths, for messages.
+        ragged: the ragged entries; None for those that stay where they are.
 
     Raises:
         NotImplementedError: a tensor is nested in the strided layout, or an entry of another kind.
@@ -108,6 +120,8 @@ def lay_out(leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ..
                 (getattr(leaf, "_maybe_min_seqlen", None), getattr(leaf, "_maybe_max_seqlen", None)),
             )
         )
+    for column in ragged:
+        spots.append(None if column is None else RaggedSpot(column.kind, *map(place, column.flat())))
     return Layout(spots, sources, at)
 
 
@@ -120,21 +134,21 @@ def _check(leaf: Tensor, path: tuple[str, ...]) -> None:
 
 
 def with_parts(spots: Iterable[Spot]) -> Iterator[Place]:
-    """All places, those of jagged tensors one by one."""
+    """All places, those of jagged tensors and ragged entries one by one."""
     for spot in spots:
-        if type(spot) is not JaggedSpot:
-            yield spot  # type: ignore[misc]
-            continue
-        yield spot.values
-        yield spot.offsets
-        if spot.lengths is not None:
-            yield spot.lengths
+        if isinstance(spot, (JaggedSpot, RaggedSpot)):
+            yield spot.values
+            yield spot.offsets
+            if type(spot) is JaggedSpot and spot.lengths is not None:
+                yield spot.lengths
+        elif spot is not None:
+            yield spot
 
 
 def leaves_of(
     storage: UntypedStorage, spots: Sequence[Spot], kind: type[Tensor] | None = None, copy_tables: bool = False
-) -> list[Tensor]:
-    """The tensors of a tree as views of its storage.
+) -> list[Any]:
+    """The tensors of a tree as views of its storage, and values and offsets of its ragged entries.
 
     Args:
         storage: the memory.
@@ -142,24 +156,26 @@ def leaves_of(
         kind: subclass of Tensor that dense ones are to be.
         copy_tables: take the offsets and lengths of jagged tensors out of the storage, which others may write to.
     """
-    if not any(type(spot) is JaggedSpot for spot in spots):
+    if all(type(spot) is tuple for spot in spots):
         return Pieces(storage, kind).at(spots)  # type: ignore[arg-type]
     places = list(dict.fromkeys(with_parts(spots)))
     found = dict(zip(places, Pieces(storage).at(places)))
-    out = []
+    out: list[Any] = []
     if copy_tables:
         tables = [place for spot in spots if type(spot) is JaggedSpot for place in spot[1:3] if place is not None]
         found.update({place: found[place].clone() for place in tables})
     for spot in spots:
-        if type(spot) is not JaggedSpot:
-            piece = found[spot]  # type: ignore[index]
-            if kind is not None:
-                piece.__class__ = kind
-        else:
+        if type(spot) is JaggedSpot:
             lengths = None if spot.lengths is None else found[spot.lengths]
             low, high = spot.extremes
-            piece = torch.nested.nested_tensor_from_jagged(
+            piece: Any = torch.nested.nested_tensor_from_jagged(
                 found[spot.values], found[spot.offsets], lengths, spot.ragged_idx, low, high
             )
+        else:
+            parts = [found[place] for place in with_parts([spot])]
+            if kind is not None:
+                for part in parts:
+                    part.__class__ = kind
+            piece = parts[0] if type(spot) is tuple else tuple(parts) or None
         out.append(piece)
     return out

@@ -3,6 +3,10 @@
 Every level is an object: ``cls``, ``non_tensors`` (key -> object, batch size, device), ``leaves`` (key -> dtype, shape,
 first byte, last byte + 1, bytes of padding before that), ``cls_metadata`` (batch size, names... of the level), and a
 key for each nested level. What is read comes from outside: it is checked before it is used.
+
+What that package has not stands by itself, as it refuses an object with more keys: an object with ``ragged``, pairs of
+path and kind of the entries whose values and offsets are there as those of a jagged tensor, or whose few strings or
+JSON values as objects; and ``arrow_types``, pairs of path and type.
 """
 
 from __future__ import annotations
@@ -16,17 +20,25 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.callers import warn_caller
-from tensordict_lite.consolidated.layout import JaggedSpot, Spot, nbytes_of, with_parts
+from tensordict_lite.consolidated.layout import JaggedSpot, RaggedSpot, Spot, nbytes_of, with_parts
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
-from tensordict_lite.memmap.disk.format import ITEMSIZE, check_device, check_names, check_shape, is_count, tensor_bytes
+from tensordict_lite.memmap.disk.format import (
+    ITEMSIZE,
+    MAX_NAME,
+    check_device,
+    check_names,
+    check_shape,
+    is_count,
+    tensor_bytes,
+)
 from tensordict_lite.memmap.disk.pieces import Place
 from tensordict_lite.memmap.load import DTYPES, missing_class
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
-from tensordict_lite.ragged import Ragged
+from tensordict_lite.ragged import KINDS, Ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["Level", "describe", "make", "parse"]
@@ -41,23 +53,31 @@ _CPU = torch.device("cpu")
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def describe(node: Any, spots: Sequence[Spot], locked: bool) -> bytes:
-    """The JSON of a tree.
+Told = dict[str, list[Any]]
+"""``ragged`` and ``arrow_types``, each a list of pairs."""
+
+
+def describe(node: Any, spots: Sequence[Spot], locked: bool) -> tuple[bytes, bytes]:
+    """The JSON of a tree, and that of what ``tensordict`` has not; empty where there is none.
 
     Args:
         node: the tree.
-        spots: where its tensors are.
+        spots: where its tensors and ragged entries are.
         locked: whether it is to be locked when it is loaded.
 
     Raises:
         RuntimeError: JSON cannot hold an object of the tree, or a key that the format uses itself.
     """
-    meta = _level(node, iter(spots), ())
+    count = len(node._leaves())
+    told: Told = {"ragged": [], "arrow_types": []}
+    meta = _level(node, iter(spots[:count]), iter(spots[count:]), (), told)
     meta["cls_metadata"]["is_locked"] = locked
-    return json.dumps(meta).encode()
+    return json.dumps(meta).encode(), json.dumps(told).encode() if any(told.values()) else b""
 
 
-def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str, Any]:
+def _level(
+    node: Any, spots: Iterator[Spot], ragged: Iterator[Spot], path: tuple[str, ...], told: Told
+) -> dict[str, Any]:
     if node._is_non_tensor and not hasattr(node, "_stack_dim"):
         raise RuntimeError("an object alone cannot be written to a file: put it in a TensorDict first")
     stacked = isinstance(node, LazyStackedTensorDict) or node._is_non_tensor
@@ -75,25 +95,27 @@ def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str,
         device = None if node._device is None else "cpu"
         names, size = node.names, list(node._batch_size)
         meta["cls_metadata"] = {"device": device, "names": names, "batch_size": size, "is_locked": False}
+        told["arrow_types"] += [[[*path, key], name] for key, name in (node._types or {}).items()]
         entries = node._source.items()
     for key, value in entries:
         if isinstance(value, Tensor):
             leaves.update(_leaf(key, next(spots), path))
+            continue
+        spot = None
+        if not stacked and isinstance(value, Ragged) and value.column is not None:
+            told["ragged"].append([[*path, key], value.kind])
+            spot = next(ragged)
+        if type(spot) is RaggedSpot:
+            leaves.update(_leaf(key, JaggedSpot(spot.values, spot.offsets, None, 1), path))
         elif value._is_non_tensor and not hasattr(value, "_stack_dim"):
             non_tensors[key] = _object(value, (*path, key))
-        elif isinstance(value, Ragged) and value.column is not None and value.kind in ("tensor", "bytes"):
-            rows = "numbers" if value.kind == "tensor" else value.kind
-            raise RuntimeError(
-                f"the entry {(*path, key)} holds rows of {rows} of different lengths, which a consolidated file "
-                "cannot hold: save a folder or an archive with memmap(), or consolidate without a file"
-            )
         elif key in _RESERVED:
             raise RuntimeError(
                 f"the nested entry {(*path, key)} cannot be written to a consolidated file, which uses the key {key!r} "
                 "itself: rename it, or save an archive ('.tdz')"
             )
         else:
-            meta[key] = _level(value, spots, (*path, key))
+            meta[key] = _level(value, spots, ragged, (*path, key), told)
     return meta
 
 
@@ -153,6 +175,10 @@ class Level(NamedTuple):
     stack_dim_name: str | None
     entries: list[tuple[str, Any]]
     """Key, and a spot, a level, or the arguments of a non-tensor value."""
+    ragged: dict[str, str] = {}
+    """Kinds of the ragged entries by their keys."""
+    types: dict[str, str] | None = None
+    """See ``TensorDict.arrow_types``."""
 
 
 class Value(NamedTuple):
@@ -163,28 +189,34 @@ class Value(NamedTuple):
     device: str | None
 
 
-def parse(path: str, data: Any, room: int) -> tuple[Level, list[Spot]]:
-    """The tree that the JSON of a file describes, and where its tensors are.
+def parse(path: str, data: Any, told: Any, room: int) -> tuple[Level, list[Spot]]:
+    """The tree that the JSON of a file describes, and where its tensors, and then its ragged entries, are.
 
     Args:
         path: the file, for messages.
         data: the JSON.
+        told: the other JSON; None where there is none.
         room: bytes of the file before it.
 
     Raises:
         DatasetError: it is not such a tree, or one whose tensors are not in those bytes.
     """
-    reader = _Reader(path, room)
+    reader = _Reader(path, room, told)
     root = reader.level(data, ())
     reader.check_overlaps()
-    return root, reader.spots
+    return root, [*reader.spots, *reader.ragged]
 
 
 class _Reader:
-    def __init__(self, path: str, room: int) -> None:
+    def __init__(self, path: str, room: int, told: Any) -> None:
         self.path = path
+        self.kinds = self._told(told, "ragged")
+        self.types = self._told(told, "arrow_types")
+        if not {kind for level in self.kinds.values() for kind in level.values()} <= {*KINDS}:
+            raise DatasetError(path, f"the kinds of ragged entries are {', '.join(KINDS)}, found {str(told)[:100]}")
         self.room = room
         self.spots: list[Spot] = []
+        self.ragged: list[Spot] = []
         self.end = 0  # of the tensors so far, as long as each begins where another has ended
         self.in_order = True
         self.missing: set[str] = set()
@@ -210,7 +242,7 @@ class _Reader:
         members = {*data["non_tensors"], *data} - {*_RESERVED}
         if data["leaves"] or members != set(map(str, range(len(members)))):
             raise self.fail(where, "the members of a stack are collections, numbered from 0")
-        entries = self._entries(data, where, None)
+        entries = self._entries(data, where, None, {})
         entries.sort(key=lambda entry: int(entry[0]))
         size = () if entries else self._size_of_none(about, dim, where)
         return Level(kind, cls, torch.Size(size), None, None, locked, dim, name, entries)
@@ -239,10 +271,28 @@ class _Reader:
         size = check_shape(self.path, about.get("batch_size"), "batch_size")
         device = check_device(self.path, about.get("device"))
         names = check_names(self.path, about.get("names"), len(size))
-        entries = self._entries(data, where, size)
-        return Level("dense", cls, torch.Size(size), None if device is None else _CPU, names, locked, 0, None, entries)
+        ragged = self.kinds.get(where, {})
+        entries = self._entries(data, where, size, ragged)
+        on = None if device is None else _CPU
+        return Level("dense", cls, torch.Size(size), on, names, locked, 0, None, entries, ragged, self.types.get(where))
 
-    def _entries(self, data: Any, where: tuple[str, ...], batch: tuple[int, ...] | None) -> list[tuple[str, Any]]:
+    def _told(self, told: Any, name: str) -> dict[tuple[str, ...], dict[str, str]]:
+        """What is told of entries, by their level and key."""
+        found: dict[tuple[str, ...], dict[str, str]] = {}
+        try:
+            for path, text in told[name] if told is not None else ():
+                if type(text) is not str or not 0 < len(text) <= MAX_NAME or not all(type(key) is str for key in path):
+                    raise TypeError
+                found.setdefault(tuple(path[:-1]), {})[path[-1]] = text
+        except (TypeError, ValueError, KeyError, IndexError):
+            raise DatasetError(
+                self.path, f"{name!r} should be pairs of path and name, found {str(told)[:100]}"
+            ) from None
+        return found
+
+    def _entries(
+        self, data: Any, where: tuple[str, ...], batch: tuple[int, ...] | None, ragged: dict[str, str]
+    ) -> list[tuple[str, Any]]:
         """Objects, tensors and levels of a level, all of which start with the batch size of a dense one."""
         out: list[tuple[str, Any]] = []
         for key, value in data["non_tensors"].items():
@@ -258,7 +308,13 @@ class _Reader:
                         continue  # a part of the one that begins with the values
                     key = key.removeprefix(_PARTS[0])
                     spot = self._jagged(key, value, leaves, where)
-                    self._check_batch((spot.offsets[2][0] - 1,), None if batch is None else batch[:1], (*where, key))
+                    lead = batch if batch is None or key in ragged else batch[:1]
+                    self._check_batch((spot.offsets[2][0] - 1,), lead, (*where, key))
+                    if key in ragged:
+                        spot = self._rows(ragged[key], spot, (*where, key))
+                        self.ragged.append(spot)
+                        out.append((key, spot))
+                        continue
                 else:
                     spot = self._place(value, (*where, key))
                     self._check_batch(spot[2], batch, (*where, key))
@@ -267,7 +323,10 @@ class _Reader:
         children = [key for key in data if key not in _RESERVED]
         if "stack_dim" in data["cls_metadata"]:
             children.sort(key=int)
-        out += [(key, self.level(data[key], (*where, key))) for key in children]
+        for key in children:
+            out.append((key, self.level(data[key], (*where, key))))
+            if key in ragged:
+                self.ragged.append(None)
         if len({key for key, _ in out}) != len(out):
             raise self.fail(where, "two entries have one key")
         return out
@@ -340,19 +399,29 @@ class _Reader:
             raise self.fail(where, f"the ragged dimension is one of those of the elements, found {ragged!r}")
         return JaggedSpot(values, offsets, table, ragged)
 
+    def _rows(self, kind: str, spot: JaggedSpot, where: tuple[str, ...]) -> RaggedSpot:
+        """The places of a ragged entry, which are those of a jagged tensor."""
+        (_, dtype, shape), offsets = spot.values, spot.offsets
+        if offsets[1] is not torch.int64 or spot.lengths is not None or spot.ragged_idx != 1:
+            raise self.fail(where, "a ragged entry has offsets of int64 and no lengths")
+        if kind != "tensor" and (dtype is not torch.uint8 or len(shape) != 1):
+            raise self.fail(where, f"rows of {kind} are bytes, found {dtype} {list(shape)}")
+        return RaggedSpot(kind, spot.values, offsets)
+
     def check_overlaps(self) -> None:
         """No byte belongs to two tensors, but to the offsets of several that have one shape."""
         if self.in_order:
             return
-        ranges = sorted({(place[0], place[0] + nbytes_of(place)) for place in with_parts(self.spots)})
-        values = [spot.values if type(spot) is JaggedSpot else spot for spot in self.spots]
-        full = [place for place in values if nbytes_of(place)]  # type: ignore[arg-type]
+        spots = [*self.spots, *self.ragged]
+        ranges = sorted({(place[0], place[0] + nbytes_of(place)) for place in with_parts(spots)})
+        values = [spot if type(spot) is tuple else spot.values for spot in spots if spot is not None]  # type: ignore[union-attr]
+        full = [place for place in values if nbytes_of(place)]
         if len({place[0] for place in full}) < len(full) or any(a[1] > b[0] for a, b in zip(ranges, ranges[1:])):
             raise DatasetError(self.path, "the metadata is wrong: two tensors overlap")
 
 
-def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
-    """The tree of :func:`parse` around its tensors.
+def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any]) -> Any:
+    """The tree of :func:`parse` around its tensors, and values and offsets of its ragged entries.
 
     Raises:
         DatasetError: entries do not fit a class, or members do not stack.
@@ -361,8 +430,14 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
     for key, value in level.entries:
         if type(value) is tuple or type(value) is JaggedSpot:
             entries[key] = next(leaves)
+        elif type(value) is RaggedSpot:
+            entries[key] = Ragged._over(value.kind, *next(ragged), level.device)
         elif type(value) is Level:
-            child = entries[key] = make(path, value, leaves)
+            child = make(path, value, leaves, ragged)
+            if key in level.ragged:
+                next(ragged)
+                child = _ragged(path, key, level.ragged[key], child)
+            entries[key] = child
             if child.batch_size[: len(level.size)] != level.size:
                 raise DatasetError(path, f"{key!r} of batch size {list(child.batch_size)} is within {list(level.size)}")
         else:
@@ -373,6 +448,7 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
             node: Any = TensorDict._trusted(entries, level.size, level.device, level.names)
             if level.cls is not None:
                 node = level.cls.from_tensordict(node)
+            node._types = level.types
         elif level.kind == "objects":
             node = NonTensorStack(*entries.values(), stack_dim=level.stack_dim, batch_size=level.size)
         elif entries:
@@ -385,6 +461,15 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
     if level.locked:
         node._propagate_lock(None)
     return node
+
+
+def _ragged(path: str, key: str, kind: str, stack: Any) -> Any:
+    """A ragged entry of few rows, which are objects in the file."""
+    rows = stack._payloads() if isinstance(stack, NonTensorStack) and stack.batch_dims == 1 else None
+    found = Ragged._of_list(kind, rows, stack._device) if rows is not None and kind in ("str", "json") else None
+    if found is None:
+        raise DatasetError(path, f"the metadata is wrong: the rows of {key!r} are not all {kind}")
+    return found
 
 
 def _as(cls: Any, member: Any) -> Any:

@@ -7,23 +7,34 @@ tree. So an assignment costs nothing more for a tree that might be consolidated.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
-from tensordict_lite.consolidated.layout import Spot, leaves_of
+from tensordict_lite.consolidated.layout import RaggedSpot, Spot, leaves_of
 from tensordict_lite.memmap.disk.mapping import Region, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.ragged import Ragged
+from tensordict_lite.ragged import Ragged, ragged_in
 from tensordict_lite.registry import register
 
-__all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
+__all__ = [
+    "Record",
+    "fill_ragged",
+    "flat_of",
+    "identity_of",
+    "kind_of",
+    "note",
+    "record_of",
+    "reduce_tree",
+    "relocated",
+]
 
 
 class Record:
-    """Storage and places of the tensors of a tree, and what the tree was when they were right."""
+    """Storage and places of the tensors and ragged entries of a tree, and what the tree was when they were right."""
 
     __slots__ = ("file", "flat", "identity", "locked", "spots", "tree")
 
@@ -110,8 +121,17 @@ def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
 def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> Any:
     """A tree like ``skeleton``, which is not locked, around the tensors in ``flat``."""
     storage = flat.untyped_storage()
-    node = skeleton._with_leaves(iter(leaves_of(storage, spots, kind_of(storage))))
+    found = iter(leaves_of(storage, spots, kind_of(storage)))
+    node = skeleton._with_leaves(found)
+    fill_ragged(node, found)
     return note(node, Record(node, flat, spots, locked, file))
+
+
+def fill_ragged(node: Any, found: Iterator[Any]) -> None:
+    """Give the ragged entries of a tree the values and offsets of a storage; None: an entry keeps its own."""
+    for rows, pair in zip(ragged_in(node), found):
+        if pair is not None:
+            rows._hold(*pair)
 
 
 # -- moving ------------------------------------------------------------------------------------------------------
@@ -123,7 +143,9 @@ def relocated(node: Any, record: Record, flat: Tensor, device: torch.device) -> 
         new = node._with_leaves(iter(node._leaves()))
         note(new, Record(new, flat, record.spots, record.locked, record.file))
     else:
-        new = tree_over(node, flat, record.spots, record.locked)
+        on_host = device.type == "cpu"
+        spots = [None if type(spot) is RaggedSpot and not on_host else spot for spot in record.spots]
+        new = tree_over(node, flat, spots, record.locked)
     new._set_device(device)
     if node._lock is not None:
         new._propagate_lock(None)
@@ -175,7 +197,8 @@ def _placeholder() -> Tensor:
     return _NOTHING
 
 
-_NOTHING = torch.empty(0).as_subclass(_Placeholder)
+_NOTHING = torch.empty(0, device="cpu").as_subclass(_Placeholder)
+_NO_ROWS = torch.empty(0, dtype=torch.uint8, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def reduce_tree(node: Any) -> Any:
@@ -186,7 +209,9 @@ def reduce_tree(node: Any) -> Any:
     record = record_of(node)
     if record is None:
         return None
-    skeleton = node._with_leaves(iter([_NOTHING] * len(record.spots)))
+    count = len(node._leaves())
+    skeleton = node._with_leaves(iter([_NOTHING] * count))
+    fill_ragged(skeleton, iter([None if spot is None else _NO_ROWS for spot in record.spots[count:]]))
     return _rebuild, (skeleton, record.spots, _Storage(record.flat), record.locked)
 
 

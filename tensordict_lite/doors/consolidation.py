@@ -31,7 +31,7 @@ class ConsolidationOps(Kernel):
         pin_memory: bool = False,
         metadata: bool = False,
     ) -> Any:
-        """Copies every tensor into one storage, and gives the same collection with views of it.
+        """Copies tensors and :class:`Ragged` entries into one storage, and gives the same collection with views of it.
 
         One storage travels better than many: :meth:`to` moves it to another device in one copy, and a pickle, a queue
         between processes or ``torch.save`` has one tensor to deal with. The result is locked; in-place writes into its
@@ -39,7 +39,8 @@ class ConsolidationOps(Kernel):
 
         With ``filename`` the storage is that file, and writes into the tensors reach it. It is written beside
         ``filename`` and renamed: it is there whole or not at all, and a process that has an older file of that
-        name open or mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package.
+        name open or mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package. Ragged
+        rows are a nested tensor there; fewer than 4 096 strings or JSON values are objects.
 
         What is consolidated already is returned as it is, unless another file, device or kind of memory is asked for.
 

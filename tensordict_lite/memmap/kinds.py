@@ -32,7 +32,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, fille
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
 from tensordict_lite.objects.unbatched import UnbatchedEntry
-from tensordict_lite.ragged import Ragged, json_of, text_of
+from tensordict_lite.ragged import Ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["register_all"]
@@ -162,11 +162,9 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
     if dim >= dims:
         raise DatasetError(path, f"the stack dim {dim} does not exist in objects of {dims} batch dims")
     ragged = meta.raw.get("_ragged") if dims == 1 else None
-    text = text_of(values) if ragged == "str" else json_of(values) if ragged == "json" else None
-    if text is not None:
-        kind, content, offsets = text
-        return Ragged._over(kind, content, offsets, loader.device or torch.device("cpu"))
-    return _stack_objects(path, values, dims, loader.device or torch.device("cpu"))
+    device = loader.device or torch.device("cpu")
+    rows = Ragged._of_list(ragged, values, device) if ragged in ("str", "json") else None
+    return rows if rows is not None else _stack_objects(path, values, dims, device)
 
 
 def _no_objects(path: str, size: Any, values: Any, device: torch.device) -> Any:

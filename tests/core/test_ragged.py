@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import tensordict_lite
-from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict
+from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, from_consolidated
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
@@ -74,6 +75,15 @@ SAME: dict[str, Callable[[TensorDict, Path], TensorDict]] = {
     "torch.save": lambda data, folder: through_file(data, folder),
     "shared": lambda data, folder: data.clone().share_memory_(),
     "consolidated": lambda data, folder: data.consolidate(),
+    "consolidated in place": lambda data, folder: data.clone().consolidate(inplace=True),
+    "consolidated, shared": lambda data, folder: data.consolidate(share_memory=True),
+    "consolidated and pickled": lambda data, folder: pickle.loads(pickle.dumps(data.consolidate())),
+    "consolidated and saved": lambda data, folder: through_file(data.consolidate(), folder),
+    "consolidated file": lambda data, folder: data.consolidate(folder / "c"),
+    "consolidated buffer": lambda data, folder: data.consolidate(folder / "c", use_buffer=True, num_threads=2),
+    "loaded consolidated": lambda data, folder: from_consolidated(data.consolidate(folder / "c")._consolidated.file),
+    "rows consolidated": lambda data, folder: torch.cat([data, data])[ROWS:].consolidate(folder / "c").consolidate(),
+    "choice consolidated": lambda data, folder: turned(data)[torch.arange(ROWS).roll(-3)].consolidate(),
     "memmap": lambda data, folder: data.memmap(folder / "m"),
     "load": lambda data, folder: TensorDict.load_memmap(data.memmap(folder / "m")._memmap_path),
     "archive": lambda data, folder: data.memmap(folder / "m.tdz"),
@@ -410,9 +420,127 @@ def test_few_rows_stay_ragged(kind: str, name: str, tmp_path: Path) -> None:
             assert list(reference.load_memmap(place)["in", "v"]) == KINDS[kind]
 
 
-def test_a_consolidated_file_says_what_it_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"\('in', 'v'\) holds rows of numbers .* cannot hold: save a folder"):
-        made("numbers").consolidate(filename=tmp_path / "f")
+# -- consolidated ----------------------------------------------------------------------------------------------------
+
+
+@kinds
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("to_file", [False, True])
+def test_rows_lie_in_the_consolidated_storage(kind: str, choice: str, to_file: bool, tmp_path: Path) -> None:
+    data = made(kind)[CHOICES[choice]]
+    data.arrow_types = {"x": "date64[ms]"}
+    found = data.consolidate(tmp_path / "c" if to_file else None)
+    loaded = from_consolidated(tmp_path / "c") if to_file else pickle.loads(pickle.dumps(found))
+    for each in (found, loaded):
+        assert rows_of(each) == rows_of(data) and each.is_consolidated() and each.arrow_types == {"x": "date64[ms]"}
+        column, storage = each.get(("in", "v")).column, each._consolidated.storage
+        for part in (column.values, column.offsets):
+            assert part.untyped_storage().data_ptr() == storage.data_ptr() or not len(each)
+        assert each.consolidate() is each
+        assert not each.unlock_().set("y", each["x"]).is_consolidated()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "text with None"])
+@pytest.mark.parametrize("to_file", [False, True])
+def test_consolidated_rows_travel_as_one_region(kind: str, to_file: bool, tmp_path: Path) -> None:
+    many = torch.cat([made(kind)] * 300)
+    data = many.consolidate(tmp_path / "c" if to_file else None, share_memory=not to_file)
+    assert len(ForkingPickler.dumps(data)) < 3000
+    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+        for part in (data, data[31:40]):
+            assert pool.apply(rows_of, (part,)) == rows_of(part)
+    assert data.get(("in", "v"))._objects._cells == {}
+
+
+@kinds
+@pytest.mark.parametrize("text_rows", [1, ROWS + 1])
+@pytest.mark.parametrize("rows", [0, ROWS])
+def test_the_reference_opens_consolidated_rows(kind: str, text_rows: int, rows: int, tmp_path: Path) -> None:
+    """As a nested tensor; few strings and JSON values as what they are."""
+    reference = pytest.importorskip("tensordict").TensorDict
+    data = made(kind)[:rows]
+    data.arrow_types = {"x": "date64[ms]"}
+    with tuning.use(text_rows=text_rows):
+        data.consolidate(tmp_path / "c")
+    loaded = from_consolidated(tmp_path / "c")
+    assert rows_of(loaded) == plain(KINDS[kind][:rows]) and loaded.arrow_types == data.arrow_types
+    theirs = reference.from_consolidated(tmp_path / "c")
+    assert theirs["x"].tolist() == list(range(rows))
+    if text_rows > rows and kind in ("text", "text with None", "json"):
+        assert list(theirs["in", "v"]) == KINDS[kind][:rows]
+    else:
+        values, offsets = data.get(("in", "v")).flat()
+        assert torch.equal(theirs["in", "v"].values(), values) and torch.equal(theirs["in", "v"].offsets(), offsets)
+
+
+LISTED = {
+    "cls": "NonTensorStack",
+    "leaves": {},
+    "non_tensors": {"0": [1, [], None]},
+    "cls_metadata": {"stack_dim": 0, "stack_dim_name": None, "is_locked": False},
+}
+HOSTILE: dict[str, Callable[[Any, Any], Any]] = {
+    "kind": lambda level, told: told.update(ragged=[[["v"], "object"]]),
+    "no pairs": lambda level, told: told.update(ragged=["v"]),
+    "no list": lambda level, told: told.update(ragged=3),
+    "no path": lambda level, told: told.update(ragged=[[[], "tensor"]]),
+    "nothing": lambda level, told: told.clear(),
+    "text of numbers": lambda level, told: told.update(ragged=[[["v"], "str"]]),
+    "types": lambda level, told: told.update(arrow_types=[[["v"], 3]]),
+    "short offsets": lambda level, told: level["leaves"]["<NJT_OFFSETS>v"].__setitem__(1, [ROWS]),
+    "narrow offsets": lambda level, told: level["leaves"]["<NJT_OFFSETS>v"].__setitem__(0, "torch.int32"),
+    "another dimension": lambda level, told: level["leaves"]["<NJT_OFFSETS>v"].__setitem__(5, 2),
+    "long values": lambda level, told: level["leaves"]["<NJT_VALUES>v"].__setitem__(1, [1 << 40, 2]),
+    "a list of numbers": lambda level, told: (
+        level.update(leaves={}, v=LISTED),
+        level["cls_metadata"].update(batch_size=[1]),
+        told.update(ragged=[[["v"], "str"]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_metadata_of_consolidated_rows_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    TensorDict({"v": as_column("pairs")}, [ROWS]).consolidate(path)
+    content = path.read_bytes()
+    about = content[-8 - int.from_bytes(content[-8:], "little") : -8]
+    before = content[: -8 - len(about)]
+    magic = before[-8:]
+    told = before[-16 - int.from_bytes(before[-16:-8], "little") : -16]
+    storage, level, more = before[: -16 - len(told)], json.loads(about), json.loads(told)
+
+    def write(*parts: Any) -> None:
+        told, about = (json.dumps(part).encode() for part in parts)
+        sizes = [len(part).to_bytes(8, "little") for part in (told, about)]
+        path.write_bytes(storage + told + sizes[0] + magic + about + sizes[1])
+
+    write(more, level)
+    assert rows_of(TensorDict({"in": from_consolidated(path)}, [ROWS])) == plain(KINDS["pairs"])
+    HOSTILE[name](level, more)
+    write(more, level)
+    with pytest.raises(DatasetError, match=re.escape(str(path))):
+        from_consolidated(path)
+    path.write_bytes(storage + (1 << 40).to_bytes(8, "little") + magic + about + len(about).to_bytes(8, "little"))
+    with pytest.raises(DatasetError, match="impossible length"):
+        from_consolidated(path)
+
+
+@kinds
+@pytest.mark.parametrize("offset", [-1, 1 << 40, 0])
+def test_damaged_offsets_of_a_consolidated_file_are_named_by_row(kind: str, offset: int, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    made(kind).consolidate(path)
+    content = bytearray(path.read_bytes())
+    level = json.loads(content[-8 - int.from_bytes(content[-8:], "little") : -8])["in"]
+    start = level["leaves"]["<NJT_OFFSETS>v"][2] + 8 * 5
+    content[start : start + 8] = offset.to_bytes(8, "little", signed=True)
+    path.write_bytes(content)
+    data = from_consolidated(path)
+    assert plain([data[1]["in", "v"]]) == plain([KINDS[kind][1]])
+    for read in (lambda: rows_of(data), lambda: data[4]["in", "v"], lambda: data.get(("in", "v")).flat()):
+        with pytest.raises(DatasetError, match=rf"{path}.*row 4 would be values"):
+            read()
 
 
 # -- nested tensors as leaves ----------------------------------------------------------------------------------------
