@@ -29,10 +29,9 @@ from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
-from tensordict_lite.memmap.disk.format import encode_key
+from tensordict_lite.memmap.disk.format import TEXTS, encode_key
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 from tensordict_lite.memmap.plan import mapped_root
-from tensordict_lite.memmap.text import FILES
 from tensordict_lite.paths import is_url, local_path
 
 META = "meta.json"
@@ -400,7 +399,7 @@ def ragged_files(folder: Path, data: Data, path: KeyPath, rows: RaggedRows) -> R
     stem = encode_key(path[-1])
     if rows.kind != "tensor":
         (folder / stem).mkdir(exist_ok=True)
-    names = (f"{stem}.memmap", f"{stem}.offsets.memmap") if rows.kind == "tensor" else [f"{stem}/{n}" for n in FILES]
+    names = (f"{stem}.memmap", f"{stem}.offsets.memmap") if rows.kind == "tensor" else [f"{stem}/{n}" for n in TEXTS]
     files = [folder / name for name in names]
     shape = (rows.total, *rows.row_shape)
     for file, count, item in zip(files, (torch.Size(shape).numel(), len(rows) + 1), (rows.dtype.itemsize, 8)):

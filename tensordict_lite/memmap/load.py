@@ -25,6 +25,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import (
+    MAX_BYTES,
     META,
     SUFFIX,
     LeafMeta,
@@ -106,6 +107,8 @@ class Loader:
             out: TensorCollection = self.dense(meta, rows)
         else:
             out = _reader(meta.kind)(self, meta, lead)
+            if rows is not None and meta.kind == "text":
+                out = out[:rows]
         if lead and out.batch_size[: len(lead)] != lead:
             raise DatasetError(
                 folder + "/" + META,
@@ -241,16 +244,21 @@ class Loader:
     def _ragged(self, path: str, dtype: torch.dtype, leaf: LeafMeta) -> Any:
         """Rows of numbers: offsets and values are mapped, and the table of shapes, which says the same, is not read."""
         assert leaf.values is not None
-        self.values(nested.shape_file(path), torch.int64, leaf.shape)
-        offsets = self.values(nested.offsets_file(path), torch.int64, (leaf.shape[0] + 1,))
-        return Ragged._over("tensor", self.values(path, dtype, leaf.values), offsets, self.device or _CPU)
+        is_growing = leaf.capacity is not None
+        self.values(nested.shape_file(path), torch.int64, leaf.shape, is_growing)
+        offsets = self.values(nested.offsets_file(path), torch.int64, (leaf.shape[0] + 1,), is_growing)
+        values = self.values(path, dtype, leaf.values, is_growing)
+        return Ragged._over("tensor", values, offsets, self.device or _CPU)
 
-    def values(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """The tensor in a file, which is checked; where it has no elements, nothing is looked at."""
+    def values(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], is_growing: bool = False) -> Tensor:
+        """The tensor in a file, which is checked; where it has no elements, nothing is looked at.
+
+        ``is_growing``: the file may have any number of bytes behind it.
+        """
         nbytes = dtype.itemsize * torch.Size(shape).numel()
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        return self.flat(path, dtype, shape, nbytes, None)
+        return self.flat(path, dtype, shape, nbytes, MAX_BYTES if is_growing else None)
 
     def _move(self, tensor: Tensor) -> Tensor:
         if self.device is None or self.device.type == "cpu":

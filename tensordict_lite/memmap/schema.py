@@ -13,21 +13,26 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, read_json, read_meta
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.disk.format import META, SUFFIX, TEXTS, NodeMeta, encode_key, read_json, read_meta
 from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
+from tensordict_lite.memmap.text import CLASS, text_fields
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
+from tensordict_lite.ragged import Ragged, form_name
 
-__all__ = ["RowLeaf", "Schema", "load_head"]
+__all__ = ["RaggedLeaf", "RowLeaf", "Schema", "load_head"]
 
 _PICKLED = object()  # an object that is not compared: its pickle is not opened
 
 
 def _described(meta: dict[str, Any]) -> Any:
     """What metadata say of a row: the entries with their dtypes and shapes, and the batch size."""
+    if meta.get("_class") == CLASS:
+        return meta.get("kind")
     entries = {**meta, **meta.get("_entries", {})}
     return _of_a_row(meta["shape"]), {
-        key: (entry.get("type"), entry.get("dtype"), _of_a_row(entry.get("shape")))
+        key: (entry.get("type"), entry.get("dtype"), *(_of_a_row(entry.get(name)) for name in ("shape", "values")))
         for key, entry in entries.items()
         if isinstance(entry, dict) and key != "_entries"
     }
@@ -52,11 +57,96 @@ class RowLeaf:
             self.row_bytes *= n
 
 
+class RaggedLeaf:
+    """One ragged entry of a row: where it is in the collection, its files, and what its rows are.
+
+    Args:
+        path: where it is.
+        kind, dtype, shape: what its rows are.
+        meta: the metadata that say how many values there are.
+        values, offsets: its files.
+        table: of numbers, the file of the shapes of the rows.
+    """
+
+    def __init__(
+        self,
+        path: tuple[str, ...],
+        kind: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        meta: str,
+        values: str,
+        offsets: str,
+        table: str | None = None,
+    ) -> None:
+        self.path, self.kind, self.dtype, self.shape, self.meta = path, kind, dtype, shape, meta
+        self.values, self.offsets, self.table = values, offsets, table
+        self.value_bytes = dtype.itemsize * torch.Size(shape).numel()
+        self.is_listed = False
+        """Whether the rows are a list in the metadata still: few strings are saved so."""
+
+    def parts_of(self, value: Any, count: int, is_batch: bool) -> tuple[Tensor, Tensor]:
+        """Values and lengths of some rows, or of one.
+
+        Raises:
+            ValueError: they are of another kind, dtype or shape.
+        """
+        try:
+            rows = self._column(value, count, is_batch)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.path} should be rows of {self.name}: {error}") from None
+        if rows is None or (rows.kind, rows.dtype, tuple(rows.row_shape)) != (self.kind, self.dtype, self.shape):
+            found = f"rows of {form_name(rows.kind, rows.dtype, rows.row_shape)}" if rows is not None else _kind(value)
+            raise ValueError(f"{self.path} should be rows of {self.name}, got {found}")
+        values, offsets = rows.flat()
+        return values.as_subclass(Tensor), offsets.as_subclass(Tensor).diff()
+
+    @property
+    def name(self) -> str:
+        return form_name(self.kind, self.dtype, self.shape)
+
+    @property
+    def files(self) -> list[str]:
+        return [self.values, self.offsets, *([self.table] if self.table is not None else [])]
+
+    def _column(self, value: Any, count: int, is_batch: bool) -> Any:
+        """Rows as a ragged column; None where they are something else."""
+        if isinstance(value, Ragged) and value.column is not None:
+            return value
+        if isinstance(value, Tensor):
+            if value.is_nested and is_batch:
+                return Ragged.from_nested(value)
+            return None if is_batch or self.kind != "tensor" else Ragged.from_list([value.cpu()])
+        if not value._is_non_tensor:
+            return None
+        objects = [value._payload] * count if isinstance(value, NonTensorDataBase) else value.tolist()
+        if self.kind == "tensor":
+            return Ragged.from_list(objects) if objects else None
+        return Ragged._of_list(self.kind, objects, None)
+
+    def set_total(self, meta: dict[str, Any], total: int) -> None:
+        """Say how many values there are."""
+        if self.table is None:
+            meta["nbytes"] = total
+        else:
+            key = self.path[-1]
+            entry = meta["_entries"][key] if key in meta.get("_entries", {}) else meta[key]
+            entry["values"] = [total, *self.shape]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype}"
+    one = isinstance(value, NonTensorDataBase)
+    return f"a {type(value._payload).__name__}" if one else f"a {type(value).__name__} of other objects"
+
+
 class Schema:
     """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count rules."""
 
     def __init__(self) -> None:
         self.leaves: list[RowLeaf] = []
+        self.ragged: list[RaggedLeaf] = []
         self.metas: list[str] = []
         self.described: list[Any] = []  # by each of them
         self.objects: dict[tuple[str, ...], Any] = {}  # one for all rows: there is nothing to append
@@ -80,19 +170,33 @@ class Schema:
         if meta.kind == "nontensor" and path:
             self.objects[path] = meta.raw.get("data", _PICKLED)
             return
+        if path and (rows := _text(meta, folder, path)) is not None:
+            self.ragged.append(rows)
+            if not rows.is_listed:
+                self.add_meta(rows.meta, meta.raw)
+            return
         if meta.kind != "tensordict" or not meta.shape:
             raise DatasetError(meta.path, "a dataset that grows is made of dense collections with a batch dimension")
         if not self.metas:
             self.batch = meta.shape[1:]
-        self.metas.append(_join(folder, META))
-        self.described.append(_described(meta.raw))
+        self.add_meta(_join(folder, META), meta.raw)
         for key, leaf in meta.leaves.items():
-            if leaf.is_nested:
-                raise DatasetError(meta.path, f"the nested tensor {key!r} cannot grow")
             file = _join(folder, encode_key(key) + SUFFIX)
+            if leaf.layout == "ragged":
+                assert leaf.values is not None
+                about = (*path, key), "tensor", DTYPES[leaf.dtype], leaf.values[1:], self.metas[-1]
+                self.ragged.append(RaggedLeaf(*about, file, nested.offsets_file(file), nested.shape_file(file)))
+                continue
+            if leaf.is_nested:
+                raise DatasetError(meta.path, f"the nested tensor {key!r} cannot grow: save it as a Ragged")
             self.leaves.append(RowLeaf((*path, key), file, DTYPES[leaf.dtype], leaf.shape[1:]))
         for key in meta.children:
             self._walk(root, _join(folder, encode_key(key)), (*path, key))
+
+    def add_meta(self, file: str, meta: dict[str, Any]) -> None:
+        """Metadata that say how many rows there are; those of an outer collection come first."""
+        self.metas.append(file)
+        self.described.append(_described(meta))
 
     def is_that_of(self, root: str, head: dict[str, Any]) -> bool:
         """Whether a dataset, whose head was read just now, has the same entries."""
@@ -100,7 +204,8 @@ class Schema:
         return all(_described(meta) == before for meta, before in zip(metas, self.described))
 
     def leaves_of(self, rows: Any) -> tuple[list[Tensor], int]:
-        """The tensors of a row or a batch, each ``[count, ...]``, in the order of the schema."""
+        """The tensors of a row or a batch, each ``[count, ...]``, in the order of the schema, and then values and
+        lengths of each ragged entry."""
         if not isinstance(rows, TensorCollection):
             raise ValueError(f"rows are a TensorDict or a tensorclass, got a {type(rows).__name__}")
         size = tuple(rows._batch_size)
@@ -122,15 +227,19 @@ class Schema:
                     f"{list(tensor.shape)}"
                 )
             out.append(tensor if lead else tensor.unsqueeze(0))
+        for rows_leaf in self.ragged:
+            out += rows_leaf.parts_of(_node(rows, rows_leaf.path), count, bool(lead))
         self._check_no_more(rows)
         return out, count
 
     def _check_no_more(self, rows: Any) -> None:
-        if len(rows._leaves()) != len(self.leaves):
-            known = {leaf.path for leaf in self.leaves}
+        ragged = {leaf.path for leaf in self.ragged}
+        if ragged or len(rows._leaves()) != len(self.leaves):
+            known = {leaf.path for leaf in self.leaves} | ragged
             extra = [path for path in _tensor_paths(rows, ()) if path not in known]
-            raise ValueError(f"the rows have entries that the dataset lacks: {extra}")
-        for path, values in _objects(rows, ()):
+            if extra:
+                raise ValueError(f"the rows have entries that the dataset lacks: {extra}")
+        for path, values in _objects(rows, (), ragged):
             if path not in self.objects:
                 raise ValueError(f"the rows have the non-tensor entry {path}, which the dataset lacks")
             one = self.objects[path]
@@ -152,15 +261,40 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
+def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | None:
+    """Strings, bytes or JSON values, one a row; None where a folder holds something else."""
+    if meta.kind == "text":
+        kind, _, _, names = text_fields(meta.path + "/" + META, meta.raw)
+    elif meta.kind == "nontensorstack" and listed_rows(meta.raw) is not None:
+        kind, names = meta.raw.get("_ragged", "str"), list(TEXTS)
+    else:
+        return None
+    leaf = RaggedLeaf(path, kind, torch.uint8, (), _join(folder, META), *(_join(folder, name) for name in names))
+    leaf.is_listed = meta.kind != "text"
+    return leaf
+
+
+def listed_rows(meta: dict[str, Any]) -> Any:
+    """The ragged column that is a list in metadata; None where they hold other objects."""
+    rows, kind = meta.get("data"), meta.get("_ragged", "str")
+    is_plain = type(rows) is list and meta.get("_batch_dims", 1) == 1 and "_batch_size" not in meta
+    return Ragged._of_list(kind, rows, None) if is_plain and kind in ("str", "json") else None
+
+
 def _entry(rows: Any, path: tuple[str, ...]) -> Tensor:
+    node = _node(rows, path)
+    if not isinstance(node, Tensor):
+        raise ValueError(f"{path} should be a tensor, got a {type(node).__name__}")
+    return node
+
+
+def _node(rows: Any, path: tuple[str, ...]) -> Any:
     node = rows
     for part in path:
         try:
             node = node._get_str(part)
         except (KeyError, AttributeError):
             raise ValueError(f"the rows have no entry {path}") from None
-    if not isinstance(node, Tensor):
-        raise ValueError(f"{path} should be a tensor, got a {type(node).__name__}")
     return node
 
 
@@ -169,22 +303,24 @@ def _tensor_paths(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
         value = node._get_str(key)
         if isinstance(value, Tensor):
             yield (*path, key)
-        else:
+        elif not value._is_non_tensor:
             yield from _tensor_paths(value, (*path, key))
 
 
-def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Non-tensor entries of rows, each with its objects."""
+def _objects(
+    node: Any, path: tuple[str, ...], ragged: set[tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Non-tensor entries of rows, but for ragged ones, each with its objects."""
     if not node._nested():
         return
     for key in node._key_list():
         value = node._get_str(key)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) or (*path, key) in ragged:
             continue
         if value._is_unbatched:
             raise NotImplementedError(f"UnbatchedTensor entries cannot be appended, but {(*path, key)} is one")
         if not value._is_non_tensor:
-            yield from _objects(value, (*path, key))
+            yield from _objects(value, (*path, key), ragged)
         elif isinstance(value, NonTensorDataBase):
             yield (*path, key), [value._payload]
         else:
@@ -194,6 +330,8 @@ def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 def load_head(path: str) -> dict[str, Any]:
     """The metadata of a folder with rows."""
     meta = read_json(path, os.path.dirname(path))
+    if type(meta) is dict and meta.get("_class") == CLASS:
+        return meta
     if type(meta) is not dict or type(meta.get("shape")) is not list or not meta["shape"]:
         raise DatasetError(path, "is not the metadata of a dataset that grows")
     return meta

@@ -18,17 +18,16 @@ from typing import Any
 import torch
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, is_count
+from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, TEXTS, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader
 from tensordict_lite.memmap.plan import Folder, Plan
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
-__all__ = ["files_in", "is_short", "plan_text", "read_text", "rename_files", "text_fields"]
+__all__ = ["files_in", "is_short", "plan_text", "read_text", "rename_files", "text_fields", "text_meta"]
 
 KINDS = ("str", "bytes", "json")
 CLASS = "tensordict_lite:TextStack"
-FILES = ("values.memmap", "offsets.memmap")
 _NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")
 _MOST = 1 << 46
 
@@ -50,18 +49,22 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
         if text is None:
             return None
         kind, values, offsets = text
-    meta = {
+    folder = plan.folder(node, path, where, text_meta(kind, len(offsets) - 1, len(values)))
+    folder.blobs = dict(zip(TEXTS, (values, offsets)))
+    return "TextStack"
+
+
+def text_meta(kind: str, rows: int, nbytes: int) -> dict[str, Any]:
+    """``meta.json`` of strings, bytes or JSON values."""
+    return {
         "_type": "<class 'tensordict_lite.TextStack'>",
         "_format_version": FORMAT_VERSION,
         "_class": CLASS,
         "kind": kind,
-        "rows": len(offsets) - 1,
-        "nbytes": len(values),
-        "files": list(FILES),
+        "rows": rows,
+        "nbytes": nbytes,
+        "files": list(TEXTS),
     }
-    folder = plan.folder(node, path, where, meta)
-    folder.blobs = dict(zip(FILES, (values, offsets)))
-    return "TextStack"
 
 
 def is_short(kind: str, rows: int) -> bool:
@@ -101,6 +104,7 @@ def text_fields(path: str, data: dict[str, Any]) -> tuple[str, int, int, list[st
 def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     """The strings of :func:`plan_text`: no file is read before one is asked for."""
     kind, rows, nbytes, names = text_fields(f"{meta.path}/{META}", meta.raw)
-    values = loader.values(f"{meta.path}/{names[0]}", torch.uint8, (nbytes,))
-    offsets = loader.values(f"{meta.path}/{names[1]}", torch.int64, (rows + 1,))
+    is_growing = "_growing" in meta.raw
+    values = loader.values(f"{meta.path}/{names[0]}", torch.uint8, (nbytes,), is_growing)
+    offsets = loader.values(f"{meta.path}/{names[1]}", torch.int64, (rows + 1,), is_growing)
     return Ragged._over(kind, values, offsets, loader.device or torch.device("cpu"))

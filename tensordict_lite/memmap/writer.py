@@ -5,6 +5,8 @@ writes rows behind the committed ones, and then the metadata, that of the outerm
 count, replaced in one rename, is what counts. A writer that is killed earlier has written behind the end, where
 no reader looks and the next flush writes again. Nested folders are described before the root, so a reader, who goes
 the other way, finds at least the rows that the root promises (``load.py`` cuts the rest off).
+
+Values of ragged entries are written where those of the last committed row end, which is in the file of offsets.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all, write_tensor_to
-from tensordict_lite.memmap.disk.format import META, is_count
+from tensordict_lite.memmap.disk.format import META, is_count, read_json
 from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
-from tensordict_lite.memmap.disk.mapping import reserve
+from tensordict_lite.memmap.disk.mapping import check_room, reserve
 from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
-from tensordict_lite.memmap.schema import Schema, load_head
+from tensordict_lite.memmap.plan import Leaf, Plan, SaveOptions, plan_for
+from tensordict_lite.memmap.schema import RaggedLeaf, Schema, listed_rows, load_head
+from tensordict_lite.memmap.text import CLASS, text_fields, text_meta
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.ragged import Ragged, ragged_in
 
 __all__ = ["DatasetWriter"]
 
@@ -64,7 +68,8 @@ class DatasetWriter:
     Args:
         path: folder of the dataset; made if it is not there, continued if it is.
         example: one row, whose keys, shapes and dtypes all rows have: a TensorDict or a tensorclass, or a (nested)
-            mapping from keys to ``(shape, dtype)``. May be left out for a dataset that exists.
+            mapping from keys to ``(shape, dtype)``, to ``str`` or ``bytes``, or to a :class:`Ragged` such as those of
+            the rows. A collection with a ``Ragged`` is a batch of rows. May be left out for a dataset that exists.
         capacity: rows to reserve room for at once. The dataset grows beyond it all the same.
 
     Raises:
@@ -91,6 +96,13 @@ class DatasetWriter:
         (3, [0, 1, 2, 0, 1, 2, 3, 4])
         >>> DatasetWriter(folder.name).finalize().batch_size
         torch.Size([8])
+
+        Rows of text:
+
+        >>> with DatasetWriter(f"{folder.name}/notes", {"x": ((), torch.int64), "note": str}) as writer:
+        ...     _ = writer.append(TensorDict({"x": torch.arange(2), "note": ["ant", "bee"]}, [2]))
+        >>> list(TensorDict.load_memmap(f"{folder.name}/notes")["note"])
+        ['ant', 'bee']
     """
 
     def __init__(self, path: str | os.PathLike[str], example: Any = None, capacity: int | None = None) -> None:
@@ -114,6 +126,7 @@ class DatasetWriter:
         if capacity:
             with self._locked() as (rows, room):
                 if capacity > room:
+                    self._find_texts(rows)
                     self._grow(rows, capacity)
 
     # -- appending -----------------------------------------------------------------------------------------
@@ -126,7 +139,7 @@ class DatasetWriter:
             Rows that wait for :meth:`flush`.
 
         Raises:
-            ValueError: keys, shapes or dtypes are not those of the example; nothing is added.
+            ValueError: keys, shapes, dtypes or kinds of ragged rows are not those of the example; nothing is added.
         """
         self._check_open()
         leaves, count = self._schema.leaves_of(rows)
@@ -165,6 +178,7 @@ class DatasetWriter:
 
     def _write(self, blocks: list[list[Tensor]], count: int, durable: bool = False) -> int:
         with self._locked() as (rows, room):
+            self._find_texts(rows)
             if rows + count > room:
                 self._grow(rows, rows + count)
             for number, leaf in enumerate(self._schema.leaves):
@@ -173,17 +187,84 @@ class DatasetWriter:
                     tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
                     path = os.path.join(self.path, leaf.file)
                     write_tensor_to(self._file(leaf.file), tensor, path, rows * leaf.row_bytes)
+            for number, ragged in enumerate(self._schema.ragged if blocks else ()):
+                at = len(self._schema.leaves) + 2 * number
+                parts = [[block[place] for block in blocks] for place in (at, at + 1)]
+                values, lengths = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+                self._write_ragged(ragged, values, lengths, rows)
             if durable:
                 for leaf in self._schema.leaves:
                     if leaf.row_bytes:
                         os.fdatasync(self._file(leaf.file))
+                for ragged in self._schema.ragged:
+                    for file in ragged.files:
+                        os.fdatasync(self._file(file))
             self._commit(rows + count, durable)
         return rows + count
 
-    def _file(self, file: str) -> int:
+    def _write_ragged(self, leaf: RaggedLeaf, values: Tensor, lengths: Tensor, rows: int) -> None:
+        """Write rows behind the committed ones."""
+        start = torch.tensor([self._total(leaf, rows)], device="cpu")
+        offsets = torch.cat([start, start + lengths.cumsum(0)])
+        contents = [(leaf.values, values, int(start) * leaf.value_bytes), (leaf.offsets, offsets, rows * 8)]
+        if leaf.table is not None:
+            rest = torch.tensor(leaf.shape, dtype=torch.int64, device="cpu").expand(len(lengths), -1)
+            contents.append((leaf.table, torch.cat([lengths[:, None], rest], 1), rows * 8 * (1 + len(leaf.shape))))
+        for file, content, at in contents:
+            path = os.path.join(self.path, file)
+            check_room(path, content.nbytes)
+            write_tensor_to(self._file(file, make=not at), content, path, at)
+
+    def _total(self, leaf: RaggedLeaf, rows: int) -> int:
+        """Where the values of the committed rows of a ragged entry end."""
+        if not rows or leaf.is_listed:
+            return 0
+        path = os.path.join(self.path, leaf.offsets)
+        found = os.pread(self._file(leaf.offsets), 8, rows * 8)
+        total = int.from_bytes(found, "little", signed=True)
+        size = os.fstat(self._file(leaf.values)).st_size if total else 0
+        if len(found) < 8 or not 0 <= total * leaf.value_bytes <= size:
+            raise DatasetError(
+                path, f"row {rows - 1} would end at {total:,}, and there are {size:,} bytes of values; it is damaged"
+            )
+        return total
+
+    def _find_texts(self, rows: int) -> None:
+        """Find the files of strings, bytes and JSON values; rows that are a list in the metadata get theirs."""
+        for leaf in self._schema.ragged:
+            if leaf.table is not None:
+                continue
+            folder, path = os.path.dirname(leaf.meta), os.path.join(self.path, leaf.meta)
+            meta = read_json(path, os.path.dirname(path))
+            if type(meta) is dict and meta.get("_class") != CLASS:
+                meta = self._place_list(leaf, path, meta, rows)
+            _, _, _, names = text_fields(path, meta)
+            leaf.values, leaf.offsets = (f"{folder}/{name}" for name in names)
+            if leaf.is_listed:
+                self._schema.add_meta(leaf.meta, meta)
+                leaf.is_listed = False
+
+    def _place_list(self, leaf: RaggedLeaf, path: str, meta: dict[str, Any], rows: int) -> dict[str, Any]:
+        column = listed_rows(meta)
+        if column is None or column.kind != leaf.kind or len(column) != rows:
+            raise DatasetError(path, f"does not list {rows:,} rows of {leaf.kind}, as when this writer was opened")
+        values, offsets = column.flat()
+        meta = text_meta(leaf.kind, rows, len(values))
+        for name, content in zip(meta["files"], (values, offsets)):
+            file = os.path.join(os.path.dirname(path), name)
+            with new_file(file) as fd:
+                write_tensor_to(fd, content, file)
+                os.fsync(fd)  # before the metadata, which no longer list the rows
+        _replace_json(path, meta, True)
+        return meta
+
+    def _file(self, file: str, make: bool = False) -> int:
+        """The descriptor of a file; ``make``: there is nothing in it, so that it may be missing."""
         fd = self._files.get(file)
         if fd is None:
             path = os.path.join(self.path, file)
+            if make and not os.path.lexists(path):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             fd = open_at_once(path, os.O_RDWR)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
@@ -235,16 +316,16 @@ class DatasetWriter:
         room = max(room, min(1024, max(1, self._buffer_bytes // largest)))
         self._commit(rows, False, room)
         try:
-            self._reserve(room)
+            self._reserve(rows, room)
         except OSError as err:
             if err.errno not in (errno.ENOSPC, errno.EFBIG) or room == wanted:
                 raise
-            self._reserve(wanted)  # not twice as much, then, but what is needed now
+            self._reserve(rows, wanted)  # not twice as much, then, but what is needed now
 
-    def _reserve(self, room: int) -> None:
+    def _reserve(self, rows: int, room: int) -> None:
         for leaf in self._schema.leaves:
             if leaf.row_bytes:
-                fd = self._file(leaf.file)
+                fd = self._file(leaf.file, make=not rows)
                 path = os.path.join(self.path, leaf.file)
                 reserve(fd, room * leaf.row_bytes, path, start=os.fstat(fd).st_size)
 
@@ -254,6 +335,9 @@ class DatasetWriter:
             path = os.path.join(self.path, file)
             meta = load_head(path)
             _set_rows(meta, rows, room if room is not None else meta.get("_growing"))
+            for leaf in self._schema.ragged:
+                if leaf.meta == file:
+                    leaf.set_total(meta, self._total(leaf, rows))
             _replace_json(path, meta, durable)
 
     # -- ending --------------------------------------------------------------------------------------------
@@ -273,6 +357,12 @@ class DatasetWriter:
             for leaf in self._schema.leaves:
                 if leaf.row_bytes:
                     os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
+            for ragged in self._schema.ragged:
+                if not ragged.is_listed:
+                    os.ftruncate(self._file(ragged.values), self._total(ragged, rows) * ragged.value_bytes)
+                    os.ftruncate(self._file(ragged.offsets), 8 * (rows + 1))
+                    if ragged.table is not None:
+                        os.ftruncate(self._file(ragged.table), 8 * rows * (1 + len(ragged.shape)))
             for file in self._schema.metas:  # the head first: only below one that does not grow may others grow
                 path = os.path.join(self.path, file)
                 meta = load_head(path)
@@ -331,25 +421,45 @@ class DatasetWriter:
 
 
 def _as_row(example: Any) -> TensorCollection:
-    """A row from an example, or from a mapping of keys to ``(shape, dtype)``."""
+    """A row from an example, or from a mapping of keys to ``(shape, dtype)``; no rows where some are ragged."""
     if isinstance(example, TensorCollection):
-        return example
+        return example[:0] if ragged_in(example) else example
     if not isinstance(example, Mapping):
         raise ValueError(
             "an example is a TensorDict or a tensorclass, a schema a mapping from keys to (shape, dtype): got a "
             f"{type(example).__name__}"
         )
+    return _from_schema(example, [0] if _has_ragged(example) else [])
+
+
+def _has_ragged(schema: Mapping[Any, Any]) -> bool:
+    return any(
+        value is str
+        or value is bytes
+        or isinstance(value, Ragged)
+        or (isinstance(value, Mapping) and _has_ragged(value))
+        for value in schema.values()
+    )
+
+
+def _from_schema(schema: Mapping[Any, Any], lead: list[int]) -> TensorDict:
     entries: dict[Any, Any] = {}
-    for key, value in example.items():
-        if isinstance(value, Mapping):
-            entries[key] = _as_row(value)
-            continue
-        try:
-            shape, dtype = value
-            entries[key] = torch.zeros((), dtype=dtype, device="cpu").expand(torch.Size(shape))
-        except (TypeError, ValueError):
-            raise ValueError(f"the schema of {key!r} should be (shape, dtype), got {value!r}") from None
-    return TensorDict(entries, [])
+    for key, value in schema.items():
+        if isinstance(value, Ragged):
+            entries[key] = value[:0]
+        elif isinstance(value, Mapping):
+            entries[key] = _from_schema(value, lead)
+        elif value is str or value is bytes:
+            entries[key] = Ragged._of_list(value.__name__, [], None)
+        else:
+            try:
+                shape, dtype = value
+                entries[key] = torch.zeros((), dtype=dtype, device="cpu").expand([*lead, *shape])
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"the schema of {key!r} should be (shape, dtype), str, bytes or a Ragged, got {value!r}"
+                ) from None
+    return TensorDict(entries, lead)
 
 
 # -- metadata --------------------------------------------------------------------------------------------------
@@ -359,18 +469,20 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     """An empty dataset with the structure of a row; of several processes that start one, the first makes it."""
     if any(leaf.is_nested for leaf in row._leaves()):
         raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
-    plan: Plan = plan_for(row, SaveOptions(reference_format=True))
+    plan: Plan = plan_for(row, SaveOptions(reference_format=True), ragged_text=True)
+    is_batch = bool(ragged_in(row))
     for folder in plan.folders:
         meta = folder.meta
-        if "shape" not in meta:
+        if "shape" not in meta or is_batch:
             continue
         meta["shape"] = [0, *meta["shape"]]
         if meta.get("_names") is not None:
             meta["_names"] = [None, *meta["_names"]]
     for leaf in plan.leaves:
-        leaf.entry["shape"] = [0, *leaf.entry["shape"]]
+        if not is_batch:
+            leaf.entry["shape"] = [0, *leaf.entry["shape"]]
     for folder in plan.folders:
-        if "shape" in folder.meta:
+        if "shape" in folder.meta or folder.meta.get("_class") == CLASS:
             _set_rows(folder.meta, 0, capacity)
     staging = Staging(path)
     try:
@@ -385,7 +497,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
             file = os.path.join(staging.root, leaf.file)
             fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                reserve(fd, capacity * leaf.nbytes, path)
+                reserve(fd, capacity * _row_bytes(leaf), path)
             finally:
                 os.close(fd)
             files.append(leaf.file)
@@ -396,9 +508,17 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     staging.release()
 
 
+def _row_bytes(leaf: Leaf) -> int:
+    """Bytes of a row of a tensor whose metadata have the row count in front."""
+    return int(torch.Size(leaf.entry["shape"][1:]).numel() * leaf.tensor.element_size())
+
+
 def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
     """Row count and room of one folder; without room it is an ordinary dataset."""
-    meta["shape"] = [rows, *meta["shape"][1:]]
+    if "shape" in meta:
+        meta["shape"] = [rows, *meta["shape"][1:]]
+    else:
+        meta["rows"] = rows
     entries = [*meta.values(), *meta.get("_entries", {}).values()]
     for entry in entries:
         if type(entry) is dict and "dtype" in entry:

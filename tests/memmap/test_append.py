@@ -10,6 +10,11 @@ import tensordict
 import torch
 
 import tensordict_lite
+from tensordict_lite import Ragged
+from tensordict_lite.memmap import tuning
+from tensordict_lite.memmap import writer as writer_module
+from tensordict_lite.memmap.disk.contents import others_in
+from tests.processes import kill_at
 
 ROWS = {
     "rows": "data",
@@ -53,3 +58,67 @@ def test_rows_are_appended_to_datasets_alone(tmp_path: Path) -> None:
         tensordict_lite.append_memmap(tmp_path / "missing", rows)
     with pytest.raises(FileNotFoundError, match="no dataset to append rows to"):
         tensordict_lite.append_memmap(tmp_path, rows)
+
+
+KINDS: dict[str, Any] = {
+    "text": lambda i: None if i % 5 == 3 else "\u00e9" * (i % 3),
+    "bytes": lambda i: bytes(i % 3),
+    "json": lambda i: [{"n": i, "more": [None] * (i % 3)}],
+    "numbers": lambda i: torch.full((i % 3,), i, dtype=torch.int16),
+    "pairs": lambda i: torch.full((i % 3, 2), float(i)),
+}
+
+
+def ragged_rows(kind: str, first: int, count: int) -> tensordict_lite.TensorDict:
+    make = Ragged.from_objects if kind == "json" else Ragged.from_list
+    made = [KINDS[kind](i) for i in (0, *range(first, first + count))]  # the first one tells the kind
+    ids = torch.arange(first, first + count)
+    return tensordict_lite.TensorDict({"x": ids, "in": {"v": make(made)[1:]}}, [count])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("saved", [0, 4, 40])
+@pytest.mark.parametrize("text_rows", [1, 20])
+def test_ragged_rows_are_appended(kind: str, saved: int, text_rows: int, tmp_path: Path) -> None:
+    with tuning.use(text_rows=text_rows):
+        ragged_rows(kind, 0, saved).memmap(tmp_path)
+    early = tensordict_lite.load_memmap(tmp_path)
+    tensordict_lite.append_memmap(tmp_path, ragged_rows(kind, saved, 7))
+    batch = ragged_rows(kind, saved + 7, 3)
+    if kind in ("text", "bytes", "json"):
+        batch["in", "v"] = batch.get(("in", "v")).tolist()  # as plain objects
+    with tensordict_lite.DatasetWriter(tmp_path) as writer:
+        writer.append(batch)
+        writer.append(ragged_rows(kind, saved + 10, 1)[0])
+    for found, count in ((early, saved), (tensordict_lite.load_memmap(tmp_path), saved + 11)):
+        column, expected = found.get(("in", "v")), ragged_rows(kind, 0, count).get(("in", "v"))
+        assert (column.kind, column.dtype, column.row_shape) == (expected.kind, expected.dtype, expected.row_shape)
+        assert column.tolist() == expected.tolist() and found["x"].tolist() == list(range(count))
+    done = tensordict_lite.DatasetWriter(tmp_path).finalize()
+    assert done.get(("in", "v")).tolist() == expected.tolist()
+    if kind in ("numbers", "pairs"):
+        theirs = tensordict.TensorDict.load_memmap(tmp_path)["in", "v"]
+        assert [row.tolist() for row in theirs.unbind(0)] == expected.tolist()
+    done.memmap(tmp_path)
+    assert tensordict_lite.load_memmap(tmp_path).get(("in", "v")).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_few_strings_survive_a_kill_while_they_get_files(kind: str, tmp_path: Path) -> None:
+    steps = [(writer_module, "_replace_json"), (writer_module, "new_file")]
+    expected, killed = ragged_rows(kind, 0, 7).get(("in", "v")).tolist(), True
+    for number in range(1, 20):
+        folder = tmp_path / f"{number}"
+        ragged_rows(kind, 0, 4).memmap(folder)
+        killed = kill_at(
+            number, lambda folder=folder: tensordict_lite.append_memmap(folder, ragged_rows(kind, 4, 3)), steps
+        )
+        found = tensordict_lite.load_memmap(folder)
+        assert len(found) in (4, 7) and found.get(("in", "v")).tolist() == expected[: len(found)]
+        if len(found) == 4:
+            tensordict_lite.append_memmap(folder, ragged_rows(kind, 4, 3))
+        assert tensordict_lite.load_memmap(folder).get(("in", "v")).tolist() == expected
+        assert not others_in(str(folder))
+        if not killed:
+            break
+    assert not killed

@@ -21,6 +21,7 @@ from tensordict_lite.memmap.disk.format import (
     META,
     PICKLES,
     SUFFIX,
+    TEXTS,
     NodeMeta,
     decode_json,
     encode_key,
@@ -113,6 +114,7 @@ def _files(meta: NodeMeta) -> Iterator[str]:
         yield from map(str, listed if type(listed) is list else ())
     if meta.kind.startswith("nontensor"):
         yield from PICKLES
+        yield from TEXTS
 
 
 def _children(meta: NodeMeta, folder: str, names: set[str]) -> Iterator[str]:

@@ -63,6 +63,7 @@ SUFFIX = ".memmap"
 RUNS = ".tdmap"  # what resumable runs over a dataset have noted about its rows
 REPLACED = "replaced"  # in that folder: files of the rows were replaced since
 PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
+TEXTS = ("values.memmap", "offsets.memmap")  # strings, bytes and JSON values, one a row
 FORMAT_VERSION = 1
 
 # Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
@@ -219,7 +220,7 @@ class NodeMeta:
             raise DatasetError(self.path, f"has {self.shape[0]} rows, and the parent has committed {rows}")
         self.shape = (rows, *self.shape[1:])
         for key, leaf in self.leaves.items():
-            if not leaf.is_nested:
+            if not leaf.is_nested or leaf.layout == "ragged":
                 shape = (rows, *leaf.shape[1:])
                 self.leaves[key] = leaf._replace(shape=shape, nbytes=tensor_bytes(leaf.dtype, shape), capacity=-1)
 
