@@ -241,9 +241,9 @@ class Output:
         """An entry; of ragged rows the memory that they will be in, or what is to be written into files."""
         if self.store is not None:
             if isinstance(entry, SpilledColumn):
-                return entry if lies_flat(entry.kind, len(entry)) else entry.loaded()
-            if isinstance(entry, Ragged) and entry.column is not None and lies_flat(entry.kind, len(entry)):
-                return ChosenRows(entry)
+                return entry if lies_flat(entry) else entry.loaded()
+            if isinstance(entry, Ragged) and entry.column is not None and lies_flat(chosen := ChosenRows(entry)):
+                return chosen
         elif isinstance(entry, SpilledColumn):
             made = entry.allocate()
             self._waiting.append((entry, made))

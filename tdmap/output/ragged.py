@@ -23,11 +23,6 @@ BLOCK_ROWS = 1 << 18
 """Rows whose lengths are looked at together."""
 
 
-def lies_flat(kind: str, rows: int) -> bool:
-    """Whether ragged rows lie as values and offsets in a folder: few strings are JSON, which the reference opens."""
-    return rows > 0 and not text.is_short(kind, rows)
-
-
 class ChosenRows:
     """Rows of a ragged entry, wherever they lie in its values."""
 
@@ -141,3 +136,9 @@ def _rows(values: Tensor, starts: Tensor, ends: Tensor, total: int) -> Tensor:
     block = values.new_empty((total, *values.shape[1:]))
     gather_rows(values, starts, ends, block)
     return block
+
+
+def lies_flat(rows: Any) -> bool:
+    """Whether `ChosenRows` or a `SpilledColumn` lie as values and offsets in a folder: few strings are JSON, which the
+    reference opens."""
+    return len(rows) > 0 and not text.is_short(rows.kind, len(rows), rows.total)

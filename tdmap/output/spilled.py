@@ -109,7 +109,7 @@ class PlaceSpilled:
             return rows
         if self.files is None:
             made = rows.allocate()
-        elif lies_flat(rows.kind, len(rows)):
+        elif lies_flat(rows):
             made = self.files(data, path, rows)
         else:
             return rows.loaded()

@@ -116,8 +116,10 @@ class _Job:
         a file has few rows as JSON, which ``tensordict`` reads."""
         if self._storage_device.type != "cpu":
             return [None for _ in ragged_in(self.node)]
-        to_file = self.path is not None
-        return [None if to_file and is_short(rows.kind, len(rows)) else rows for rows in ragged_in(self.node)]
+        found = ragged_in(self.node)
+        if self.path is None:
+            return found
+        return [None if is_short(rows.kind, len(rows), int(rows.lengths.sum())) else rows for rows in found]
 
     def run(self) -> Any:
         """Copies, and gives the tree."""

@@ -40,7 +40,7 @@ class ConsolidationOps(Kernel):
         With ``filename`` the storage is that file, and writes into the tensors reach it. It is written beside
         ``filename`` and renamed: it is there whole or not at all, and a process that has an older file of that
         name open or mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package. Ragged
-        rows are a nested tensor there; fewer than 4 096 strings or JSON values are objects.
+        rows are a nested tensor there; fewer than 4 096 strings or JSON values of less than 4 MB are objects.
 
         What is consolidated already is returned as it is, unless another file, device or kind of memory is asked for.
 

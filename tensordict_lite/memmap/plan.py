@@ -19,7 +19,16 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.gathering import flat_bytes
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.disk.format import (
+    MAX_META_BYTES,
+    META,
+    SUFFIX,
+    encode_key,
+    is_encodable,
+    leaf_meta,
+    node_meta,
+    raw_key,
+)
 from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -95,7 +104,13 @@ class Folder:
     def json(self) -> bytes:
         """Content of ``meta.json``."""
         separators = (",", ":") if self.compact else None
-        return json.dumps(self.meta, separators=separators).encode()
+        content = json.dumps(self.meta, separators=separators).encode()
+        if len(content) > MAX_META_BYTES:
+            raise RuntimeError(
+                f"the metadata of {self.path or 'the dataset'} would have {len(content):,} bytes, and a reader accepts "
+                f"{MAX_META_BYTES:,}: save strings without reference_format=True, and other objects in several entries"
+            )
+        return content
 
     def contents(self) -> dict[str, Any]:
         """File name -> content as bytes or a buffer of them; the metadata come last."""

@@ -5,7 +5,7 @@
     key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
 
 tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Strings
-of few rows are written so anyway (`Tuning.text_rows`).
+of few rows and bytes are written so anyway (`Tuning.text_rows`, `Tuning.text_bytes`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     """Strings, or bytes; ``None`` where they are to be written as other objects are."""
     if len(node._batch_size) != 1:
         return None
-    column = node.column if isinstance(node, Ragged) else None
-    rows, few = len(node), current().text_rows
-    if column is not None and (column.kind == "bytes" or (column.kind != "tensor" and not 0 < rows < few)):
+    column, rows = node.column if isinstance(node, Ragged) else None, len(node)
+    if column is not None and column.kind != "tensor":
+        if rows and is_short(column.kind, rows, int(node.lengths.sum())):
+            return None
         kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
         objects = node._payloads() or []
         first = next((type(value).__name__ for value in objects if value is not None), "")
-        if first not in ("str", "bytes") or (len(objects) < few and (first == "str" or plan.allow_pickle)):
+        if first not in ("str", "bytes") or ((first == "str" or plan.allow_pickle) and _are_short(objects)):
             return None
         text = text_of(objects)
         if text is None:
@@ -67,9 +68,15 @@ def text_meta(kind: str, rows: int, nbytes: int) -> dict[str, Any]:
     }
 
 
-def is_short(kind: str, rows: int) -> bool:
-    """Whether rows of a kind are so few that they are written as other objects are."""
-    return kind in ("str", "json") and rows < current().text_rows
+def is_short(kind: str, rows: int, nbytes: int) -> bool:
+    """Whether rows of a kind are so few, and so short, that they are written as other objects are."""
+    return kind in ("str", "json") and rows < current().text_rows and nbytes < current().text_bytes
+
+
+def _are_short(objects: list[Any]) -> bool:
+    return len(objects) < current().text_rows and is_short(
+        "str", len(objects), sum(len(row) for row in objects if isinstance(row, (str, bytes)))
+    )
 
 
 def rename_files(folder: Folder) -> None:

@@ -19,6 +19,9 @@ class Tuning:
     text_rows: int = 4096
     """So many strings are written to files of their own; below it JSON is as fast."""
 
+    text_bytes: int = 4 << 20
+    """Strings of so many bytes are, too: a reader of JSON holds all of it, and refuses a lot."""
+
     buffer_bytes: int = 8 << 20
     """Appended rows that a `DatasetWriter` keeps until they are written."""
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+import tdmap
 import tensordict_lite
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict, from_consolidated
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import text, tuning
 from tensordict_lite.memmap.checksum import store, verify
@@ -258,3 +259,42 @@ def test_an_error_leaves_the_dataset_of_before(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "data", WORDS[::-1])
     assert list(TensorDict.load_memmap(tmp_path / "data")["in", "word"]) == WORDS
+
+
+LONG: dict[str, Any] = {
+    "list": lambda rows: rows,
+    "strings": Ragged.from_list,
+    "json": lambda rows: Ragged.from_objects([[row] for row in rows]),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("way", ["folder", "archive", "map", "filter", "consolidated"])
+def test_few_rows_of_many_bytes_are_in_files(kind: str, way: str, tmp_path: Path) -> None:
+    """In one JSON, a reader would have to hold them all, and refuses 64 MB."""
+    rows = ["\u00e9" * 50, "", "x" * 100]
+    data = TensorDict({"n": torch.arange(3), "in": {"word": LONG[kind](rows)}}, [3])
+    with tuning.use(text_bytes=100):
+        if way == "consolidated":
+            loaded = from_consolidated(data.consolidate(tmp_path / "x")._consolidated.file)
+        elif way in ("map", "filter"):
+            call = (lambda chunk: chunk) if way == "map" else (lambda chunk: chunk["n"] >= 0)
+            getattr(tdmap, way)(data, call, out=tmp_path / "x", num_workers=0)
+            loaded = TensorDict.load_memmap(tmp_path / "x")
+        else:
+            data.memmap(tmp_path / ("x.tdz" if way == "archive" else "x"))
+            loaded = TensorDict.load_memmap(tmp_path / ("x.tdz" if way == "archive" else "x"))
+    assert list(loaded["in", "word"]) == list(data["in", "word"])
+    if way in ("folder", "map", "filter"):
+        assert (tmp_path / "x/in/word/values.memmap").stat().st_size >= 200
+    assert is_text(loaded) or (kind, way) in [("list", "consolidated"), ("list", "archive")]
+
+
+def test_metadata_that_no_reader_accepts_are_not_written(tmp_path: Path) -> None:
+    words = ["x" * (8 << 20)] * 9
+    data = save(tmp_path / "data", words)
+    assert is_text(data) and list(data["in", "word"]) == words
+    for rows, options in ((words, {"reference_format": True}), ([[word] for word in words], {})):
+        with pytest.raises(RuntimeError, match=r"of in/word would have 75,.* bytes, and a reader accepts 67,108,864"):
+            save(tmp_path / "data", rows, **options)
+        assert list(TensorDict.load_memmap(tmp_path / "data")["in", "word"]) == words
