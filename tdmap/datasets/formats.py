@@ -132,11 +132,7 @@ def read(
     """
     place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
-    if on_error != "raise" and (FORMATS[name].dialect is None or not (on_error == "skip" or callable(on_error))):
-        raise ValueError(
-            f"on_error={on_error!r}: 'skip' and a function are for lines of CSV and JSON Lines, and this is {name}."
-        )
-    text = _text_types(name, columns, types, skip=on_error != "raise")
+    text = _text_types(name, columns, types, on_error)
     if name == "parquet" and out is not None:
         return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
     if resume:
@@ -208,12 +204,16 @@ def one_of(parts: Sequence[TensorDict]) -> TensorDict:
 
 
 def _text_types(
-    format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None, skip: bool = False
+    format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None, on_error: Any
 ) -> TextTypes:
+    if on_error != "raise" and (FORMATS[format].dialect is None or not (on_error == "skip" or callable(on_error))):
+        raise ValueError(
+            f"on_error={on_error!r}: 'skip' and a function are for lines of CSV and JSON Lines, and this is {format}."
+        )
     if types and FORMATS[format].dialect is None:
         having = ", ".join(name for name, form in FORMATS.items() if form.dialect is not None)
         raise ValueError(f"types= says the types of columns of {having}: files of {format} say theirs themselves.")
-    return TextTypes(columns, types, skip)
+    return TextTypes(columns, types, on_error != "raise")
 
 
 def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
@@ -314,6 +314,7 @@ def convert(
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
     types: Mapping[str, Any] | None = None,
+    on_error: str | Callable[[SkippedLine], Any] = "raise",
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> int:
@@ -324,7 +325,7 @@ def convert(
         target: a file to write; a name without an ending is the folder of a new dataset.
         columns: as `read`.
         nulls: as `read`; with `"mask"`, they are nulls again in a file of a format that has them (see `write`).
-        types: as `read`.
+        types, on_error: as `read`.
         overwrite: a folder `target` may hold a dataset, which the new one replaces when it is whole. Files are replaced
             in any case.
         **options: about workers, as `tdmap.map`.
@@ -350,8 +351,9 @@ def convert(
     has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
     kept = "mask" if nulls == "mask" and has_nulls else None
     if isinstance(source, (str, os.PathLike)) and os.path.exists(os.path.join(os.fspath(source), META)):
-        if types:
-            raise ValueError(f"types= says the types of columns of text, and {os.fspath(source)} is a dataset.")
+        if types or on_error != "raise":
+            given = f"types={types!r}" if types else f"on_error={on_error!r}"
+            raise ValueError(f"{given} is for lines of CSV and JSON Lines, and {os.fspath(source)} is a dataset.")
         data = TensorDict.load_memmap(source)
         if columns is not None:
             data = chosen(data, require_list(columns) or [], nulls == "mask")
@@ -360,8 +362,9 @@ def convert(
         else:
             OutputFolder.of(destination(place, overwrite)).save(data)
         return len(data)
+    into: Any = {"columns": columns, "nulls": nulls, "types": types, "on_error": on_error, **options}
     if to_folder:
-        return len(read(source, place, columns=columns, nulls=nulls, types=types, overwrite=overwrite, **options))
+        return len(read(source, place, overwrite=overwrite, **into))
     rows = 0
 
     def counted(stream: Iterator[TensorDict]) -> Iterator[TensorDict]:
@@ -374,7 +377,7 @@ def convert(
 
     files, columns = find_files(source), require_list(columns)
     name, form = format_of(files[0], None), FORMATS[format_of(place, None)]
-    text = _text_types(name, columns, types)
+    text = _text_types(name, columns, types, on_error)
 
     def into_file() -> None:
         nonlocal rows
@@ -384,9 +387,10 @@ def convert(
 
     try:
         text.attempt(into_file)
+        _tell_skipped(text, on_error)
     except _NeedAllRows:
         with temporary_folder("tdmap-convert") as scratch:
-            data = read(source, os.path.join(scratch, "rows"), columns=columns, nulls=nulls, types=types, **options)
+            data = read(source, os.path.join(scratch, "rows"), **into)
             write(data, place, nulls=kept)
             rows = len(data)
     return rows

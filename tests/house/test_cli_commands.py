@@ -287,11 +287,18 @@ def test_a_file_of_text_is_converted_and_what_is_not_is_refused(run, folder):
     (folder / "cities.csv").write_text("city,n\nZ,1\nY,2\n")
     done = run("convert cities.csv cities")
     assert done.exit_code == 0 and "2 rows of cities.csv written to cities" in done.stdout
+    (folder / "torn.csv").write_text("city,n\nBern,1\nBasel\n")
+    for target in ("torn", "torn.jsonl"):
+        skipped = run(f"convert torn.csv {target} --on-error skip --json")
+        assert json.loads(skipped.stdout)["skipped"] == [{"file": "torn.csv", "line": 3, "text": "Basel"}]
+        assert json.loads(skipped.stdout)["rows"] == 1 and "1 lines cannot be parsed" in skipped.stderr
     told = run("convert cities more.csv --json")
     assert json.loads(told.stdout)["rows"] == 2
     for line, said in (
         ("convert cities out.parqet", "did you mean '.parquet'"),
         ("convert cities.csv cities", "pass --overwrite"),
+        ("convert torn.csv other", "--on-error skip leaves out"),
+        ("convert cities.csv other --on-error keep", "--on-error keep"),
         ("convert cities missing/out.csv", "the folder .*missing does not exist"),
     ):
         refused = run(line)

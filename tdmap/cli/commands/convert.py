@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli.answers import answer, asked
+from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.requests import guard, refuse
 
@@ -25,6 +25,10 @@ def convert_command(
     target: Annotated[str, typer.Argument(metavar="DST", help="A file, a folder for a dataset, or -.")],
     columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
     nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
+    on_error: Annotated[
+        str,
+        typer.Option(help="raise; or skip: leave out lines of text files that cannot be parsed, and list them."),
+    ] = "raise",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the dataset in the folder DST; files are replaced anyway.")
     ] = False,
@@ -38,7 +42,7 @@ def convert_command(
     Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without one is a dataset.
     Formats are parquet, arrow, csv, tsv, jsonl, numpy and tar.
     """
-    from tdmap.datasets import convert
+    from tdmap.datasets import SkippedLine, SkippedLines, convert
 
     ending_in, ending_out = _ending("--from", read_as, source), _ending("--to", write_as, target)
     if target == PIPE and asked().json:
@@ -50,7 +54,11 @@ def convert_command(
         place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
         place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
         options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": num_workers}
+        left_out: list[SkippedLine] = []
+        options["on_error"] = left_out.append if on_error == "skip" else on_error
         rows = _guarded(lambda: convert(place_in, place_out, **options), target)
+        if left_out:
+            say(str(SkippedLines(left_out)))
         if target == PIPE:
             end_with_reader()
             with open(place_out, "rb") as file:
@@ -58,7 +66,10 @@ def convert_command(
             sys.stdout.flush()
             return
     written = f"{rows:,} row{'s' * (rows != 1)} of {source} written to {target}"
-    answer({"source": source, "out": target, "rows": rows}, *([] if quiet else [written]))
+    facts: dict[str, Any] = {"source": source, "out": target, "rows": rows}
+    if on_error == "skip":
+        facts["skipped"] = [one._asdict() for one in left_out]
+    answer(facts, *([] if quiet else [written]))
 
 
 def _guarded(run: Callable[[], Any], target: str) -> Any:

@@ -87,10 +87,12 @@ class TextTypes:
     def _parsed(self, path: str, block: bytes, dialect: Dialect) -> Any:
         try:
             return self._fitted(block, dialect)
-        except ValueError:
-            rest, torn = dialect.without_torn(block) if self._skip else (block, {})
+        except ValueError as error:
+            rest, torn = dialect.without_torn(block)
             if not torn:
                 raise
+            if not self._skip:
+                raise ValueError(f"{error}. on_error='skip' leaves out lines that cannot be parsed.") from None
             self.torn |= {(path, line): text for line, text in torn.items()}
             return self._fitted(rest, dialect) if rest.strip() else None
 
