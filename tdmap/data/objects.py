@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.data.sizes import result_bytes
-from tdmap.errors import OutputMismatch
+from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
@@ -460,6 +460,7 @@ class ObjectColumns:
                     found[path] = old
                     continue
                 pieces = _over(pieces, old, plan)
+            require_one_form(path, pieces)
             if place is not None and any(isinstance(piece, Spilled) for _, piece in pieces):
                 found[path] = place(path, data, pieces)
             else:
@@ -521,6 +522,21 @@ def without_gaps_over(pieces: Pieces, paths: Sequence[KeyPath], out: Data, rows:
         if type(piece) is Each and isinstance(old, Ragged) and old.column is not None:
             found[number] = _over_ragged(piece, old[rows])
     return tuple(found)
+
+
+def require_one_form(path: KeyPath, pieces: Sequence[tuple[int, Piece]]) -> None:
+    """Raise OutputMismatch where ragged rows of numbers are of several dtypes or shapes."""
+    row, first = 0, None
+    for count, piece in pieces:
+        form = form_of(piece.entry if isinstance(piece, Column) else piece) if count else None
+        first = first or form
+        if form is not None and first is not None and form != first and "tensor" in (form[0], first[0]):
+            name = repr(path[0] if len(path) == 1 else path)
+            raise OutputMismatch(
+                f"{describe_rows(row, row + count)}: {name} is {describe_form(form)}, and {describe_form(first)} "
+                "elsewhere: results of all chunks must be of one dtype and shape."
+            )
+        row += count
 
 
 def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:

@@ -52,6 +52,10 @@ PART_BYTES = 64 << 20
 """Bytes of a table that are written at a time."""
 
 
+MOST_OF_PARQUET = 1 << 31
+"""Bytes of a value that Parquet does not hold."""
+
+
 CLOSE = 0.75
 """How much of an ending is that of a format, at least, to be taken for a misspelling of it."""
 
@@ -534,7 +538,26 @@ def _tables_of(
 
 def _write_parquet(path: str, parts: Iterator[Any]) -> None:
     parquet = need("pyarrow.parquet", "arrow", "writing Parquet")
-    _write_with(path, parts, lambda file, schema: parquet.ParquetWriter(file, schema))
+    _write_with(path, map(_require_short, parts), lambda file, schema: parquet.ParquetWriter(file, schema))
+
+
+def _require_short(table: Any) -> Any:
+    """A table whose values have fewer bytes than Parquet refuses.
+
+    Raises:
+        ValueError: one has more; names the column.
+    """
+    if table.nbytes >= MOST_OF_PARQUET:
+        pa, compute = pyarrow(), need("pyarrow.compute", "arrow", "writing Parquet")
+        for field in table.schema:
+            if pa.types.is_large_string(field.type) or pa.types.is_large_binary(field.type):
+                most = compute.max(compute.binary_length(table[field.name])).as_py() or 0
+                if most >= MOST_OF_PARQUET:
+                    raise ValueError(
+                        f"the column {field.name!r} has a value of {most:,} bytes, and Parquet holds less than 2 GiB: "
+                        "write Arrow or CSV, or cut it."
+                    )
+    return table
 
 
 def _write_with(path: str, parts: Iterator[Any], make: Callable[[Any, Any], Any]) -> None:

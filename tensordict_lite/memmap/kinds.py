@@ -134,7 +134,8 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     if holds_json(values):
         meta["data"] = values
     else:
-        folder.blobs["pickle.pkl"] = pickled(plan, values, values, where)
+        odd = next((row for row in node._payloads() or () if not holds_json(row)), values)
+        folder.blobs["pickle.pkl"] = pickled(plan, odd, values, where)
         meta["data"] = "pickle.pkl"
     if len(size) > 1 and 0 in size:
         meta["_batch_size"] = list(size)  # lists without elements do not tell

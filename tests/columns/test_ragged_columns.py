@@ -239,9 +239,14 @@ def other_kind(rows: TensorDict) -> TensorDict:
     return TensorDict({"x": rows["x"], "v": Ragged.from_list(values)}, rows.batch_size)
 
 
-def test_rows_of_another_dtype_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'v'.*float32.*int64|'v'.*int64.*float32"):
-        tdmap.map(made(), other_kind, out=tmp_path / "out", chunksize=50, num_workers=0)
+@pytest.mark.parametrize("name", ["map", "flat_map"])
+@pytest.mark.parametrize("out", [False, True])
+def test_rows_of_another_dtype_are_refused(name: str, out: bool, tmp_path: Path) -> None:
+    with pytest.raises(
+        tdmap.errors.OutputMismatch, match=r"rows 200:250: 'v' is float32 \[\*\], and int64 \[\*\] elsewhere"
+    ):
+        getattr(tdmap, name)(made(), other_kind, out=tmp_path / "out" if out else None, chunksize=50, num_workers=0)
+    assert not (tmp_path / "out").exists()
 
 
 def test_few_strings_stay_what_the_reference_opens(tmp_path: Path) -> None:

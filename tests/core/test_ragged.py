@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -255,13 +256,31 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a scalar": (lambda: Ragged.from_list([[1], 2]), "row 1 is a single number"),
     "other shapes": (lambda: Ragged.from_list([torch.ones(2, 3), torch.ones(2, 2)]), r"row 1 has the shape \[2, 2\]"),
     "nothing": (lambda: Ragged.from_list([]), "no rows"),
+    "rows of another number": (
+        lambda: TensorDict({"v": Ragged.from_list([[1]])}, [2]),
+        r"\[2\]\) and .*\[1\]\) for key 'v'",
+    ),
+    "no JSON": (lambda: Ragged.from_objects([1, {2}]), "row 1 is no JSON value"),
+    "text that is not UTF-8": (lambda: bad_text().tolist(), "values: string 1 is not UTF-8"),
+    "half an offset table": (lambda: Ragged(torch.arange(5), torch.tensor([[0, 5]])), r"int64 \[n \+ 1\]"),
+    "objects in a folder": (lambda: save([b"a", {1}]), r"\('v',\) holds a bytes, which JSON cannot"),
+    "None among bytes in a folder": (lambda: save(["a", b"b", None]), r"\('v',\) holds a bytes, which JSON cannot"),
 }
+
+
+def bad_text() -> Any:
+    return Ragged(torch.tensor([97, 255, 254], dtype=torch.uint8), torch.tensor([0, 1, 3]), "str")
+
+
+def save(rows: list[Any]) -> TensorDict:
+    with tempfile.TemporaryDirectory() as folder:
+        return TensorDict({"v": NonTensorStack(*rows)}, [len(rows)]).memmap(f"{folder}/data")
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_named(what: str) -> None:
     call, message = BAD[what]
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
         call()
 
 

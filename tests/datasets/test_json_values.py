@@ -127,6 +127,22 @@ def test_columns_keep_their_order_and_their_nulls(ending: str, by: str, tmp_path
             write({"m": TensorDict({"raw": Ragged.from_list([b"a"])}, [1])}, tmp_path / "y.jsonl")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_row_of_more_than_two_gigabytes(tmp_path: Path) -> None:
+    """Saved, loaded and given to Arrow; Parquet, which holds no such value, is a named error."""
+    rows = 1 << 31
+    values = torch.full((rows + 3,), 97, dtype=torch.uint8)
+    data = TensorDict({"t": Ragged(values, torch.tensor([0, 1, rows + 1, rows + 3]), "str")}, [3])
+    data.memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    assert data.get("t").lengths.tolist() == [1, rows, 2] and data[2]["t"] == "aa"
+    assert len(to_arrow(data)["t"][1].as_buffer()) == rows
+    with pytest.raises(ValueError, match=f"column 't' has a value of {rows:,} bytes, and Parquet holds less"):
+        write(data, tmp_path / "x.parquet")
+    assert not (tmp_path / "x.parquet").exists()
+
+
 TORN = {"jsonl": ('{"id": 1, "t": "a"}', '{"id": 2, "t": "b', "garbage", '{"id": 3, "t": "c"}')}
 TORN["csv"] = ("id,t", "1,a", "2", "2,b,c", '3,"c\nd"')
 
