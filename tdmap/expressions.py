@@ -22,7 +22,8 @@ from torch import Tensor
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import is_data
 from tdmap.times import TimeType, beside, is_time, time_type
-from tensordict_lite import Ragged, is_non_tensor
+from tensordict_lite import is_non_tensor
+from tensordict_lite.ragged import is_ragged
 
 Key: TypeAlias = "str | tuple[str, ...]"
 
@@ -418,7 +419,7 @@ def _within(part: Expression, binds: int) -> str:
 def _array(value: Any, column: Expression) -> Any:
     """The values of an entry: one a row as `[rows]`."""
     if is_non_tensor(value):
-        if isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+        if is_ragged(value) and value.kind == "tensor":
             raise TypeError(f"{column!r}: its rows are lists of different lengths, which have no values to compare.")
         found = value.tolist()
         if not isinstance(found, list):  # of a single row

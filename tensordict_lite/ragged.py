@@ -14,7 +14,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from tensordict_lite.objects.column import Column, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
-__all__ = ["KINDS", "Ragged", "RaggedColumn", "form_name", "json_of", "ragged_in", "text_of"]
+__all__ = ["KINDS", "Ragged", "RaggedColumn", "form_name", "is_ragged", "json_of", "ragged_in", "text_of"]
 
 KINDS = ("tensor", "str", "bytes", "json")
 
@@ -687,13 +687,13 @@ class Ragged(NonTensorStack):
 
     def _fits_rows(self, other: Any, count: int) -> bool:
         """Whether another entry is so many ragged rows as these are."""
-        if not isinstance(other, Ragged) or other.column is None or len(other._rows) != count:
+        if not is_ragged(other) or len(other._rows) != count:
             return False
         return (other.kind, other.dtype, other.row_shape) == (self.kind, self.dtype, self.row_shape)
 
     def _set_index(self, index: Any, value: Any) -> None:
         rows = self._index(index) if isinstance(value, Ragged) and self.column is not None else None
-        if isinstance(rows, Ragged) and rows.column is not None and rows._fits_rows(value, len(rows)):
+        if is_ragged(rows) and rows._fits_rows(value, len(rows)):
             rows.update_(value)
             self._save()
         else:
@@ -775,6 +775,11 @@ class Ragged(NonTensorStack):
         lengths = torch.cat([column[2].diff() for column in columns if column is not None])
         new = RaggedColumn(first[0], values, offsets_of(lengths), _NO_SIZE, items[0]._device)
         return cls._of_rows(new, range(len(lengths)), 0, _NO_SIZE, items[0]._device)
+
+
+def is_ragged(entry: Any) -> TypeGuard[Ragged]:
+    """Whether an entry is a :class:`Ragged` none of whose rows has been replaced by another object."""
+    return isinstance(entry, Ragged) and entry.column is not None
 
 
 def form_name(kind: str, dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -43,7 +43,9 @@ def size_of(value: Any) -> int:
     """Bytes of a tensor, or of all rows of different lengths."""
     import torch
 
-    if _is_ragged(value):
+    from tensordict_lite.ragged import is_ragged
+
+    if is_ragged(value):
         return int(value.lengths.sum()) * int(value.row_shape.numel()) * int(value.dtype.itemsize)
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
@@ -57,8 +59,9 @@ def type_name(value: Any) -> str:
         'str'
     """
     from tensordict_lite import is_non_tensor
+    from tensordict_lite.ragged import is_ragged
 
-    if _is_ragged(value):
+    if is_ragged(value):
         return f"ragged {_name(value.dtype)}" if value.kind == "tensor" else str(value.kind)
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
@@ -83,12 +86,6 @@ def time_types(data: Any) -> dict[str, Any]:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _is_ragged(value: Any) -> bool:
-    from tensordict_lite import Ragged
-
-    return isinstance(value, Ragged) and value.column is not None
 
 
 def human_bytes(size: int) -> str:

@@ -29,7 +29,7 @@ from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, Te
 from tensordict_lite.gathering import offsets_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
-from tensordict_lite.ragged import Ragged, form_name, text_of
+from tensordict_lite.ragged import Ragged, form_name, is_ragged, text_of
 
 PACKED = 32
 """So many strings of a piece travel as their bytes."""
@@ -126,7 +126,7 @@ def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     """Ragged rows, strings or bytes, written to a spill file; None for other entries."""
     if not isinstance(entry, NonTensorStack) or entry.batch_dims != 1 or plan.dim or plan.unbind or not len(entry):
         return None
-    if isinstance(entry, Ragged) and entry.column is not None:
+    if is_ragged(entry):
         kind, values, offsets = entry.kind, *entry.flat()
     else:
         text = text_of(entry._payloads() or ()) if len(entry) >= PACKED else None
@@ -317,7 +317,7 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
         return One(entry._payload, entry)
     if plan.unbind:
         return Rows([entry])
-    if isinstance(entry, Ragged) and entry.column is not None and not plan.dim:
+    if is_ragged(entry) and not plan.dim:
         return Column(entry)
     if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
         return Each(values)
@@ -483,7 +483,7 @@ class ObjectColumns:
 
 def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tuple[int, Piece]]:
     """The pieces, with what a column held before in rows that have no object of their own."""
-    if isinstance(old, Ragged) and old.column is not None and not plan.dim:
+    if is_ragged(old) and not plan.dim:
         found, row = [], 0
         for rows, piece in parts:
             found.append((rows, _over_ragged(piece, old[row : row + rows])))
@@ -519,7 +519,7 @@ def without_gaps_over(pieces: Pieces, paths: Sequence[KeyPath], out: Data, rows:
     found = list(pieces)
     for number, (piece, path) in enumerate(zip(pieces, paths)):
         old = entry_at(out, path)
-        if type(piece) is Each and isinstance(old, Ragged) and old.column is not None:
+        if type(piece) is Each and is_ragged(old):
             found[number] = _over_ragged(piece, old[rows])
     return tuple(found)
 
@@ -675,9 +675,17 @@ def form_of(entry: Any) -> tuple[Any, ...] | None:
     """Kind, dtype and shape of ragged rows; None for other entries."""
     if isinstance(entry, Spilled):
         return entry[:3]
-    if isinstance(entry, Ragged) and entry.column is not None:
+    if is_ragged(entry):
         return entry.kind, entry.dtype, tuple(entry.row_shape)
     return None
+
+
+def objects_of(entry: Any) -> list[Any]:
+    """The rows of a non-tensor entry: strings, bytes, JSON values, tensors or other objects, one a row."""
+    if is_ragged(entry):
+        return entry._ragged().objects(entry._rows)
+    found = entry.tolist()
+    return list(found) if isinstance(found, list) else [found] * len(entry)
 
 
 def describe_form(form: tuple[Any, ...]) -> str:
@@ -689,7 +697,7 @@ def blank_like(rows: Data) -> Data:
     """As many rows without content: zeros, empty rows, and None for every object."""
     if isinstance(rows, torch.Tensor):
         return torch.zeros_like(rows)
-    if isinstance(rows, Ragged) and rows.column is not None:
+    if is_ragged(rows):
         return blank_rows(rows, len(rows))
     if is_non_tensor(rows):
         return NonTensorData(None, batch_size=rows._batch_size)

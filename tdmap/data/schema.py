@@ -22,6 +22,7 @@ from tdmap.data.objects import blank_rows, entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, Ragged
+from tensordict_lite.ragged import is_ragged
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 """Where an entry is in a collection; empty for a dataset that is a tensor."""
@@ -186,7 +187,7 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
         return torch.empty((0, *node.shape[1:]), dtype=node.dtype)
     if getattr(node, "_is_non_tensor", False):
         objects[path] = node
-        if isinstance(node, Ragged) and node.column is not None:
+        if is_ragged(node):
             return blank_rows(node, 0)
         return NonTensorData(None, batch_size=[0, *node.shape[1:]])
     if not is_dense(node):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, Rows, is_dense, tensor_bytes, tensors_of
 from tensordict_lite import NonTensorDataBase, Ragged, is_non_tensor, is_tensor_collection
+from tensordict_lite.ragged import is_ragged
 
 SAMPLE = 64
 """Objects of a result whose sizes stand for all of them."""
@@ -50,7 +51,7 @@ def _object_bytes(node: Data, rows: int) -> int:
         return 0
     if isinstance(node, NonTensorDataBase):
         return sys.getsizeof(node._payload) * max(rows, 1)
-    if isinstance(node, Ragged) and node.column is not None:
+    if is_ragged(node):
         return _ragged_bytes(node)
     if is_non_tensor(node):
         count = node._batch_size[node._stack_dim]

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.objects import objects_of
 from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, to_arrow
-from tdmap.datasets.columns import Path, columns_in, joined, objects_in, require_one_each, types_in
+from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.stores.arrays import ORDER
@@ -423,7 +424,7 @@ def _arrays(part: Any, not_in: str) -> Iterator[tuple[str, Any, str]]:
             yield _path(name, path), numpy_of(name, column), ""
             continue
         values = np.empty(len(column), dtype=object)
-        for number, row in enumerate(objects_in(column)):
+        for number, row in enumerate(objects_of(column)):
             if row is None:
                 raise ValueError(f"a row of the column {name!r} is None, which no text there is: fill it before.")
             values[number] = numpy_of(name, row) if column.kind == "tensor" else row

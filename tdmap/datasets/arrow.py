@@ -24,6 +24,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from tdmap.data.objects import objects_of
 from tdmap.datasets.columns import (
     VALID,
     Path,
@@ -31,7 +32,6 @@ from tdmap.datasets.columns import (
     is_mask,
     joined,
     mask_of,
-    objects_in,
     require_one_each,
     rows_in,
     types_in,
@@ -546,7 +546,7 @@ def array_of(pa: Any, tensor: Tensor) -> Any:
 
 
 def _nested_array(pa: Any, column: Ragged, kind: Any) -> Any:
-    rows = objects_in(column)
+    rows = objects_of(column)
     try:
         return pa.array(rows, kind) if kind is not None else pa.array(rows)
     except (pa.ArrowException, TypeError) as error:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import is_data
+from tdmap.data.objects import objects_of
 from tdmap.data.reader import rows_of
 from tdmap.datasets.extras import no_column
 from tensordict_lite import Ragged, TensorDict
+from tensordict_lite.ragged import is_ragged
 
 Path: TypeAlias = "tuple[str, ...]"
 """Where a column is: its name behind those of the collections around it."""
@@ -78,7 +80,7 @@ def _add(node: Any, above: Path, found: dict[Path, Any]) -> None:
         if isinstance(value, Tensor):
             found[path] = _ragged(value, path) if value.is_nested else value
         elif getattr(value, "_is_non_tensor", False):
-            found[path] = value if isinstance(value, Ragged) and value.column is not None else _ragged(value, path)
+            found[path] = value if is_ragged(value) else _ragged(value, path)
         else:
             _add(value, path, found)
 
@@ -89,8 +91,7 @@ def _ragged(value: Any, path: Path) -> Any:
             return Ragged.from_nested(value)
         if not len(value):  # nothing tells what they would be: text is by far the most frequent
             return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
-        found = value.tolist()
-        rows = found if isinstance(found, list) else [found] * len(value)
+        rows = objects_of(value)
         if all(isinstance(row, (list, dict)) for row in rows) and not _are_numbers(rows):
             return Ragged.from_objects(rows)
         return Ragged.from_list(rows)
@@ -104,11 +105,6 @@ def _ragged(value: Any, path: Path) -> Any:
 def _are_numbers(rows: list[Any]) -> bool:
     """Whether rows are lists of numbers, rather than of text, of lists or of dicts."""
     return all(isinstance(row, list) and all(isinstance(one, (int, float)) for one in row) for row in rows)
-
-
-def objects_in(column: Ragged) -> list[Any]:
-    """The rows of a column: strings, bytes or tensors."""
-    return column._ragged().objects(column._rows)
 
 
 def require_one_each(names: Sequence[str]) -> None:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tdmap.data.objects import objects_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import chosen_fields, empty_table, nested_types, part_to_arrow, pyarrow, rows_of_file
-from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, objects_in, rows_in
+from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, rows_in
 from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
@@ -291,7 +292,7 @@ def _parts(
     start = 0
     for part in batches:
         if format.has_objects:
-            objects = {path: objects_in(column) for path, column in _objects_in(part).items()}
+            objects = {path: objects_of(column) for path, column in _objects_in(part).items()}
             numbered = part.copy() if objects else part
             for path in objects:  # in the place of the column: keeps its order and its nulls
                 numbered.set(path, torch.arange(len(part)))

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.objects import objects_of
 from tdmap.datasets.arrays import numpy_of
 from tdmap.datasets.arrow import BATCH_ROWS, Part
-from tdmap.datasets.columns import columns_in, joined, objects_in
+from tdmap.datasets.columns import columns_in, joined
 from tdmap.tuning import current
 from tensordict_lite import Ragged
 
@@ -207,7 +208,7 @@ def write_tar(path: str, parts: Iterator[Any], opened: Open) -> None:
             part = {joined(column): values for column, values in columns_in(rows).items()}
             endings = _endings(part)
             keys = _keys(part, len(rows), row, last)
-            values = {name: c.unbind(0) if isinstance(c, Tensor) else objects_in(c) for name, c in part.items()}
+            values = {name: c.unbind(0) if isinstance(c, Tensor) else objects_of(c) for name, c in part.items()}
             for number, key in enumerate(keys):
                 for name, ending in endings.items():
                     content = _content(name, ending, values[name][number], row + number)

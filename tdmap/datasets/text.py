@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.objects import objects_of
 from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
@@ -29,6 +30,7 @@ from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.gathering import offsets_of
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.ragged import is_ragged
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -174,8 +176,7 @@ class ToTokens:
         return {**self.tokenizer.identity_parts(), "options": options}
 
     def __call__(self, rows: TensorDict) -> TensorDict:
-        texts = rows.get(self.key).tolist()
-        texts = texts if isinstance(texts, list) else [texts] * len(rows)
+        texts = objects_of(rows.get(self.key))
         if None in texts:
             raise TypeError(
                 f"row {texts.index(None)} of the chunk has no text in {self.key!r}: fill or filter it before."
@@ -303,12 +304,11 @@ def text_in(dataset: Any, key: Any) -> tuple[Any, Any]:
 
 
 def _is_text(entry: Any) -> bool:
-    if isinstance(entry, Ragged) and entry.column is not None:
+    if is_ragged(entry):
         return entry.kind == "str"
     if not getattr(entry, "_is_non_tensor", False):
         return False
-    values = entry.tolist()
-    return all(isinstance(value, str) for value in (values if isinstance(values, list) else [values]))
+    return all(isinstance(value, str) for value in objects_of(entry))
 
 
 def _kind_of(entry: Any) -> str:
@@ -371,7 +371,7 @@ def pack_rows(
     column = rows.get(key, None)
     if column is None:
         raise KeyError(f"there is {no_column(joined(key), [joined(each) for each in rows.keys(True)])}")
-    if not isinstance(column, Ragged) or column.column is None or column.kind != "tensor":
+    if not is_ragged(column) or column.kind != "tensor":
         raise TypeError(f"a ragged column of numbers is needed, and {joined(key)!r} is {_kind_of(column)}.")
     flat, offsets = (tensor.as_subclass(Tensor) for tensor in column.flat())
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(flat) < size:

@@ -17,7 +17,7 @@ from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
 from tdmap.reducers.base import Key
 from tdmap.run.call import parts_of
-from tensordict_lite import Ragged
+from tensordict_lite.ragged import is_ragged
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -119,7 +119,7 @@ def _column(chunk: Data, name: Key) -> Any:
     value = chunk.get(name)
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+    if is_ragged(value) and value.kind == "tensor":
         raise TypeError(f"the key {name!r} holds rows of numbers of different lengths, which cannot be a key.")
     if is_data(value) and getattr(value, "tolist", None) is not None and not isinstance(value, Tensor):
         return strings_of(value.tolist(), f"the key {name!r}")

@@ -27,6 +27,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context, require_rows
 from tensordict_lite import Ragged, TensorDict
+from tensordict_lite.ragged import is_ragged
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk: sorting so many stays in the second-level cache."""
@@ -213,7 +214,7 @@ class Labels(Sequence[Any]):
 
 def _has_ranks(entry: Any) -> bool:
     """Whether rows of an entry can be ranked where they lie: strings or bytes, and no None."""
-    if not isinstance(entry, Ragged) or entry.column is None or entry.kind == "tensor":
+    if not is_ragged(entry) or entry.kind == "tensor":
         return False
     return entry.kind == "bytes" or not entry.has_none
 

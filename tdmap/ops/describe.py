@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tdmap.data.objects import objects_of
 from tdmap.diagnostics.columns import Column, Columns, is_number
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
@@ -13,6 +14,7 @@ from tdmap.run.operation import operation
 from tdmap.run.options import RunOptions
 from tdmap.times import time_type
 from tensordict_lite import Ragged, is_non_tensor
+from tensordict_lite.ragged import is_ragged
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
@@ -97,13 +99,12 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
 
 def _ragged(entry: Any) -> Ragged | None:
     """Strings, bytes and lists of numbers as rows that have lengths; None for other entries."""
-    if not is_non_tensor(entry) or (isinstance(entry, Ragged) and entry.column is not None):
-        return entry if isinstance(entry, Ragged) else None
-    rows = entry.tolist()
-    if not isinstance(rows, list) or not rows or entry.batch_dims != 1:
+    if is_ragged(entry):
+        return entry
+    if not is_non_tensor(entry) or entry.batch_dims != 1 or not len(entry):
         return None
     try:
-        found: Ragged = Ragged.from_list(rows)
+        found: Ragged = Ragged.from_list(objects_of(entry))
     except (TypeError, ValueError):
         return None
     return found

@@ -56,6 +56,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url
+from tensordict_lite.ragged import is_ragged
 
 
 class Step:
@@ -242,7 +243,7 @@ class Output:
         if self.store is not None:
             if isinstance(entry, SpilledColumn):
                 return entry if lies_flat(entry) else entry.loaded()
-            if isinstance(entry, Ragged) and entry.column is not None and lies_flat(chosen := ChosenRows(entry)):
+            if is_ragged(entry) and lies_flat(chosen := ChosenRows(entry)):
                 return chosen
         elif isinstance(entry, SpilledColumn):
             made = entry.allocate()

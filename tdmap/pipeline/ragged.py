@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from tdmap.data.objects import objects_of
 from tensordict_lite import Ragged, TensorDict
+from tensordict_lite.ragged import is_ragged
 
 BLOCK_COLUMNS = ("document", "position")
 """What `pack` can write beside the elements."""
@@ -32,7 +34,7 @@ def ragged_in(rows: Any, key: Any) -> Ragged:
         TypeError: it holds no strings, bytes or lists of numbers.
     """
     entry = rows.get(key, None)
-    if isinstance(entry, Ragged) and entry.column is not None:
+    if is_ragged(entry):
         return entry
     if entry is None:
         raise KeyError(f"there is no entry {key!r}; there are {', '.join(map(repr, rows.keys())) or 'none'}")
@@ -40,8 +42,7 @@ def ragged_in(rows: Any, key: Any) -> Ragged:
         shape = getattr(entry, "shape", None)
         what = type(entry).__name__ if shape is None else f"{type(entry).__name__} of shape {list(shape)}"
         raise TypeError(f"rows of {key!r} are to have different lengths, as in a Ragged: it is a {what}")
-    found = entry.tolist()
-    return Ragged.from_list(found if isinstance(found, list) else [found] * len(rows))  # type: ignore[no-any-return]
+    return Ragged.from_list(objects_of(entry))  # type: ignore[no-any-return]
 
 
 class PadRows:

@@ -20,7 +20,8 @@ from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.ranks import ranked, unranked
-from tensordict_lite import NonTensorStack, Ragged, TensorDict, is_non_tensor, is_tensorclass
+from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor, is_tensorclass
+from tensordict_lite.ragged import is_ragged
 
 __all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
 
@@ -428,7 +429,7 @@ def objects_of(chunk: Any, key: Key | None) -> list[Any] | None:
     entry = None if key is None or not hasattr(chunk, "get") else _entry(chunk, key)
     if entry is None or not is_non_tensor(entry):
         return None
-    if isinstance(entry, Ragged) and entry.column is not None and entry.kind not in ("str", "bytes"):
+    if is_ragged(entry) and entry.kind not in ("str", "bytes"):
         raise TypeError(f"the entry {key!r} holds rows of different lengths, and values are numbers, text or bytes.")
     found: list[Any] = _flat(entry.tolist(), len(entry.batch_size))
     return found

@@ -28,7 +28,7 @@ from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
 from tdmap.run.digests import Contents, code_parts, digest_alone
 from tdmap.user_code import OWN_PACKAGES
-from tensordict_lite import Ragged
+from tensordict_lite.ragged import is_ragged
 from tensordict_lite.views import is_leaf_nontensor
 
 OWN = "its "
@@ -163,7 +163,7 @@ def _key_name(key: Any) -> str:
 
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:
-    if isinstance(leaf, Ragged) and leaf.column is not None:
+    if is_ragged(leaf):
         return f"{leaf.kind} {', '.join(_describe_leaf(tensor, contents) for tensor in leaf.flat())}"
     if not isinstance(leaf, Tensor):
         text = f"{type(leaf).__name__} {list(leaf.shape)}"

@@ -38,7 +38,7 @@ from tensordict_lite.memmap.load import DTYPES, missing_class
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
-from tensordict_lite.ragged import KINDS, Ragged
+from tensordict_lite.ragged import KINDS, Ragged, is_ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["Level", "describe", "make", "parse"]
@@ -102,7 +102,7 @@ def _level(
             leaves.update(_leaf(key, next(spots), path))
             continue
         spot = None
-        if not stacked and isinstance(value, Ragged) and value.column is not None:
+        if not stacked and is_ragged(value):
             told["ragged"].append([[*path, key], value.kind])
             spot = next(ragged)
         if type(spot) is RaggedSpot:

@@ -32,7 +32,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, fille
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
 from tensordict_lite.objects.unbatched import UnbatchedEntry
-from tensordict_lite.ragged import Ragged
+from tensordict_lite.ragged import Ragged, is_ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["register_all"]
@@ -125,7 +125,7 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
         "stack_dim": node._stack_dim,
         "device": None,
     }
-    if isinstance(node, Ragged) and node.column is not None and node.kind in ("str", "json"):
+    if is_ragged(node) and node.kind in ("str", "json"):
         meta["_ragged"] = node.kind  # few rows, as the reference has them
     folder = plan.folder(node, path, where, meta)
     folder.compact = True

@@ -32,7 +32,7 @@ from tensordict_lite.memmap.disk.format import (
 from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.ragged import Ragged
+from tensordict_lite.ragged import is_ragged
 
 _STRIDED = torch.strided
 
@@ -285,7 +285,7 @@ def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
         here = (*where, key)
         if isinstance(value, Tensor):
             entries[key] = plan.add_leaf(path, key, value, here)
-        elif isinstance(value, Ragged) and value.column is not None and value.kind == "tensor":
+        elif is_ragged(value) and value.kind == "tensor":
             entries[key] = plan.add_ragged(folder, key, value, here)
         else:
             name = plan.name_of(key, here)

@@ -19,7 +19,7 @@ from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.memmap.text import CLASS, text_fields
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
-from tensordict_lite.ragged import Ragged, form_name
+from tensordict_lite.ragged import Ragged, form_name, is_ragged
 
 __all__ = ["RaggedLeaf", "RowLeaf", "Schema", "load_head"]
 
@@ -111,7 +111,7 @@ class RaggedLeaf:
 
     def _column(self, value: Any, count: int, is_batch: bool) -> Any:
         """Rows as a ragged column; None where they are something else."""
-        if isinstance(value, Ragged) and value.column is not None:
+        if is_ragged(value):
             return value
         if isinstance(value, Tensor):
             if value.is_nested and is_batch:

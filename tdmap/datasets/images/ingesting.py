@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tdmap.data.objects import objects_of
 from tdmap.data.store import META, require_no_tilde, require_replaceable
-from tdmap.datasets.columns import objects_in
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
@@ -267,7 +267,7 @@ class _OnFiles:
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged: the files and how they are read."""
         digest = hashlib.blake2b(self.names.flat()[0].numpy().tobytes(), digest_size=16)
-        for name in objects_in(self.names):
+        for name in objects_of(self.names):
             with contextlib.suppress(OSError):
                 info = os.stat(os.path.join(self.folder, name))
                 digest.update(f"{info.st_size} {info.st_mtime_ns};".encode())
@@ -275,7 +275,7 @@ class _OnFiles:
 
     def name(self, number: int) -> str:
         """The name of a file."""
-        return str(objects_in(self.names[number : number + 1])[0])
+        return str(objects_of(self.names[number : number + 1])[0])
 
     def each(self, numbers: list[int]) -> list[Any]:
         """The results of some files; those that a failing call has made already are not made again."""

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.columns import objects_in
+from tdmap.data.objects import objects_of
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, in_mode, pillow, resized
 from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.process_state import on_host
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import decode_json, read_json, read_small
 from tensordict_lite.paths import absolute_path
@@ -89,7 +89,7 @@ class Pictures:
     def content(self, row: int) -> Any:
         """What the row of an encoded picture holds, bytes; of others, flat pixels."""
         row = range(len(self))[row]
-        return _objects(self.data.get("image")[row : row + 1])[0]
+        return objects_of(self.data.get("image")[row : row + 1])[0]
 
     def __len__(self) -> int:
         return len(self.data)
@@ -107,7 +107,7 @@ class Pictures:
             numbers = rows["file"].reshape(-1)
         else:
             numbers = self.data["file"] if rows is None else self.data["file"][rows].reshape(-1)
-        return [str(name) for name in _objects(self.files[torch.as_tensor(numbers)])]
+        return [str(name) for name in objects_of(self.files[torch.as_tensor(numbers)])]
 
     def image(self, row: int) -> Tensor:
         """The pixels of a row, uint8 `[channels, height, width]`; of encoded pictures in their own size."""
@@ -199,7 +199,7 @@ class Decoder:
 
     def __call__(self, rows: TensorDict) -> TensorDict:
         image = rows.get("image")
-        contents = _objects(image) if rows.batch_dims else [image if isinstance(image, Tensor) else image.data]
+        contents = objects_of(image) if rows.batch_dims else [image if isinstance(image, Tensor) else image.data]
         images = torch.empty((len(contents), *self.look.shape), dtype=torch.uint8)
         shapes = rows["shape"].reshape(-1, 3).tolist() if "shape" in rows.keys() else []
         for number, content in enumerate(contents):
@@ -221,11 +221,3 @@ class Decoder:
         picture = pillow().fromarray(array[:, :, 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
         found = np.asarray(resized(in_mode(picture, self.look), self.look))
         return torch.from_numpy(found.copy()).reshape(*found.shape[:2], -1)
-
-
-def _objects(column: Any) -> list[Any]:
-    """The rows of a column: strings, bytes or tensors."""
-    if isinstance(column, Ragged) and column.column is not None:
-        return objects_in(column)
-    found = column.tolist()
-    return list(found) if isinstance(found, list) else [found] * len(column)

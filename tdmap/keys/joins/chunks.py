@@ -30,6 +30,7 @@ from tdmap.reducers.base import Key
 from tensordict_lite import Ragged, TensorDict, is_non_tensor
 from tensordict_lite.gathering import offsets_of
 from tensordict_lite.objects.column import numbers_of
+from tensordict_lite.ragged import is_ragged
 
 
 def _has_columns(value: Data, left: bool) -> bool:
@@ -71,7 +72,7 @@ class SharedRagged:
 
 def object_columns(value: Data, share: bool) -> Any:
     """An entry of the second dataset, made ready to have rows taken."""
-    if isinstance(value, Ragged) and value.column is not None:
+    if is_ragged(value):
         return SharedRagged(value, share)
     if is_non_tensor(value):
         return ObjectColumn(value)
