@@ -21,7 +21,7 @@ from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
 from tdmap.keys.ranks import TextRows, ranks_of
 from tdmap.keys.splits import Splits
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
@@ -165,7 +165,7 @@ def prepare(
     """
     require_rows(data, what)
     spec.require(data, what)
-    MappedFiles(tensors_of(data)).check()  # a sample of them is read here
+    check_mapped_files(tensors_of(data))  # a sample of them is read here
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))

@@ -21,34 +21,28 @@ from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
 
 
-class MappedFiles:
-    """The files that some tensors lie in.
+def check_mapped_files(tensors: Iterable[Tensor]) -> None:
+    """Raise DatasetError, with its name, when a file has become shorter than what `tensors` map of it.
 
-    Args:
-        tensors: any tensors; those in memory do not matter.
+    Tensors in ordinary memory and on devices do not matter.
     """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._files: dict[str, tuple[int, int]] = {}
-        for tensor in tensors:
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
-                continue
-            storage = tensor.untyped_storage()
-            path = file_of(storage)
-            if path is not None and not is_anonymous(path):
-                found = storage.nbytes(), storage.data_ptr()
-                self._files[path] = max(found, self._files.get(path, found))
-
-    def check(self) -> None:
-        """Raise DatasetError, with its name, when a file has become shorter than what is mapped of it."""
-        for path, (nbytes, address) in self._files.items():
-            try:
-                info = os.stat(path)
-            except OSError:  # removed, or its folder: the mapping keeps the bytes
-                continue
-            # A shorter file that has taken the name of the mapped one does no harm.
-            if info.st_size < nbytes and inodes_of_mappings().get(address, info.st_ino) == info.st_ino:
-                raise _truncated(path, nbytes, info.st_size)
+    files: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+            continue
+        storage = tensor.untyped_storage()
+        path = file_of(storage)
+        if path is not None and not is_anonymous(path):
+            found = storage.nbytes(), storage.data_ptr()
+            files[path] = max(found, files.get(path, found))
+    for path, (nbytes, address) in files.items():
+        try:
+            info = os.stat(path)
+        except OSError:  # removed, or its folder: the mapping keeps the bytes
+            continue
+        # A shorter file that has taken the name of the mapped one does no harm.
+        if info.st_size < nbytes and inodes_of_mappings().get(address, info.st_ino) == info.st_ino:
+            raise _truncated(path, nbytes, info.st_size)
 
 
 def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -23,7 +23,7 @@ import weakref
 import torch
 
 from tdmap.frames import warn_user
-from tdmap.memory.mapped import MappedFiles, mapped_elsewhere
+from tdmap.memory.mapped import check_mapped_files, mapped_elsewhere
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
 from tensordict_lite.memmap.disk import mapping
@@ -177,7 +177,7 @@ def shared_region(tensor: torch.Tensor) -> Region | None:
             return region
         if info is not None and is_placed(tensor.untyped_storage(), region.handle.path):
             return region._replace(handle=region.handle._replace(device=info.st_dev, inode=info.st_ino))
-        MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
+        check_mapped_files([tensor])  # a copy of what is left of the file would end this process
         return None
     storage = tensor.untyped_storage()
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:

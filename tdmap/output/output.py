@@ -45,7 +45,7 @@ from tdmap.data.store import OutputFolder, destination, files_of, folder_of, req
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena, shared_region
@@ -412,7 +412,7 @@ class SourceRows:
     """
 
     def __init__(self, data: Data) -> None:
-        MappedFiles(tensors_of(data)).check()
+        check_mapped_files(tensors_of(data))
         dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
         # Not all rows: what is no tensor in a file is made dense to be taken apart.
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))

@@ -16,7 +16,7 @@ from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import DeviceLink
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.pipeline.planning import Head, Plan
 from tdmap.pipeline.rows import Concat, Dataset, NumberedRows, Picks, Zip, epoch_seed, tensor_of, window
@@ -340,7 +340,7 @@ def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkP
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
     reader, fresh, captured = job.reader(), FreshResults(), Captured(job.fn)
-    MappedFiles(tensors_of(job.source.data)).check()
+    check_mapped_files(tensors_of(job.source.data))
     for chunk in chunks:
         (rows,) = reader.read(chunk, chunk + 1)
         first = job.plan.original_row(chunk)

@@ -29,7 +29,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy, takes_start
 from tdmap.memory.links import is_lost
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import comes_from_handler, installed_handlers
@@ -290,7 +290,7 @@ class ChunkLoop:
         """The error of a file that was truncated, where a system call was given its missing pages."""
         if isinstance(error, OSError) and error.errno == errno.EFAULT:
             try:
-                MappedFiles(tensors_of(self.reader.data)).check()
+                check_mapped_files(tensors_of(self.reader.data))
             except DatasetError as cut:
                 return cut
         return None

@@ -27,7 +27,7 @@ from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_ro
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
@@ -193,7 +193,7 @@ class Driver:
     def _check_files(self) -> None:
         """Raise DatasetError when a mapped file of the rows or of the output was truncated."""
         out = [] if self.sink.writer is None else tensors_of(self.sink.writer.out)
-        MappedFiles([*tensors_of(self.job.source.data), *out]).check()
+        check_mapped_files([*tensors_of(self.job.source.data), *out])
 
     def _warn_of_changes(self) -> None:
         writer = self.sink.writer

@@ -24,7 +24,7 @@ from tdmap.data.kinds import tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
@@ -258,7 +258,7 @@ class ForeignWorkers(Workers):
     def _lost(self, process: str) -> WorkerLost:
         """The error where a process has died with a call."""
         self._broken = True
-        MappedFiles(tensors_of(self._job.source.data)).check()  # a truncated file ends a process by SIGBUS
+        check_mapped_files(tensors_of(self._job.source.data))  # a truncated file ends a process by SIGBUS
         rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
         return WorkerLost(
             f"{process} of the pool died while {self._job.name} ran "

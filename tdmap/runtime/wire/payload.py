@@ -11,7 +11,7 @@ from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job, Policy, Source, reader_of
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
@@ -121,7 +121,7 @@ class JobPacker:
         Raises:
             DatasetError: a file of the data was truncated: writing to its missing pages would end this process.
         """
-        MappedFiles(tensors_of(job.source.data)).check()
+        check_mapped_files(tensors_of(job.source.data))
         undo = Undo(self.shared_source(), job.plan, room)
         with torch.no_grad():
             undo.restore(chunk)
