@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap.data.alike import VALID
-from tdmap.data.kinds import Data, entries_of, is_dense, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_dense, is_on_device, tensors_of
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.memory import links as links
 from tdmap.memory.links import Device, resolve_device
 from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
-from tdmap.runtime.ondevice import OnDevice, is_on_device
+from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.wire.lending import can_lend
 from tdmap.runtime.workers.pool import WorkerPool
 

@@ -241,6 +241,11 @@ def payload_of(value: NonTensorData) -> Any:
     return value._payload
 
 
+def is_on_device(data: Data) -> bool:
+    """Whether a tensor of `data` is on a device other than the CPU."""
+    return any(tensor.device.type != "cpu" for tensor in tensors_of(data))
+
+
 def leaves_hold_rows(data: Data) -> bool:
     """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
     if isinstance(data, Tensor):

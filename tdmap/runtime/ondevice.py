@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, tensor_bytes, tensors_of
+from tdmap.data.kinds import Data, tensor_bytes
 from tdmap.data.reader import Reader
 from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
@@ -270,8 +270,3 @@ class _AheadReader(Reader):
             yield chunk
             chunk = following
         yield chunk
-
-
-def is_on_device(data: Data) -> bool:
-    """Whether a tensor of `data` is on a device other than the CPU."""
-    return any(tensor.device.type != "cpu" for tensor in tensors_of(data))

@@ -191,7 +191,7 @@ class ForeignWorkers(Workers):
         self._pool.submit(fn, argument).add_done_callback(tell)
 
     def open(self, sink: Sink) -> None:
-        self._payload = self._publish(self._packing.pack(self._job, sink))
+        self._payload = self._publish(self._packing.pack(self._job, sink.writer))
         self._pids = self._alive()
 
     def _alive(self) -> set[int]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from tdmap.data.kinds import is_on_device
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
 from tdmap.runtime.executors.base import Executor, News, Seat, Workers, opened
-from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room
 from tdmap.runtime.wire.lending import Loan, NotLent, take_back
@@ -115,12 +115,13 @@ class ProcessWorkers(Workers):
         job = self._job
         asked = sink.demands(job.plan)
         self._in_place, self._locker = asked.in_place, asked.locker
-        if sink.writer is not None and is_on_device(sink.writer.out):
-            self._device_writer = sink.writer
+        writer = sink.writer
+        if writer is not None and is_on_device(writer.out):
+            self._device_writer, writer = writer, None
             self._forks = False
         self._forks = self._forks and getattr(job.fn, "forks", True)
         self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
-        payload = self._packing.pack(job, sink)
+        payload = self._packing.pack(job, writer)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
         self.pool.fill(self.size, self._forks)
 

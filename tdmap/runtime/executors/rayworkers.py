@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tdmap.data.failures import note_skipped
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, is_on_device, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow, rows_of
 from tdmap.data.sizes import row_bytes_of
@@ -41,7 +41,6 @@ from tdmap.runtime.executors.windows import (
     unship,
     writable_files_of,
 )
-from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.culprit import explain_unpicklable

@@ -16,14 +16,12 @@ from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.undo import Room, Undo, undo_room
 from tdmap.runtime.wire import byvalue
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
 from tdmap.runtime.workers.surroundings import Surroundings
-from tdmap.sinks import Sink
 from tensordict_lite.errors import DatasetError
 
 
@@ -51,8 +49,8 @@ class JobPacker:
         self._name = ""
         self._source = b""
 
-    def pack(self, job: Job, sink: Sink) -> bytes:
-        """The payload of a job.
+    def pack(self, job: Job, writer: RowWriter | None) -> bytes:
+        """The payload of a job, and of its writer where results have a place already that all workers can open.
 
         Raises:
             SerializationError: the function or the data cannot be sent; names the part that cannot.
@@ -70,8 +68,7 @@ class JobPacker:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
             self._num_source = len(self._packer.staged)
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
-            there = sink.writer is not None and is_on_device(sink.writer.out)
-            writer = self._packer.dumps(None if there else sink.writer)
+            place = self._packer.dumps(writer)
         except (OSError, DatasetError):
             raise
         except UNPICKLABLE as error:
@@ -80,7 +77,7 @@ class JobPacker:
             ) from error
         if self._packer.read_only:
             raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
-        payload = Payload(source, job.plan, job.policy, writer, fn)
+        payload = Payload(source, job.plan, job.policy, place, fn)
         return byvalue.dumps((Surroundings.here(), payload))
 
     def describe(self, job: Job) -> None:
