@@ -13,6 +13,7 @@ then the window is read from there, and results are written there and are on the
 from __future__ import annotations
 
 import os
+import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +114,9 @@ class TravelPacker(Packer):
         if isinstance(value, Spill):
             self.files.add(os.path.join(value.folder, "spill"))
         return super().reduce(value)
+
+    def _stays(self, buffer: pickle.PickleBuffer, apart: Any) -> bool:
+        return True
 
     def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
         region = region_of(tensor)

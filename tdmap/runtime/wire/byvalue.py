@@ -81,10 +81,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Args:
         file: a binary file.
         to_caller: the reader has sent the classes that were received here; they go by number alone.
+        buffer_callback: as `pickle.Pickler` has it.
     """
 
-    def __init__(self, file: Any, to_caller: bool = False) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+    def __init__(self, file: Any, to_caller: bool = False, buffer_callback: Any = None) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
         self._to_caller = to_caller
 
     def reducer_override(self, value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Objects as bytes, with tensors as handles to memory that the receiver maps.
 
 This is the way from the driver to a worker: the source, the output and the function of a job. A tensor that lies
-in a file or in shared memory becomes its `Region`; other tensors are first copied to shared memory, once, or, for
-what the function carries and each worker must own, copied again by the receiver. `parcels` is the way back.
+in a file or in shared memory becomes its `Region`; other tensors are first copied to shared memory, once. So are the
+large buffers (those of numpy arrays, most often) that a function carries. What a function carries is each worker's
+own: the receiver copies it again, or maps it copy-on-write where it is large. `parcels` is the way back.
 
 Functions and classes of `__main__` go by value (`byvalue`), because a worker never imports the user's script: no
 `if __name__ == "__main__"` guard is needed.
@@ -18,12 +19,18 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
-from tdmap.memory.shm import Arena, shared_region, unexpanded
+from tdmap.memory.shm import Arena, shared_region, unexpanded, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
+
+APART_BYTES = 256 << 10
+"""Buffers of so many bytes that a function carries travel through shared memory, not through the pipe."""
+
+LARGE_BYTES = 8 << 20
+"""Copies of so many bytes are mapped copy-on-write by their receivers; smaller ones are copied faster than mapped."""
 
 UNPICKLABLE = (
     pickle.PicklingError,
@@ -62,6 +69,25 @@ def open_shared(handle: tuple[Any, ...], *fields: Any) -> Tensor:
 def open_private(handle: tuple[Any, ...], *fields: Any) -> Tensor:
     """A copy of that tensor."""
     return open_shared(handle, *fields).clone()
+
+
+def open_own(handle: tuple[Any, ...], dtype: torch.dtype, *fields: Any) -> Tensor:
+    """That tensor, for memory that no process writes to: this one gets copies of the pages that it writes to.
+
+    Unlike other private mappings it is not known by its file: a function of the user's has it as ordinary memory.
+    """
+    shared = open_shared(handle, dtype, *fields)
+    try:
+        storage: Any = torch.UntypedStorage.from_file(handle[0], False, handle[1])
+    except RuntimeError:  # the system grants no mapping of so many pages that may be written to
+        return shared.clone()
+    return torch.empty(0, dtype=dtype).set_(storage, shared.storage_offset(), shared.shape, shared.stride())
+
+
+def load_with_buffers(data: bytes, buffers: list[tuple[bool, Any, tuple[Any, ...]]]) -> Any:
+    """The object whose large buffers were packed apart; of each: whether it may only be read, and what opens it."""
+    views = [(readonly, memoryview(build(*fields).numpy())) for readonly, build, fields in buffers]
+    return pickle.loads(data, buffers=[view.toreadonly() if readonly else view for readonly, view in views])
 
 
 def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
@@ -121,9 +147,21 @@ class Packer:
 
     def dumps(self, value: Any) -> bytes:
         """The bytes of `value`."""
-        buffer = io.BytesIO()
-        _Pickler(self, buffer).dump(value)
-        return buffer.getvalue()
+        file, apart = io.BytesIO(), _Apart()
+        _Pickler(self, file, (lambda buffer: self._stays(buffer, apart)) if self.private else None).dump(value)
+        apart.data = file.getvalue()
+        return pickle.dumps(apart, pickle.HIGHEST_PROTOCOL) if apart.buffers else apart.data
+
+    def _stays(self, buffer: pickle.PickleBuffer, apart: _Apart) -> bool:
+        """Copy a large buffer to shared memory; whether it stays in the pickle instead."""
+        view = memoryview(buffer)
+        if view.nbytes < APART_BYTES or not view.contiguous:
+            return True
+        copy = self._arena.empty(torch.uint8, torch.Size([view.nbytes]))
+        write_bytes(copy, buffer.raw())
+        self._keep.append(copy)
+        apart.buffers.append((view.readonly, *self._reduce_copy(copy)))
+        return False
 
     def reduce(self, value: Any) -> Any:
         """How to pack one object; NotImplemented leaves it to `byvalue`."""
@@ -169,13 +207,18 @@ class Packer:
             nbytes = tensor.numel() * tensor.element_size()
             if nbytes == 0 or (private and nbytes <= INLINE_BYTES):
                 return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
-            region = shared_region(self._stage(tensor))
-            assert region is not None
-        else:
-            self._keep.append(tensor)
+            return self._reduce_copy(self._stage(tensor), private)
+        self._keep.append(tensor)
         self.read_only |= not region.writable
         build = open_private if private and not _is_file(region) else open_shared
         return build, (tuple(region.handle), *region[1:])
+
+    def _reduce_copy(self, copy: Tensor, private: bool = True) -> Any:
+        """How to pack what was copied to shared memory, and will not be written to if it is private."""
+        region = shared_region(copy)
+        assert region is not None
+        own = open_own if copy.numel() * copy.element_size() >= LARGE_BYTES else open_private
+        return own if private else open_shared, (tuple(region.handle), *region[1:])
 
     def _reduce_through_memory(self, tensor: Tensor, private: bool) -> Any:
         """A copy on the device for each receiver, by way of one in shared memory.
@@ -215,9 +258,20 @@ def _raw(tensor: Tensor) -> bytes:
     return bytes_of(tensor.contiguous()).tobytes()
 
 
+class _Apart:
+    """An object as bytes, and its large buffers apart from them; unpickled, it is the object."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.buffers: list[tuple[bool, Any, tuple[Any, ...]]] = []
+
+    def __reduce__(self) -> Any:
+        return load_with_buffers, (self.data, self.buffers)
+
+
 class _Pickler(Pickler):
-    def __init__(self, packer: Packer, file: Any) -> None:
-        super().__init__(file)
+    def __init__(self, packer: Packer, file: Any, buffer_callback: Any) -> None:
+        super().__init__(file, buffer_callback=buffer_callback)
         self._packer = packer
 
     def reducer_override(self, value: Any) -> Any:
