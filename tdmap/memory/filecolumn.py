@@ -3,14 +3,16 @@
 A store into a page that this process has not touched yet is a fault: the kernel is entered once for every few pages,
 and again to allocate them. `pwrite` enters it once for a whole block, copies straight into the page cache and leaves
 nothing in this process's page table. One process or a few gain a third to a half of the time by it. Many that write
-into one file may not, because most file systems let one of them in at a time. So both ways are timed now and then,
-and the faster one is used.
+into one file may not, because most file systems let one of them in at a time; nor when there are so many dirty pages
+that writers have to wait for the disk, which may begin in the middle of a job. So every block is timed, the way changes
+when the other one was quicker when it was last used, and that is tried again now and then.
 
 Both reach the same page cache, so readers of the mapping see the rows at once either way.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -24,14 +26,17 @@ from tensordict_lite.memmap.disk.placed import inodes_of_mappings
 SMALLEST = 16 << 10
 """Bytes of a block from which `pwrite` pays for its call; measured on ext4 and on shared memory."""
 
-PROBES = 4
-"""Blocks that are written each way before the ways are compared,"""
+RUN = 4
+"""Blocks that are written one way before the ways are compared, by the quickest: others wait for a processor too,"""
 
-PERIOD = 512
-"""and how many blocks later that is done again: other writers may have come or gone."""
+PROBE = 2
+"""and by which the other way is tried."""
+
+SOON, LATE = 8, 128
+"""Runs until the other way is tried again: after a change of the way, twice as many each time, and at most."""
 
 MARGIN = 1.2
-"""The descriptor is given up for the mapping when it takes so many times as long."""
+"""The mapping is taken when the descriptor takes so many times as long."""
 
 MOST_FILES = 128
 """Columns of one job that a worker holds descriptors for."""
@@ -48,9 +53,13 @@ class FileColumn:
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
-        self._count = 0
-        self._seconds = [0.0, 0.0]
-        self._use_file = True
+        self._through_map = False
+        self._left = PROBE
+        self._least = math.inf
+        # Seconds of the quickest block of the last run, through the file and through the map; 0: of none yet.
+        self._cost = [0.0, 0.0]
+        self._chosen = False
+        self._pause = self._wait = SOON
         self._owner = Owner()
 
     def __del__(self) -> None:
@@ -63,24 +72,32 @@ class FileColumn:
         Raises:
             OSError: the file system is full.
         """
-        at = self._count % PERIOD
-        self._count += 1
-        if at >= 2 * PROBES:
-            if self._use_file:
-                self._pwrite(rows, values)
-            else:
-                rows.copy_(values)
-            return
+        if not self._left:
+            self._choose()
+        self._left -= 1
         began = time.perf_counter()
-        if at & 1:
+        if self._through_map:
             rows.copy_(values)
         else:
             self._pwrite(rows, values)
-        self._seconds[at & 1] += time.perf_counter() - began
-        if at == 2 * PROBES - 1:
-            through_file, through_map = self._seconds
-            self._use_file = through_file < MARGIN * through_map
-            self._seconds = [0.0, 0.0]
+        seconds = time.perf_counter() - began
+        if seconds < self._least:
+            self._least = seconds
+
+    def _choose(self) -> None:
+        """Which way the next blocks go."""
+        self._cost[self._through_map] = self._least
+        through_file, through_map = self._cost
+        better = through_file >= MARGIN * through_map
+        if better is not self._chosen:
+            self._pause = self._wait = SOON
+        self._chosen, self._least = better, math.inf
+        self._wait -= 1
+        if self._wait:
+            self._through_map, self._left = better, RUN if through_map else PROBE
+        else:
+            self._through_map, self._left = not better, PROBE
+            self._pause = self._wait = min(2 * self._pause, LATE)
 
     def _pwrite(self, rows: Tensor, values: Tensor) -> None:
         view = bytes_of(values)

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap.data.writer import RowWriter
 from tdmap.memory import filecolumn
-from tdmap.memory.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
+from tdmap.memory.filecolumn import LATE, PROBE, RUN, SOON, FileColumn, columns_behind
 from tdmap.plan import ChunkPlan
 from tensordict_lite import MemoryMappedTensor, TensorDict
 from tests.descriptors import descriptors
@@ -55,34 +55,37 @@ def test_a_file_that_was_replaced_is_not_written(tmp_path):
     assert not columns_behind([out], 100)
 
 
-def test_both_ways_are_tried_and_the_faster_one_is_kept(tmp_path, monkeypatch):
+def test_the_way_changes_when_the_other_one_becomes_faster(tmp_path, monkeypatch):
     out, ways = mapped(tmp_path / "out", (8, 8192)), []
     (column,) = columns_behind([out], 8).values()
-    clock = iter(range(10**9))
-    seconds = {"file": 5, "map": 1}
+    clock, seconds = iter(range(10**9)), {"file": 5, "map": 1}
 
-    def pwrite(self, rows, values):
-        ways.append("file")
-        for _ in range(seconds["file"]):
+    def passes(way):
+        waits = 100 if len(ways) % 3 == 1 else 0  # for a processor, now and then
+        ways.append(way)
+        for _ in range(seconds[way] + waits):
             next(clock)
 
     class Rows(torch.Tensor):
         def copy_(self, other):
-            ways.append("map")
-            for _ in range(seconds["map"]):
-                next(clock)
+            passes("map")
 
-    monkeypatch.setattr(FileColumn, "_pwrite", pwrite)
+    monkeypatch.setattr(FileColumn, "_pwrite", lambda self, rows, values: passes("file"))
     monkeypatch.setattr(filecolumn.time, "perf_counter", lambda: next(clock))
     rows = out.as_subclass(Rows)
-    for _ in range(PERIOD):
-        column.write(rows, out)
-    assert ways[: 2 * PROBES] == ["file", "map"] * PROBES
-    assert set(ways[2 * PROBES :]) == {"map"}
-    seconds["file"] = 1
-    for _ in range(PERIOD):
-        column.write(rows, out)
-    assert set(ways[PERIOD + 2 * PROBES :]) == {"file"}
+
+    def written(blocks):
+        ways.clear()
+        for _ in range(blocks):
+            column.write(rows, out)
+        return ways
+
+    assert written(PROBE + RUN)[PROBE:] == ["map"] * RUN
+    assert written(200).count("file") <= 5 * PROBE
+    seconds["map"] = 20  # others write as well: the next run sees it
+    assert written(200)[2 * RUN :].count("map") <= 5 * PROBE
+    seconds["map"] = 1  # and go: seen when that is tried again
+    assert written(4 * RUN * LATE)[-RUN * SOON // 2 :] == ["map"] * (RUN * SOON // 2)
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
