@@ -39,6 +39,9 @@ EXECUTORS = ("process", "thread", "serial", "ray")
 STARTS = ("num_workers", "executor", "mp_start_method", "worker_threads", "max_tasks_per_child", "max_memory")
 """Options that say which workers to start: `pool=` has its own."""
 
+MOST_THREADS = 4
+"""Of a step that holds the interpreter lock a fourth of the time."""
+
 
 class WorkerOptions(TypedDict, total=False):
     """Options about workers.
@@ -193,6 +196,18 @@ class Execution:
         if nbytes > self.tuning.light_bytes:
             return self
         return replace(self, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+
+    def near(self, nbytes: int) -> Execution:
+        """This one; or threads of the caller, where those copy so many bytes of memory sooner than processes map them.
+
+        For steps of the engine, which leave the interpreter lock most of the time: a few threads do not wait for it.
+        """
+        busy = worker_module.in_worker or multiprocessing.current_process().daemon
+        few = nbytes <= self.tuning.near_bytes and self.workers <= MOST_THREADS
+        if self.executor != "process" or self.is_foreign or busy or not few:
+            return self
+        here: dict[str, Any] = {"executor": "thread", "num_workers": self.workers, "pool": None}
+        return replace(self, **here, mp_start_method=None, max_tasks_per_child=None, max_memory=None)
 
     def with_bars(self, bars: Callable[[], Callback]) -> Execution:
         """With other progress bars, where any are asked for."""

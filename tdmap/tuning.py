@@ -59,6 +59,9 @@ class Tuning:
     gather_bytes: int = 2 << 20
     """Of the result, fetched at a time: enough to hide what a chunk costs, and it stays in the cache."""
 
+    near_bytes: int = 128 << 20
+    """Rows of so many bytes are chosen and copied by threads of the caller."""
+
     bucket_bytes: int = 16 << 20
     """The least that is read and written in one piece where rows go over the disk."""
 

@@ -30,7 +30,6 @@ from tdmap.expressions import Expression
 from tdmap.functions import user_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.memory.shm import Arena
 from tdmap.output.output import SourceRows, Step
 from tdmap.output.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
@@ -97,7 +96,7 @@ def filter(
     elif all(ctx.options.get(name) is None for name in CUT_BY):
         job = replace(job, plan=_with_larger_chunks(plan, row_bytes_of(data, plan.length)))
     if isinstance(predicate, Expression) and _is_light(job):
-        mask = Arena().empty(torch.bool, torch.Size([plan.length]))
+        mask = torch.empty(plan.length, dtype=torch.bool)
         _fill(mask, job)
         copy_selected(ctx, data, source, mask)
         return ctx.output.result()
@@ -254,8 +253,9 @@ def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) ->
     total = int(counts.sum())
     places = ctx.output.open(source.schema, total, source.objects_at(mask))
     if total:
-        first, shares = (counts.cumsum(0) - counts).numpy(), ctx.shares
+        first = (counts.cumsum(0) - counts).numpy()
         if source.tensors is None:
-            ctx.step(data, plan, CopyChunks(source.schema, SharedTensors([mask], shares), places, first, plan.size))
+            ctx.step(data, plan, CopyChunks(source.schema, SharedTensors([mask], ctx.shares), places, first, plan.size))
         else:
-            ctx.step(mask, plan, CopyRows(SharedTensors(source.tensors, shares), places, first, plan.size))
+            near = ctx.near(len(mask) * sum(source.schema.row_bytes))
+            near.step(mask, plan, CopyRows(SharedTensors(source.tensors, near.shares), places, first, plan.size))

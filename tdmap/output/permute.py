@@ -68,7 +68,8 @@ def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = N
             run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
         elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
             prefetch(tensors, len(order))
-            run_blocks(ctx, Source(order), GatherRows(SharedTensors(tensors, shares), places), row_bytes)
+            near = ctx.near(len(order) * sum(row_bytes))
+            run_blocks(near, Source(order), GatherRows(SharedTensors(tensors, near.shares), places), row_bytes)
         else:
             with ctx.spill() as spill:
                 scatter_rows(ctx, SharedTensors(tensors, shares), order, places, row_bytes, spill)

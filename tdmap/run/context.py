@@ -106,6 +106,10 @@ class Context:
         gained = nbytes - nbytes // self.execution.workers
         return self.light(0 if self.tuning.light_bytes and gained <= QUICK_BYTES else nbytes)
 
+    def near(self, nbytes: int) -> Context:
+        """The same call, or one in threads of the caller where so many bytes are copied sooner than mapped."""
+        return replace(self, execution=self.execution.near(nbytes))
+
     def buffers(self, names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
         """Memory of so many numbers that workers fill, for each name; files, in a call that can be resumed."""
         if self.log is None:

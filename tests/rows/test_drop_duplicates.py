@@ -94,6 +94,6 @@ def test_arguments_that_make_no_sense(data):
 @pytest.mark.parametrize("job", range(3))
 def test_a_worker_that_is_killed_in_any_job(job, data):
     killer = Killer(job)
-    with tuning.use(light_bytes=0):
+    with tuning.use(light_bytes=0, near_bytes=0):
         found = tdmap.drop_duplicates(data, "number", chunksize=37, num_workers=2, callbacks=[killer])
     assert killer.deaths == 1 and found["row"].tolist() == wanted(data, "number", "first")

@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def small_blocks():
     """Cut every job into many chunks, so that a worker can be killed in the middle of it."""
-    with tuning.use(available_memory=0, bucket_bytes=1 << 9, gather_bytes=1 << 9, copy_bytes=1 << 9):
+    small = {"bucket_bytes": 1 << 9, "gather_bytes": 1 << 9, "copy_bytes": 1 << 9, "near_bytes": 0}
+    with tuning.use(available_memory=0, **small):
         yield
 
 

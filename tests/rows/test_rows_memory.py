@@ -33,7 +33,8 @@ SCRIPT = """
         out, watch = f"out-{rows}", Watch()
         options = dict(num_workers=1, callbacks=[watch])
         if sys.argv[1] == "filter":
-            tdmap.filter(data, half, out=out, **options)
+            with tdmap.tuning.use(near_bytes=8 << 20):  # fewer rows than either of these
+                tdmap.filter(data, half, out=out, **options)
         elif sys.argv[1] == "flat_map":
             tdmap.flat_map(data, lambda td: td[half(td)], out=out, **options)
         else:
