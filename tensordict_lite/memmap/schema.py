@@ -105,10 +105,6 @@ class RaggedLeaf:
     def name(self) -> str:
         return form_name(self.kind, self.dtype, self.shape)
 
-    @property
-    def files(self) -> list[str]:
-        return [self.values, self.offsets, *([self.table] if self.table is not None else [])]
-
     def _column(self, value: Any, count: int, is_batch: bool) -> Any:
         """Rows as a ragged column; None where they are something else."""
         if is_ragged(value):
@@ -151,6 +147,12 @@ class Schema:
         self.described: list[Any] = []  # by each of them
         self.objects: dict[tuple[str, ...], Any] = {}  # one for all rows: there is nothing to append
         self.batch: tuple[int, ...] = ()
+
+    @property
+    def files(self) -> list[str]:
+        """All files with rows."""
+        ragged = [file for leaf in self.ragged for file in (leaf.values, leaf.offsets, leaf.table) if file is not None]
+        return [leaf.file for leaf in self.leaves if leaf.row_bytes] + ragged
 
     @property
     def head(self) -> str:

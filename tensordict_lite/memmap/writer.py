@@ -192,13 +192,9 @@ class DatasetWriter:
                 parts = [[block[place] for block in blocks] for place in (at, at + 1)]
                 values, lengths = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
                 self._write_ragged(ragged, values, lengths, rows)
-            if durable:
-                for leaf in self._schema.leaves:
-                    if leaf.row_bytes:
-                        os.fdatasync(self._file(leaf.file))
-                for ragged in self._schema.ragged:
-                    for file in ragged.files:
-                        os.fdatasync(self._file(file))
+            for file in self._schema.files if durable else ():
+                if os.path.lexists(os.path.join(self.path, file)):  # one without content may be missing
+                    os.fdatasync(self._file(file))
             self._commit(rows + count, durable)
         return rows + count
 
@@ -356,13 +352,14 @@ class DatasetWriter:
             self._commit(rows, False)  # a writer that was killed has told nested folders of more
             for leaf in self._schema.leaves:
                 if leaf.row_bytes:
-                    os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
+                    os.ftruncate(self._file(leaf.file, make=not rows), rows * leaf.row_bytes)
             for ragged in self._schema.ragged:
                 if not ragged.is_listed:
-                    os.ftruncate(self._file(ragged.values), self._total(ragged, rows) * ragged.value_bytes)
-                    os.ftruncate(self._file(ragged.offsets), 8 * (rows + 1))
+                    total = self._total(ragged, rows)
+                    os.ftruncate(self._file(ragged.values, make=not total), total * ragged.value_bytes)
+                    os.ftruncate(self._file(ragged.offsets, make=not rows), 8 * (rows + 1))
                     if ragged.table is not None:
-                        os.ftruncate(self._file(ragged.table), 8 * rows * (1 + len(ragged.shape)))
+                        os.ftruncate(self._file(ragged.table, make=not rows), 8 * rows * (1 + len(ragged.shape)))
             for file in self._schema.metas:  # the head first: only below one that does not grow may others grow
                 path = os.path.join(self.path, file)
                 meta = load_head(path)

@@ -122,3 +122,19 @@ def test_few_strings_survive_a_kill_while_they_get_files(kind: str, tmp_path: Pa
         if not killed:
             break
     assert not killed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [0, 3])
+def test_rows_without_values_are_continued_and_finalized(kind: str, rows: int, tmp_path: Path) -> None:
+    empty = ragged_rows(kind, 0, 1)[torch.zeros(rows, dtype=torch.int64)]
+    empty.memmap(tmp_path)
+    writer = tensordict_lite.DatasetWriter(tmp_path)
+    assert writer.flush(durable=True) == rows
+    found = writer.finalize()
+    assert found.get(("in", "v")).tolist() == empty.get(("in", "v")).tolist()
+    with tensordict_lite.DatasetWriter(tmp_path) as writer:
+        writer.append(ragged_rows(kind, 1, 2))
+        assert writer.flush(durable=True) == rows + 2
+    expected = torch.cat([empty, ragged_rows(kind, 1, 2)]).get(("in", "v")).tolist()
+    assert tensordict_lite.load_memmap(tmp_path).get(("in", "v")).tolist() == expected
