@@ -13,6 +13,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, has_members, is_data, is_dense
 from tdmap.data.objects import KeyPath
 from tdmap.errors import OutputMismatch
+from tdmap.plan import ChunkPlan
 from tensordict_lite import is_non_tensor
 from tensordict_lite.objects.data import same_payload
 
@@ -26,6 +27,16 @@ def not_a_collection(out: Data, result: Data) -> OutputMismatch:
         f"out is a {type(out).__name__} and the function returned a {type(result).__name__}: "
         "both must be tensors, or both collections of tensors."
     )
+
+
+def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
+    """Raise OutputMismatch unless `out` has the plan's rows along its dimension."""
+    shape = tuple(out.shape)
+    if len(shape) <= plan.dim or shape[plan.dim] != plan.length:
+        raise OutputMismatch(
+            f"out must have {plan.length} rows along dimension {plan.dim}, as the data of shape "
+            f"{tuple(source_shape)} has: got an out of shape {shape}."
+        )
 
 
 CLOSE = 0.75

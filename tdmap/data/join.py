@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.data.reader import narrow
-from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import comes_from_handler, installed_handlers
 from tensordict_lite import NonTensorData, is_non_tensor
@@ -79,16 +78,6 @@ def joinable(parts: list[Data], plan: ChunkPlan) -> bool:
         return True
     except (RuntimeError, KeyError, ValueError, IndexError, TypeError):
         return False
-
-
-def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
-    """Raise OutputMismatch unless `out` has the plan's rows along its dimension."""
-    shape = tuple(out.shape)
-    if len(shape) <= plan.dim or shape[plan.dim] != plan.length:
-        raise OutputMismatch(
-            f"out must have {plan.length} rows along dimension {plan.dim}, as the data of shape "
-            f"{tuple(source_shape)} has: got an out of shape {shape}."
-        )
 
 
 _ADVICE = "Pass out=, or handle this case before the call."

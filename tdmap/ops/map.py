@@ -1,28 +1,56 @@
-"""`map`: arguments in, a job out, and a target that runs it."""
+"""`map`: arguments in, a job out, which runs as the kind of its output asks for.
+
+out=None           results are joined into a new value            `_gathered`
+out="folder"       a new memory-mapped dataset                    `_to_folder`
+rows_per_shard=, or out="s3://..."    one of several folders      `_to_shards`
+out=dataset        rows of it; those of the data with out=data    `_into_rows`, `_onto_device`
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-from tdmap.data.kinds import Data
-from tdmap.devices import Devices
+import torch
+
+from tdmap.data.alike import VALID, check_rows
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, is_read_anew
+from tdmap.data.objects import object_paths
+from tdmap.data.reader import rows_of
+from tdmap.data.store import folder_of
+from tdmap.devices import Devices, Placement
+from tdmap.errors import OutputMismatch, add_note
+from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.job import Job, Source
-from tdmap.ops.dropping import marking
-from tdmap.ops.target import InShards, Target
+from tdmap.memory import links
+from tdmap.ops.dropping import map_dropping, marking, write_dropping
+from tdmap.output.sharding import write_folder
+from tdmap.output.spilled import placing
 from tdmap.plan import CACHE_BYTES
-from tdmap.ranks.shard import ShardLike
+from tdmap.ranks import running as by_ranks
+from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
 from tdmap.run.adapters import adapted
 from tdmap.run.arguments import handler_of, plan_for
+from tdmap.run.call import resumable_call
 from tdmap.run.context import Context
+from tdmap.run.identity import MAP, identify
 from tdmap.run.operation import placing_operation
 from tdmap.run.options import MapOptions
-from tdmap.run.run import check_resume
-from tensordict_lite.paths import is_url
+from tdmap.run.resumable import fill_folder, map_in_place, map_to_files
+from tdmap.run.run import Resume, check_resume
+from tdmap.runtime.commits import KnownChunks
+from tdmap.runtime.ondevice import OnDevice
+from tdmap.runtime.skipping import DROP
+from tdmap.runtime.wire.lending import NotLent, cannot_lend
+from tdmap.sinks import Gather, InPlace, Preallocated
+from tdmap.sinks.device import DeviceBuffer
 
 
 @placing_operation
@@ -126,14 +154,13 @@ def map(
         tensor([ 0,  1,  4,  9, 16, 25])
     """
     resume, on_error = check_resume(ctx.options.get("resume", False)), ctx.options.get("on_error", "raise")
-    overwrite, rows_per_shard = ctx.options.get("overwrite", False), ctx.options.get("rows_per_shard")
-    if ctx.options.get("spill_dir") is not None and (shard is not None or not isinstance(out, (str, os.PathLike))):
+    if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
         raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
-    target = Target.of(out, data, device, shard, resume, overwrite)
-    if rows_per_shard is not None or is_url(out):
-        storage_options = ctx.options.get("storage_options")
-        target = InShards.instead_of(target, data, dim, overwrite, rows_per_shard, storage_options)
-    where, given = target.placement, target.given
+    given, shards = ctx.output.given, ctx.output.shards
+    where, rank = Placement.of(device, given), rank_of(shard)
+    if shards is not None and (dim or rank is not None or where.devices):
+        what = "rows_per_shard=" if shards.rows_per_shard is not None else f"out={out!r}"
+        raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")
     plan = plan_for(
         data,
         fn,
@@ -143,7 +170,7 @@ def map(
         given,
         where.chunk_factor,
         where.min_chunks,
-        results_vary=target.cuts_by_result,
+        results_vary=rank is None and shards is None,  # ranks and shards are cut alike, and know no results
     )
     execution = where.execution(ctx.execution)
     where.check(data, given, execution, bool(resume), on_error)
@@ -153,9 +180,144 @@ def map(
         Source(data),
         plan,
         where.function(fn, execution),
-        replace(ctx.function, undo=bool(undo), in_place=True),
+        replace(ctx.function, undo=bool(undo), in_place=True, needs_results=ctx.output.store is not None),
         on_row_error=handler_of(on_error),
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
         min_chunks=where.min_chunks,
     )
-    return target.run(job, replace(ctx, execution=execution))
+    ctx = replace(ctx, execution=execution)
+    if shards is not None:
+        return _to_shards(job, ctx, resume)
+    if ctx.output.store is not None:
+        return _to_folder(job, ctx, rank, resume)
+    if given is not None:
+        return _into_rows(job, ctx, where, rank, resume)
+    return _gathered(job, ctx, rank, resume)
+
+
+def _gathered(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any:
+    """The results, joined into a new value."""
+    if resume:
+        raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
+    if rank is not None:
+        whole, job = job, by_ranks.part_of(job, rank)
+        if job.plan.length == 0 < whole.plan.length:
+            return None
+    data = job.source.data
+    if job.plan.length == 0:
+        return result_of_no_rows(job.fn, data, job.plan)
+    with placing(ctx.execution) as place:
+        result = ctx.run(job, Gather(job.name, job.policy.skip == DROP, place))
+    if result is None and (is_read_anew(data) or not rows_of(data).is_view):
+        what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
+        raise OutputMismatch(
+            f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect "
+            f"on a {what}: let it return the chunk, and pass out=."
+        )
+    return result
+
+
+def _to_folder(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any:
+    """A new memory-mapped dataset."""
+    store = ctx.output.store
+    assert store is not None
+    if job.policy.skip == DROP:
+        if rank is not None:
+            raise ValueError(
+                "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: use "
+                "on_error='mark', and tdmap.filter afterwards."
+            )
+        return map_dropping(job, store, ctx)
+    if rank is not None:
+        if ctx.options.get("overwrite"):
+            raise ValueError(
+                "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
+                "before they begin."
+            )
+        return by_ranks.map_to_folder(job, store.path, rank, resume or True, ctx.execution)
+    name = f"map({job.name})"
+
+    def work(ctx: Context) -> Data:
+        return fill_folder(job, store, ctx.execution, ctx.log, ctx.options.get("spill_dir"))
+
+    with store.claimed(name, folder_of(job.source.data), bool(resume)):
+        return resumable_call(replace(ctx, name=name), lambda: identify(job, MAP), work, job)
+
+
+def _to_shards(job: Job, ctx: Context, resume: Resume) -> Data:
+    """A new dataset of several folders, here or in a store."""
+    assert ctx.output.shards is not None
+    write, spill_dir = write_dropping if job.policy.skip == DROP else write_folder, ctx.options.get("spill_dir")
+    if spill_dir is not None:
+        write = functools.partial(write, spill_dir=os.fspath(spill_dir))
+    return ctx.output.shards.map(job, bool(resume), write)
+
+
+def _into_rows(job: Job, ctx: Context, where: Placement, rank: Rank | None, resume: Resume) -> Any:
+    """Rows that there are: in memory, in files, or on a device; or those that the results are made of."""
+    out, execution = ctx.output.given, ctx.execution
+    in_place = out is job.source.data
+    if job.policy.skip == DROP:
+        raise ValueError(
+            "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
+            f"bool entry {VALID!r} of out to False there, out='folder', or out=None."
+        )
+    check_rows(out, job.plan, job.source.data.shape)
+    if job.plan.length == 0:
+        return out
+    if resume:
+        if in_place and execution.is_foreign:
+            raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
+        if rank is not None:
+            return by_ranks.map_into(job, out, rank, resume, execution)
+        return map_in_place(job, execution, resume) if in_place else map_to_files(job, out, execution, resume)
+    log = None if rank is None else KnownChunks(elsewhere=rank.elsewhere(job.plan))
+    with placing(execution) if object_paths(out) else contextlib.nullcontext() as place:
+        if in_place:
+            return execution.run(job, InPlace(out, None, place), log)
+        sink = Preallocated(out, None, place)
+        if where.out_device is None:
+            return execution.run(job, sink, log)
+        return _onto_device(job, ctx, where.out_device, sink if where.stays(execution) else None, log)
+
+
+def _onto_device(
+    job: Job, ctx: Context, device: torch.device, sink: Preallocated | None, log: KnownChunks | None
+) -> Any:
+    """Rows of `device`, which workers write through `sink`.
+
+    Without a sink, and where workers cannot open memory that they were lent, results come to this process and go on
+    from here.
+    """
+    if sink is not None:
+        try:
+            with _lending(device):
+                return ctx.execution.run(job, sink, log)
+        except NotLent as error:
+            if not isinstance(job.fn, OnDevice):
+                raise
+            cannot_lend(device)
+            if error.begun:  # a function that changes its rows in place must not meet them twice
+                add_note(error, "other workers had run some chunks: call it again, and results will go another way")
+                raise
+            warn_user(
+                f"worker processes cannot open memory of {device} that this one lends ({error.__cause__}): "
+                "results come back to this process and go there by its own copies, which is slower.",
+                RuntimeWarning,
+            )
+        job = job.again(job.fn.coming_back())
+    with DeviceBuffer(ctx.output.given, links.open_link(device)) as buffer:
+        return ctx.execution.run(job, buffer, log)
+
+
+@contextlib.contextmanager
+def _lending(device: torch.device) -> Iterator[None]:
+    """Around a job whose workers write into memory of `device` themselves."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.current_stream(device).synchronize()  # what the caller does to `out` comes before what workers do
+    try:
+        yield
+    finally:
+        torch.cuda.ipc_collect()

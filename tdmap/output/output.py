@@ -43,6 +43,7 @@ from tdmap.data.reader import narrow, rows_of
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
+from tdmap.devices import check_no_device
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.mapped import check_mapped_files
@@ -80,14 +81,15 @@ class Output:
         source: the dataset that is read.
         execution: who copies rows into shards; None where the caller does not have them copied.
         overwrite, rows_per_shard, storage_options: as the operations take them.
+        in_place: `out` may be, or share memory with, the source.
 
     Attributes:
         log: of a call that can be resumed.
 
     Raises:
         FileExistsError: the folder is in use.
-        ValueError: `out` is, or shares memory with, the source; or it is a sharded dataset; or an option does not
-            apply to it.
+        ValueError: `out` is, or shares memory with, the source; or it is a sharded dataset, or the name of a device;
+            or an option does not apply to it.
         TypeError: `out` is none of these.
     """
 
@@ -99,7 +101,9 @@ class Output:
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        in_place: bool = False,
     ) -> None:
+        check_no_device(out, source)
         self.shards: Shards | None = None
         if execution is not None and (rows_per_shard is not None or is_url(out)):
             shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
@@ -119,13 +123,17 @@ class Output:
         self._order: tuple[KeyPath, ...] = ()
         if isinstance(out, (str, os.PathLike, OutputFolder)):
             self.store = OutputFolder.of(out)
-            self.refuse(folder_of(source))
+            if not in_place:
+                self.refuse(folder_of(source))
         elif out is not None:
             if not is_data(out):
-                raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")
+                raise TypeError(
+                    f"out must be a tensor, a collection or the path of a folder: got a {type(out).__name__}."
+                )
             require_writable(out)
             self.given = out
-            self.require_apart(source)
+            if not in_place:
+                self.require_apart(source)
 
     def refuse(self, folder: str | os.PathLike[str] | None) -> None:
         """Raise FileExistsError where rows would go to a folder that is read, or its folder be removed."""

@@ -336,41 +336,6 @@ def _shards_of(run: str, files: set[str]) -> set[str]:
     return {file for file in files if run and mine.fullmatch(file)}
 
 
-def map_to_shards(
-    job: Job,
-    out: str | os.PathLike[str],
-    rows_per_shard: int | None,
-    execution: Execution,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    options: dict[str, Any] | None = None,
-    write: Callable[[Job, str], Data] = write_folder,
-) -> Data:
-    """Run a job whose results become a new dataset of several folders.
-
-    Args:
-        job: what to run.
-        out: a folder, or the URL of a place in a store.
-        rows_per_shard: rows of the source whose results make one shard. Default: those of about 64 MiB.
-        execution: who runs it.
-        resume: go on with the shards that an earlier call has not written.
-        overwrite: replace the dataset that is there, once the new one is whole.
-        options: of the store's file system.
-        write: makes one shard in a local folder.
-
-    Raises:
-        FileExistsError: something else is there, or an unfinished run and not `resume`.
-        ResumeMismatch: `resume`, and the run that is there is another.
-        OutputMismatch: shards have other keys, dtypes or row shapes than the others.
-    """
-    if resume and overwrite:
-        raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
-    target = target_of(out, options)
-    with claimed(target, f"map({job.name})"):
-        return map_to_target(job, target, rows_per_shard, execution, resume, overwrite, write)
-
-
 def map_to_target(
     job: Job,
     target: Target,
@@ -381,7 +346,23 @@ def map_to_target(
     write: Callable[[Job, str], Data] = write_folder,
     identity: dict[str, Any] | None = None,
 ) -> Data:
-    """The same, into a target that is `claimed`. With `identity`, the run is known by it, and not by the job."""
+    """Run a job whose results become a new dataset of several folders.
+
+    Args:
+        job: what to run.
+        target: where, `claimed`.
+        rows_per_shard: rows of the source whose results make one shard. Default: those of about 64 MiB.
+        execution: who runs it.
+        resume: go on with the shards that an earlier call has not written.
+        overwrite: replace the dataset that is there, once the new one is whole.
+        write: makes one shard in a local folder.
+        identity: what the run is known by, instead of by the job.
+
+    Raises:
+        FileExistsError: something else is there, or an unfinished run and not `resume`.
+        ResumeMismatch: `resume`, and the run that is there is another.
+        OutputMismatch: shards have other keys, dtypes or row shapes than the others.
+    """
     rows = rows_per_shard or default_rows(job.source.data, job.plan.length)
     return _Sharding(job, target, rows, execution, write, identity).run(resume, overwrite)
 
@@ -399,7 +380,7 @@ def claimed(target: Target, call: str) -> Iterator[None]:
 
 
 class _Sharding:
-    """One call of `map_to_shards`."""
+    """One call of `map_to_target`."""
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
-"""`rows_per_shard=` and URLs for operations that make one folder: they make it, and then it is copied into shards.
+"""`rows_per_shard=` and URLs. `map` knows the places of its rows, and writes shards at once.
+
+Other operations make one folder, and then it is copied into shards:
 
     operation ──► out/.tdmap/rows, or, where `out` is a URL, a folder among the temporary files
                       └── workers, a shard each ──► `out`, the manifest last
 
-So the disk holds the result once more meanwhile. `map` needs none of this: it knows the places of its rows before.
+So the disk holds the result once more meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tdmap.data.kinds import Data
@@ -44,7 +46,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class Shards:
-    """A dataset of shards, as the output of an operation that writes a folder first.
+    """A dataset of shards, as the output of an operation.
 
     Args:
         out: a folder, or the URL of a place in a store.
@@ -140,6 +142,13 @@ class Shards:
 
     def _plan(self, identity: dict[str, Any]) -> dict[str, Any]:
         return {**identity["plan"], PER_SHARD: self.rows_per_shard or 0}
+
+    def map(self, job: Job, resume: bool, write: Callable[[Job, str], Data]) -> Data:
+        """Run a job whose results become the rows of the shards, and open them. See `map_to_target`."""
+        if resume and self.overwrite:
+            raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
+        with claimed(self.target, f"map({job.name})"):
+            return map_to_target(job, self.target, self.rows_per_shard, self.execution, resume, self.overwrite, write)
 
     def write(self, made: Data, identity: dict[str, Any] | None = None) -> Data:
         """Copy the rows of the folder into shards, and open them."""

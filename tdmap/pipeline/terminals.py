@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from tdmap.data.join import check_rows
+from tdmap.data.alike import check_rows
 from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, require_writable
+from tdmap.data.kinds import Data, data_length, instead_of_data, is_data
 from tdmap.data.reader import rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
@@ -39,13 +39,14 @@ def plan_for(
     """How the rows are cut, once the arguments have been checked.
 
     Args:
-        data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
+        data, fn, dim, chunksize, num_chunks: as `map`.
+        out: of `map`, where it exists already.
         factor: default chunks are so many times larger.
         min_chunks: there are at least so many, rows permitting.
         results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
-        TypeError: `data`, `fn` or `out` is of no use.
+        TypeError: `data` or `fn` is of no use.
         IndexError: `dim` is out of range.
         ValueError: both sizes are given, or one is out of range.
     """
@@ -55,11 +56,6 @@ def plan_for(
         raise TypeError(f"{name} needs a tensor or a collection of tensors, got {instead_of_data(data)}")
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
-    if out is not None and not is_data(out):
-        raise TypeError(
-            f"out must be a tensor, a collection of tensors or the path of a folder, got a {type(out).__name__}."
-        )
-    require_writable(out)
     dims = len(data.shape)
     if not isinstance(dim, int) or not -dims <= dim < dims:
         raise IndexError(

@@ -83,7 +83,7 @@ def operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
 
 
 def placing_operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
-    """The same for an operation that opens `out` itself, and that a function of the caller may leave rows in."""
+    """The same for an operation that claims `out` itself, which may be its data."""
     return _operation(fn, 0, skip=PAD)
 
 
@@ -98,7 +98,7 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
     Args:
         fn: the function.
         at: the number.
-        skip: what a result has for rows that raise. With `PAD`, the function opens its output itself.
+        skip: what a result has for rows that raise. With `PAD`, the function claims its output itself.
     """
     signature = inspect.signature(fn)
     parameters = list(signature.parameters.values())
@@ -169,11 +169,16 @@ def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: 
     """The context of a call. Arguments as `_operation`."""
     about_workers = worker_options()
     mine = {option: value for option, value in options.items() if option not in about_workers}
-    execution = Execution.of(**{option: value for option, value in options.items() if option in about_workers})
-    output = Output(None, data)
-    if skip == DROP:
-        overwrite, rows_per_shard = mine.get("overwrite", False), mine.get("rows_per_shard")
-        output = Output(out, data, execution, overwrite, rows_per_shard, mine.get("storage_options"))
+    execution = Execution(**{option: value for option, value in options.items() if option in about_workers})
+    output = Output(
+        out,
+        data,
+        execution,
+        mine.get("overwrite", False),
+        mine.get("rows_per_shard"),
+        mine.get("storage_options"),
+        in_place=skip == PAD,
+    )
     retries, timeout = mine.get("retries", 2), mine.get("timeout")
     steps = policy_for(None, None, retries, timeout, undo=False)
     on_error = mine.get("on_error", "raise")

@@ -14,6 +14,8 @@ from tdmap.execution import Execution
 from tdmap.memory import links as device_module
 from tdmap.memory.links import resolve_device
 from tensordict_lite import TensorDict
+from tests.cells.kinds import plain
+from tests.cells.operations import OPERATIONS, resumable
 from tests.device.fakelink import FakeLink
 
 CUDA = torch.device("cuda:0")
@@ -74,6 +76,14 @@ def test_an_output_that_is_the_name_of_a_device(data, out, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
     saved = tdmap.map(data, lambda td: td, out="./cuda", executor="serial")  # a folder, if that is what is meant
     assert torch.equal(saved["x"], data["x"]) and (tmp_path / "cuda").is_dir()
+
+
+@pytest.mark.parametrize("name", resumable())
+def test_no_operation_makes_a_folder_with_the_name_of_a_device(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="out='cuda:0' is a device.*Allocate"):
+        OPERATIONS[name].call(plain(10), out="cuda:0", num_workers=0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_that_is_a_device_says_how_large_it_is(two_gpus, data, monkeypatch):

@@ -149,7 +149,7 @@ def placed(lender, monkeypatch):
     lendable = {FAKE: True}
     monkeypatch.setitem(device_module.LINKS, FAKE.type, FakeLink)
     monkeypatch.setattr("tdmap.devices.can_lend", lendable.get)
-    monkeypatch.setattr("tdmap.ops.target.cannot_lend", lambda device: lendable.update({device: False}))
+    monkeypatch.setattr("tdmap.ops.map.cannot_lend", lambda device: lendable.update({device: False}))
     monkeypatch.setattr(Placement, "of", lambda device, out: Placement((FAKE,), FAKE))
     return lendable
 
