@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
@@ -30,9 +30,6 @@ from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
 from tdmap.tuning import Tuning, current
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 EXECUTORS = ("process", "thread", "serial", "ray")
 
@@ -126,7 +123,8 @@ class Execution:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
         if self.max_memory is not None:
             _positive("max_memory", self.max_memory)
-        require_start_method(self.mp_start_method)
+        if self.mp_start_method is not None:
+            require_start_method(self.mp_start_method)
         if self.pool is not None:
             self._check_pool()
 
@@ -153,19 +151,6 @@ class Execution:
         for name in ("pool", "mp_start_method", "max_tasks_per_child", "max_memory"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}= is about processes of this machine, and executor= names a Ray cluster.")
-
-    @classmethod
-    def of(cls, **options: Unpack[WorkerOptions]) -> Execution:
-        """From the options of an operation.
-
-        Raises:
-            TypeError: an unknown option; lists the valid ones.
-        """
-        known = WorkerOptions.__annotations__
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(known)}.")
-        return cls(**options)
 
     @property
     def is_foreign(self) -> bool:

@@ -34,18 +34,18 @@ class Source:
 
 def require_rows_apart(data: Data) -> None:
     """Raise TypeError for tensors that torch cannot cut into rows."""
-    leaves = list(tensors_of(data))
-    if any(leaf.layout is not strided and not leaf.is_nested for leaf in leaves):
-        raise TypeError(
-            f"{_named(data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
-            "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
-        )
-    if any(leaf.is_nested for leaf in leaves):
-        raise TypeError(
-            f"{_named(data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into "
-            "rows. Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
-            "tensor and offsets."
-        )
+    for leaf in tensors_of(data):
+        if leaf.is_nested:
+            raise TypeError(
+                f"{_named(data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into rows. "
+                "Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
+                "tensor and offsets."
+            )
+        if leaf.layout is not strided:
+            raise TypeError(
+                f"{_named(data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
+                "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
+            )
 
 
 def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:

@@ -378,9 +378,8 @@ def pack_rows(
         raise ValueError(f"{len(flat)} elements do not fill one block of {size!r}.")
     count = len(flat) // size
     numbers = TensorDict({"block": torch.arange(count)}, [count])
-    shared = SharedTensors(
-        [flat, offsets], travels(Execution.of(**{k: v for k, v in options.items() if k not in _OWN}))
-    )
+    execution = Execution(**{name: value for name, value in options.items() if name not in _OWN})
+    shared = SharedTensors([flat, offsets], travels(execution))
     fn = PackBlocks(shared, key, size, tuple(columns), [flat, offsets])
     chunk = max(min(CHUNK_VALUES // size, -(-count // 8)), 1)
     return map_chunks(numbers, fn, out=out, chunksize=chunk, **options)  # type: ignore[no-any-return]

@@ -87,7 +87,7 @@ def filter(
         tensor([0, 3, 6, 9])
     """
     predicate = user_function(predicate)
-    plan = ctx.plan(data, predicate)
+    plan = ctx.plan(data)
     job = ctx.job(data, plan, Mask(predicate, plan.unbind))
     source = SourceRows(data)
     source.check(ctx.output)

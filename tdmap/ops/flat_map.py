@@ -56,7 +56,7 @@ def flat_map(
         tensor([2, 2, 3, 3, 3])
     """
     fn = user_function(fn)
-    plan = ctx.plan(data, fn, results_vary=True)
+    plan = ctx.plan(data, results_vary=True)
     empty = _schema_of_no_rows(data, fn, plan) if not plan.length and ctx.output.given is None else None
     return append_rows(ctx, ctx.job(data, plan, fn), empty=empty)
 

@@ -37,7 +37,7 @@ from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
 from tdmap.run.adapters import adapted
-from tdmap.run.arguments import handler_of, plan_for
+from tdmap.run.arguments import plan_for
 from tdmap.run.call import resumable_call
 from tdmap.run.context import Context
 from tdmap.run.identity import MAP, identify
@@ -163,7 +163,6 @@ def map(
         raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")
     plan = plan_for(
         data,
-        fn,
         dim,
         ctx.chunksize,
         ctx.options.get("num_chunks"),
@@ -181,7 +180,7 @@ def map(
         plan,
         where.function(fn, execution),
         replace(ctx.function, undo=bool(undo), in_place=True, needs_results=ctx.output.store is not None),
-        on_row_error=handler_of(on_error),
+        on_row_error=ctx.on_row_error,
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
         min_chunks=where.min_chunks,
     )

@@ -161,7 +161,7 @@ def fold(
     check_placement(mapper, ctx.execution.in_processes, None)
     chunksize, num_chunks = ctx.chunksize, ctx.options.get("num_chunks")
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    plan = plan_for(data, dim, chunksize, num_chunks, None)
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = row_bytes_of(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))

@@ -24,7 +24,6 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.run.arguments import handler_of
 from tdmap.run.context import Context
 from tdmap.seeding import Captured, derive, seeded
 from tdmap.sinks import Collect
@@ -86,7 +85,7 @@ class RunSettings:
             ctx.chunksize,
             ctx.options.get("num_chunks"),
             failures=ctx.function,
-            on_row_error=handler_of(ctx.options.get("on_error", "raise")),
+            on_row_error=ctx.on_row_error,
         )
 
     def chunk_of(self, head: Head) -> int | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -27,7 +25,6 @@ LEAVING_OUT = ("raise", "skip", "drop")
 
 def plan_for(
     data: Data,
-    fn: Callable[[Any], Any],
     dim: int,
     chunksize: int | None,
     num_chunks: int | None,
@@ -39,14 +36,14 @@ def plan_for(
     """How the rows are cut, once the arguments have been checked.
 
     Args:
-        data, fn, dim, chunksize, num_chunks: as `map`.
+        data, dim, chunksize, num_chunks: as `map`.
         out: of `map`, where it exists already.
         factor: default chunks are so many times larger.
         min_chunks: there are at least so many, rows permitting.
         results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
-        TypeError: `data` or `fn` is of no use.
+        TypeError: `data` is no tensor or collection.
         IndexError: `dim` is out of range.
         ValueError: both sizes are given, or one is out of range.
     """
@@ -54,8 +51,6 @@ def plan_for(
         running = running_operation()
         name = "map" if running is None else running.name
         raise TypeError(f"{name} needs a tensor or a collection of tensors, got {instead_of_data(data)}")
-    if not callable(fn):
-        raise TypeError(f"map needs a function, got {fn!r}.")
     dims = len(data.shape)
     if not isinstance(dim, int) or not -dims <= dim < dims:
         raise IndexError(
@@ -115,8 +110,3 @@ def policy_for(
     mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
     skip = "" if mode == "raise" else DROP if mode == "drop" else skip
     return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
-
-
-def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
-    """The function that is told of each row that raises, if there is one."""
-    return None if isinstance(on_error, str) else on_error

@@ -16,7 +16,8 @@ from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.output import Output, spill_folder, travels
 from tdmap.plan import ChunkPlan
-from tdmap.run.arguments import handler_of, plan_for
+from tdmap.rowerrors import OnError
+from tdmap.run.arguments import plan_for
 from tdmap.run.log import Log, run_logged
 from tdmap.sinks import Collect, Sink
 from tdmap.tuning import Tuning
@@ -35,7 +36,7 @@ class Context:
         name: of the operation, for messages.
         execution: who runs its jobs.
         output: where its rows go.
-        options: those of the call that are not about workers.
+        options: those of the call.
         steps: how failures of the operation's own steps are handled.
         function: how failures and randomness of a function of the caller are handled.
         log: of a call that can be resumed.
@@ -54,6 +55,12 @@ class Context:
         """Rows of a chunk, as the call asked for them."""
         size: int | None = self.options.get("chunksize")
         return size
+
+    @property
+    def on_row_error(self) -> Callable[[BaseException, tuple[int, int]], Any] | None:
+        """The function that is told of each row that raises, if there is one."""
+        on_error: OnError = self.options.get("on_error", "raise")
+        return None if isinstance(on_error, str) else on_error
 
     def run(self, job: Job, sink: Sink) -> Any:
         """Run a job, except for chunks that an earlier session of this call has done; the result of its sink."""
@@ -77,14 +84,13 @@ class Context:
         value: T = self.log.decide(name, find)
         return value
 
-    def plan(self, data: Data, fn: Callable[..., Any], results_vary: bool = False) -> ChunkPlan:
+    def plan(self, data: Data, results_vary: bool = False) -> ChunkPlan:
         """How the rows of a dataset are cut for a function, as the options say."""
-        return plan_for(data, fn, 0, self.chunksize, self.options.get("num_chunks"), None, results_vary=results_vary)
+        return plan_for(data, 0, self.chunksize, self.options.get("num_chunks"), None, results_vary=results_vary)
 
     def job(self, data: Data, plan: ChunkPlan, fn: Callable[..., Any]) -> Job:
         """A job with a function of the caller's."""
-        handler = handler_of(self.options.get("on_error", "raise"))
-        return Job(Source(data), plan, fn, self.function, on_row_error=handler)
+        return Job(Source(data), plan, fn, self.function, on_row_error=self.on_row_error)
 
     @property
     def tuning(self) -> Tuning:

@@ -167,23 +167,21 @@ def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> 
 
 def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: str) -> Context:
     """The context of a call. Arguments as `_operation`."""
-    about_workers = worker_options()
-    mine = {option: value for option, value in options.items() if option not in about_workers}
-    execution = Execution(**{option: value for option, value in options.items() if option in about_workers})
+    execution = Execution(**{option: options[option] for option in worker_options() if option in options})
     output = Output(
         out,
         data,
         execution,
-        mine.get("overwrite", False),
-        mine.get("rows_per_shard"),
-        mine.get("storage_options"),
+        options.get("overwrite", False),
+        options.get("rows_per_shard"),
+        options.get("storage_options"),
         in_place=skip == PAD,
     )
-    retries, timeout = mine.get("retries", 2), mine.get("timeout")
+    retries, timeout = options.get("retries", 2), options.get("timeout")
     steps = policy_for(None, None, retries, timeout, undo=False)
-    on_error = mine.get("on_error", "raise")
-    function = policy_for(mine.get("seed"), mine.get("generator"), retries, timeout, on_error=on_error, skip=skip)
-    return Context(name, execution, output, mine, steps, function)
+    on_error = options.get("on_error", "raise")
+    function = policy_for(options.get("seed"), options.get("generator"), retries, timeout, on_error=on_error, skip=skip)
+    return Context(name, execution, output, options, steps, function)
 
 
 def _entry(

@@ -14,7 +14,7 @@ from tdmap.execution import Execution
 
 def test_a_call_keeps_the_values_that_it_began_with() -> None:
     with tuning.use(partition_bytes=100, light_bytes=0) as inside:
-        execution = Execution.of(num_workers=2)
+        execution = Execution(num_workers=2)
         with tuning.use(light_bytes=7):
             assert tuning.current().light_bytes == 7 and tuning.current().partition_bytes == 100
             assert Execution().tuning is tuning.current() and execution.tuning is inside

@@ -20,7 +20,7 @@ from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.run.adapters import called_with
-from tdmap.run.arguments import handler_of, plan_for
+from tdmap.run.arguments import plan_for
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
@@ -87,7 +87,7 @@ def map_iter(
     execution = ctx.execution
     target = _target(device, prefetch, execution)
     factor = 1 if target is None else OUT_CHUNKS
-    plan = plan_for(data, fn, dim, ctx.chunksize, ctx.options.get("num_chunks"), None, factor, results_vary=True)
+    plan = plan_for(data, dim, ctx.chunksize, ctx.options.get("num_chunks"), None, factor, results_vary=True)
     policy = replace(ctx.function, undo=bool(undo))
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.in_processes, None)
@@ -104,7 +104,7 @@ def map_iter(
             plan,
             here,
             replace(policy, seed=seed),
-            on_row_error=handler_of(ctx.options.get("on_error", "raise")),
+            on_row_error=ctx.on_row_error,
             chunk_bytes=CACHE_BYTES * factor,
             on_settled=settled,
         )

@@ -26,11 +26,10 @@ def keep_variables(names: Iterable[str]) -> None:
 
 def import_path() -> tuple[str, ...]:
     """`sys.path`, absolute unless the working directory has been removed; without what Python passes over there."""
-    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    folder = ""
     with contextlib.suppress(FileNotFoundError):
         folder = os.getcwd()
-        entries = [os.path.join(folder, entry) for entry in entries]
-    return tuple(entries)
+    return tuple([os.path.join(folder, entry) for entry in sys.path if isinstance(entry, str)])
 
 
 def _umask() -> int:
