@@ -17,13 +17,13 @@ from tdmap.data.columns import Shape, reordered, split_rows
 from tdmap.data.kinds import Data, entries_of, is_data, is_dense, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
+from tdmap.functions import plain_group
 from tdmap.job import function_name
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.keys.spilling import Partitions
 from tdmap.memory.files import mapped_file
 from tdmap.memory.residency import Residency
-from tdmap.run.adapters import plain_group
 
 BLOCK_BYTES = 8 << 20
 """Results are handed on when they are so many bytes."""

@@ -26,7 +26,7 @@ from tdmap.data.store import folder_of
 from tdmap.devices import Devices, Placement
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.frames import warn_user
-from tdmap.functions import Keys, as_function
+from tdmap.functions import Keys, adapted, as_function
 from tdmap.job import Job, Source
 from tdmap.memory import links
 from tdmap.ops.dropping import map_dropping, marking, write_dropping
@@ -36,7 +36,6 @@ from tdmap.plan import CACHE_BYTES
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
-from tdmap.run.adapters import adapted
 from tdmap.run.arguments import plan_for
 from tdmap.run.call import resumable_call
 from tdmap.run.context import Context

@@ -29,6 +29,7 @@ from tdmap.data.objects import Spilled, spilled
 from tdmap.data.schema import KeyPath, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.functions import ANY, plain_rows
 from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
@@ -37,7 +38,6 @@ from tdmap.output.copying import copy_bytes
 from tdmap.output.output import Output, Step
 from tdmap.output.spilled import joined_rows
 from tdmap.plan import ChunkPlan
-from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.context import Context
 from tdmap.run.log import SPILL
 from tdmap.run.values import Codec

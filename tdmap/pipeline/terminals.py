@@ -12,6 +12,7 @@ from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
+from tdmap.functions import ANY, plain_rows
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import append_rows, append_stream, each_result
 from tdmap.output.spilled import placing
@@ -23,7 +24,6 @@ from tdmap.pipeline.stages import ENDLESS, ROW_WISE, Batch, FlatMap, Map, Repeat
 from tdmap.pipeline.work import apply_stage, with_batches
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
-from tdmap.run.adapters import ANY, plain_rows
 from tdmap.run.context import Context
 from tdmap.run.resumable import fill_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated

@@ -12,11 +12,11 @@ from tdmap.data.kinds import Data, is_data, leaves_hold_rows, tensors_of
 from tdmap.data.schema import check_alike, join_pieces
 from tdmap.data.trees import FreshResults, rebuild, tensors_in
 from tdmap.errors import add_note
+from tdmap.functions import plain_rows
 from tdmap.job import function_name
 from tdmap.ops.filter import as_mask
 from tdmap.output.append import each_result
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
-from tdmap.run.adapters import plain_rows
 from tdmap.run.fingerprint import function_parts
 from tdmap.runtime.undo import Comparisons, have_changed
 from tensordict_lite import is_tensor_collection, lazy_stack

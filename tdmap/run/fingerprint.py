@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data
 from tdmap.data.reader import rows_of
+from tdmap.functions import Numbered, Returning
 from tdmap.memory.files import written_at
 from tdmap.memory.regions import is_reachable, region_of
 from tdmap.run.digests import Contents, code_parts, digest_alone
@@ -95,6 +96,10 @@ def function_parts(fn: Any) -> dict[str, str]:
         return {VERSION: version}
     if hasattr(type(fn), "identity_parts"):
         return dict(fn.identity_parts())
+    if isinstance(fn, Returning):  # it adds nothing
+        return function_parts(fn.fn)
+    if isinstance(fn, Numbered):
+        return {**function_parts(fn.fn), "with_indices": "True"}
     if isinstance(fn, functools.partial):
         given = {str(number): value for number, value in enumerate(fn.args)} | fn.keywords
         parts = {f"function {name}": value for name, value in function_parts(fn.func).items()}

@@ -14,9 +14,8 @@ import torch
 
 import tdmap
 from tdmap.errors import OutputMismatch
-from tdmap.functions import as_function, modules_of, moved
+from tdmap.functions import adapted, as_function, modules_of, moved
 from tdmap.plan import make_plan
-from tdmap.run.adapters import adapted
 from tensordict_lite import TensorDict
 
 ROWS = 12

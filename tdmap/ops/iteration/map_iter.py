@@ -11,7 +11,7 @@ import torch
 from tdmap.data.kinds import Data
 from tdmap.devices import OUT_CHUNKS, check_start_method
 from tdmap.execution import Execution
-from tdmap.functions import Keys, as_function, check_placement
+from tdmap.functions import Keys, as_function, called_with, check_placement
 from tdmap.job import Job, Source
 from tdmap.memory.links import Device, open_link, resolve_device
 from tdmap.memory.rowfiles import SharedTensors
@@ -19,7 +19,6 @@ from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.plan import CACHE_BYTES, ChunkPlan
-from tdmap.run.adapters import called_with
 from tdmap.run.arguments import plan_for
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
