@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ def result_bytes(value: Any) -> int:
 
 def _object_bytes(node: Data, rows: int) -> int:
     """Bytes of the entries that are no tensors; one object for all rows counts once a row."""
+    if is_dense(node):
+        return sum([_object_bytes(entry, rows) for entry in node._source.values() if not isinstance(entry, Tensor)])
     if not is_tensor_collection(node):
         return 0
     if isinstance(node, NonTensorDataBase):
@@ -63,9 +65,8 @@ def _object_bytes(node: Data, rows: int) -> int:
         members = node._source[:SAMPLE]
         each = [result_bytes(m._payload) if isinstance(m, NonTensorDataBase) else _object_bytes(m, 0) for m in members]
         return sum(each) * int(count) // max(len(each), 1)
-    entries: Iterable[Any] = node._source.values() if is_dense(node) else node._source[:SAMPLE]
-    total = sum(_object_bytes(entry, rows) for entry in entries)
-    return total if is_dense(node) else total * len(node._source) // max(min(len(node._source), SAMPLE), 1)
+    members = node._source[:SAMPLE]
+    return sum(_object_bytes(member, rows) for member in members) * len(node._source) // max(len(members), 1)
 
 
 def _ragged_bytes(entry: Ragged) -> int:

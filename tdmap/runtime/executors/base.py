@@ -8,6 +8,7 @@ each must pass.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -22,9 +23,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo, undo_room
-from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused, Segment
-from tdmap.runtime.wire.parcels import ParcelReader
-from tdmap.runtime.wire.remote import unpack_error
+from tdmap.runtime.wire.messages import Done, Failed, Joined, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sinks import Sink
 
@@ -57,7 +56,7 @@ class Seat(NamedTuple):
     """The machine; empty for this one."""
 
 
-class Workers(ABC):
+class Workers(contextlib.AbstractContextManager["Workers"]):
     """The workers of one job. They are numbers, which are never used twice.
 
     The driver opens the job, grants leases and takes messages until all chunks are done, and closes the job. A context:
@@ -119,9 +118,6 @@ class Workers(ABC):
         """Raise RuntimeError where the workers were ended, and not by the driver."""
         return None
 
-    def __enter__(self) -> Workers:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tail: TracebackType | None
     ) -> None:
@@ -182,18 +178,3 @@ def run_lease(loop: ChunkLoop, lease: int, start: int, stop: int, pack: Callable
         return report
     except ChunkError as failure:
         return Failed(loop.job, lease, failure.chunk, pack(failure.__cause__), loop.mutated)
-
-
-def opened(message: Any, reader: ParcelReader) -> Any:
-    """A message of another process, with its results and exceptions as they were.
-
-    Raises:
-        OSError: a result cannot be read any more, since its process has ended.
-    """
-    if isinstance(message, Segment) and message.kind.travels:
-        return message._replace(values=tuple(map(reader.unpack, message.values)))
-    if isinstance(message, Done) and message.segment is not None:
-        return message._replace(segment=opened(message.segment, reader))
-    if isinstance(message, (Failed, Refused)):
-        return message._replace(error=unpack_error(message.error))
-    return message

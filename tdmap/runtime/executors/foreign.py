@@ -29,7 +29,7 @@ from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers, opened, run_lease
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
@@ -240,7 +240,7 @@ class ForeignWorkers(Workers):
         self._flying.pop(worker, None)
         if isinstance(data, BaseException):
             raise data
-        messages = [opened(message, self._reader) for message in pickle.loads(data)]
+        messages = [self._reader.open(message) for message in pickle.loads(data)]
         for message in messages:
             if isinstance(message, (Done, Failed)):
                 self._packing.check_mutation(message.mutated)

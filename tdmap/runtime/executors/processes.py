@@ -17,7 +17,7 @@ from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers, opened
+from tdmap.runtime.executors.base import Executor, News, Seat, Workers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room
 from tdmap.runtime.wire.lending import Loan, NotLent, take_back
@@ -259,7 +259,7 @@ class ProcessWorkers(Workers):
         if isinstance(message, Segment):
             self._safe[member.number] = (message.lease, message.stop)
         try:
-            message = opened(message, member.reader)
+            message = member.reader.open(message)
         except OSError:  # the worker has died: its chunks run again
             return None
         if isinstance(message, Refused) and message.output and self._device_writer is not None:

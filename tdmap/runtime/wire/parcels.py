@@ -30,7 +30,9 @@ from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path
 from tdmap.process_state import is_forking_worker
 from tdmap.runtime.wire.byvalue import Pickler
+from tdmap.runtime.wire.messages import Done, Failed, Refused, Segment
 from tdmap.runtime.wire.packing import _is_plain
+from tdmap.runtime.wire.remote import unpack_error
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import release
 from tensordict_lite.ragged import RaggedPart
@@ -217,6 +219,20 @@ class ParcelReader:
         self._held: set[int] = set()
         self._shared: set[int] = set()
         _readers.add(self)
+
+    def open(self, message: Any) -> Any:
+        """A message of the worker, with results and exceptions as they were.
+
+        Raises:
+            OSError: a result cannot be read any more, since its process has ended.
+        """
+        if isinstance(message, Segment) and message.kind.travels:
+            return message._replace(values=tuple(map(self.unpack, message.values)))
+        if isinstance(message, Done) and message.segment is not None:
+            return message._replace(segment=self.open(message.segment))
+        if isinstance(message, (Failed, Refused)):
+            return message._replace(error=unpack_error(message.error))
+        return message
 
     def unpack(self, parcel: Parcel) -> Any:
         """The result.
