@@ -191,7 +191,6 @@ def _rank(text: str, call: Call) -> tuple[int, int]:
     except ValueError as error:
         why = str(error) if text == "auto" or (rank.isdecimal() and ranks.isdecimal()) else "give RANK/RANKS, as 0/4"
         refuse(f"--shard {text}: {why}")
-    assert found is not None
     return found.rank, found.world_size
 
 

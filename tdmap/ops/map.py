@@ -156,7 +156,7 @@ def map(
     if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
         raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
     given, shards = ctx.output.given, ctx.output.shards
-    where, rank = Placement.of(device, given), rank_of(shard)
+    where, rank = Placement.of(device, given), None if shard is None else rank_of(shard)
     if shards is not None and (dim or rank is not None or where.devices):
         what = "rows_per_shard=" if shards.rows_per_shard is not None else f"out={out!r}"
         raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")

@@ -156,7 +156,7 @@ class Pipeline(Chain):
         `count`-th element.
         """
         if count is None and isinstance(index, str):
-            index, count = rank_of(index) or (0, 1)
+            index, count = rank_of(index)
             self._require_common_order(count)
         return self._then(Shard(index, count, even))  # type: ignore[arg-type]
 
@@ -335,7 +335,7 @@ class Pipeline(Chain):
             ValueError: an option is out of range; or `on_error`, and a function is not called with chunks of rows by
                 workers.
         """
-        rank = rank_of(shard)
+        rank = None if shard is None else rank_of(shard)
         if rank is None and even is not None:
             raise ValueError("even= is about shares: pass shard=(rank, world_size) or shard='auto' with it.")
         pipeline = self

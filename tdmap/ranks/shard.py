@@ -48,8 +48,8 @@ class Rank(NamedTuple):
         return subtract_ranges(merge_ranges([(0, plan.num_chunks)]), merge_ranges([self.chunks(plan)]))
 
 
-def rank_of(shard: Any) -> Rank | None:
-    """The rank that `shard` stands for; None for None.
+def rank_of(shard: Any) -> Rank:
+    """The rank that `shard` stands for.
 
     Args:
         shard: `(rank, world_size)`; or `"auto"`: that of the default group of `torch.distributed` where there is one,
@@ -62,8 +62,6 @@ def rank_of(shard: Any) -> Rank | None:
         >>> rank_of((1, 4))
         Rank(rank=1, world_size=4)
     """
-    if shard is None:
-        return None
     if isinstance(shard, str):
         if shard != AUTO:
             raise ValueError(f"shard must be (rank, world_size), 'auto' or None: got {shard!r}.")

@@ -94,7 +94,6 @@ def policy_for(
     generator: torch.Generator | None,
     retries: int,
     timeout: float | None,
-    undo: bool = True,
     on_error: OnError = "raise",
     skip: str = PAD,
 ) -> Policy:
@@ -109,4 +108,4 @@ def policy_for(
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
     mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
     skip = "" if mode == "raise" else DROP if mode == "drop" else skip
-    return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
+    return Policy(base_seed(seed, generator), retries, timeout, skip=skip)

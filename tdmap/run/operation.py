@@ -30,7 +30,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import Execution
 from tdmap.frames import without_engine
-from tdmap.job import function_name
+from tdmap.job import Policy, function_name
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
@@ -177,10 +177,15 @@ def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: 
         options.get("storage_options"),
         in_place=skip == PAD,
     )
-    retries, timeout = options.get("retries", 2), options.get("timeout")
-    steps = policy_for(None, None, retries, timeout, undo=False)
-    on_error = options.get("on_error", "raise")
-    function = policy_for(options.get("seed"), options.get("generator"), retries, timeout, on_error=on_error, skip=skip)
+    function = policy_for(
+        options.get("seed"),
+        options.get("generator"),
+        options.get("retries", 2),
+        options.get("timeout"),
+        options.get("on_error", "raise"),
+        skip,
+    )
+    steps = Policy(retries=function.retries, timeout=function.timeout, undo=False)
     return Context(name, execution, output, options, steps, function)
 
 
