@@ -207,9 +207,9 @@ class RankInto(Preallocated):
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.OBJECTS and any(piece is not None for pieces in values for piece in pieces):
-            assert self._writer is not None
-            rows = describe_rows(*self._writer.plan.span(start, stop))
-            keys = ", ".join(".".join(path) for path in self._writer.objects)
+            assert self.writer is not None
+            rows = describe_rows(*self.writer.plan.span(start, stop))
+            keys = ", ".join(".".join(path) for path in self.writer.objects)
             raise OutputMismatch(
                 f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a "
                 "given dataset: leave them out of the results, or pass out='folder', which takes them."

@@ -119,14 +119,10 @@ class Folder(PlainSink):
         self._created = created
         self._log = log
         self._place = place
-        self._writer: RowWriter | None = None
+        self.writer: RowWriter | None = None
         self._objects = ObjectColumns(())
         self._data: Data = None
         self._order: tuple[KeyPath, ...] = ()
-
-    @property
-    def writer(self) -> RowWriter | None:
-        return self._writer
 
     def demands(self, plan: ChunkPlan) -> Demands:
         return Demands(first_alone=True)
@@ -142,18 +138,18 @@ class Folder(PlainSink):
         else:
             self._use(known, () if self._log is None else self._log.columns())
             self._order = () if self._log is None else self._log.order()
-            self._objects = ObjectColumns(self._writer.objects if self._writer is not None else ())
+            self._objects = ObjectColumns(self.writer.objects if self.writer is not None else ())
 
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
         self._data = data
-        self._writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
-        self._writer.spill_to(self._place)
+        self.writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
+        self.writer.spill_to(self._place)
         self._created(data)
 
     def replan(self, plan: ChunkPlan) -> None:
         self._plan = plan
-        if self._writer is not None:
-            self._writer.plan = plan
+        if self.writer is not None:
+            self.writer.plan = plan
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.NONE:
@@ -166,18 +162,18 @@ class Folder(PlainSink):
                 self._keep(chunk, pieces)
 
     def _take(self, chunk: int, value: Data) -> None:
-        if self._writer is None:
+        if self.writer is None:
             example, paths = self._example(chunk, value), object_paths(value)
             self._order = entry_paths(value)
             if self._log is not None:
                 self._log.begin(paths, self._order if paths else ())
             self._use(self._store.create(example), paths)
             self._objects = ObjectColumns(paths)
-        assert self._writer is not None
-        rows = next(self._writer.rows(chunk, chunk + 1))
-        if not self._writer.write(rows, value):
-            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value, self._writer.objects)}")
-        pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
+        assert self.writer is not None
+        rows = next(self.writer.rows(chunk, chunk + 1))
+        if not self.writer.write(rows, value):
+            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value, self.writer.objects)}")
+        pieces = self.writer.objects_of(value, *self._plan.rows(chunk))
         if pieces is not None:
             self._keep(chunk, pieces)
 

@@ -48,7 +48,7 @@ class Gather(PlainSink):
         self._place = place
         self._name = name
         self._drops = drops
-        self._writer: RowWriter | None = None
+        self.writer: RowWriter | None = None
         self._loose: dict[int, Data] = {}
         self._none: list[tuple[int, int]] = []
         self._failed: list[tuple[int, int]] = []
@@ -57,18 +57,14 @@ class Gather(PlainSink):
         self._objects = ObjectColumns(())
         self._order: tuple[KeyPath, ...] = ()
 
-    @property
-    def writer(self) -> RowWriter | None:
-        return self._writer
-
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._plan = plan
         self._allocate = allocate
 
     def replan(self, plan: ChunkPlan) -> None:
         self._plan = plan
-        if self._writer is not None:
-            self._writer.plan = plan
+        if self.writer is not None:
+            self.writer.plan = plan
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.FAILED:
@@ -86,27 +82,27 @@ class Gather(PlainSink):
                 self._take(chunk, value)
 
     def _take(self, chunk: int, value: Data) -> None:
-        if self._writer is None and self._gather:
+        if self.writer is None and self._gather:
             first, last = self._plan.rows(chunk)
             if gatherable(value, last - first, self._plan):
                 paths = object_paths(value)
                 out = allocate_like(without_objects(value), self._plan, self._allocate)
                 self._order = entry_paths(value)
-                self._writer = RowWriter(out, self._plan, exact=True, objects=paths)
-                self._writer.spill_to(self._place)
+                self.writer = RowWriter(out, self._plan, exact=True, objects=paths)
+                self.writer.spill_to(self._place)
                 self._objects = ObjectColumns(paths)
             else:
                 self._gather = False
-        if self._writer is not None and self._writer.write(next(self._writer.rows(chunk, chunk + 1)), value):
+        if self.writer is not None and self.writer.write(next(self.writer.rows(chunk, chunk + 1)), value):
             self._written = True
-            pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
+            pieces = self.writer.objects_of(value, *self._plan.rows(chunk))
             if pieces is not None:
                 self._objects.add(chunk, spill_pieces(pieces, self._plan, spill_of(self._place)))
         else:
             self._loose[chunk] = value
 
     def result(self) -> Any:
-        if self._name and self._none and (self._writer is not None or self._loose):
+        if self._name and self._none and (self.writer is not None or self._loose):
             self._warn_of_none()
         try:
             return self._joined()
@@ -120,7 +116,7 @@ class Gather(PlainSink):
 
     def _joined(self) -> Any:
         self._blank_failed()
-        if not self._loose and not self._none and self._writer is not None:
+        if not self._loose and not self._none and self.writer is not None:
             return self._out()
         parts = self._parts()
         if not parts:
@@ -142,11 +138,11 @@ class Gather(PlainSink):
 
     def _out(self) -> Data:
         """What the workers have written, with the entries that are no tensors."""
-        assert self._writer is not None
+        assert self.writer is not None
         if not self._objects:
-            return self._writer.out
-        columns = self._objects.columns(self._plan, self._writer.out, place=self._place)
-        return with_objects(self._writer.out, columns, self._order)
+            return self.writer.out
+        columns = self._objects.columns(self._plan, self.writer.out, place=self._place)
+        return with_objects(self.writer.out, columns, self._order)
 
     def _misfit(self) -> OutputMismatch | None:
         """The first result that does not go with the one before it, for the error."""
@@ -162,7 +158,7 @@ class Gather(PlainSink):
                     f"map joins results along their rows, dimension {dim}. Return a value for each row; for one value "
                     "of all rows use tdmap.map_reduce or tdmap.reduce, for one a chunk tdmap.map_iter."
                 )
-        if self._writer is not None:
+        if self.writer is not None:
             before, name = self._out(), "those that were written first"
             if self._plan.unbind:
                 before = narrow(before, dim, 0, 1)[(slice(None),) * dim + (0,)]
@@ -190,14 +186,14 @@ class Gather(PlainSink):
 
     def _blank_failed(self) -> None:
         """Zeros for chunks that failed altogether; where rows are dropped, they are left out like None results."""
-        if self._drops or (self._writer is None and not self._by_row()):
+        if self._drops or (self.writer is None and not self._by_row()):
             self._none += self._failed
             return
-        if self._writer is None:
+        if self.writer is None:
             self._blank_loose()
             return
         for start, stop in self._failed:
-            for leaf in tensors_of(narrow(self._writer.out, self._plan.dim, *self._plan.span(start, stop))):
+            for leaf in tensors_of(narrow(self.writer.out, self._plan.dim, *self._plan.span(start, stop))):
                 leaf.zero_()
 
     def _by_row(self) -> bool:
@@ -221,7 +217,7 @@ class Gather(PlainSink):
     def _parts(self) -> list[Data]:
         """Results in the order of the chunks, runs of written ones as one part."""
         plan, parts = self._plan, []
-        out = None if self._writer is None else self._out()
+        out = None if self.writer is None else self._out()
         stack = plan.unbind and self._written
         gaps = sorted([*self._none, *((chunk, chunk + 1) for chunk in self._loose)])
         position = 0

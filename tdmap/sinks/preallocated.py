@@ -28,25 +28,21 @@ class Preallocated(PlainSink):
         self.out = out
         self._log = log
         self._place = place
-        self._writer: RowWriter | None = None
+        self.writer: RowWriter | None = None
         self._objects = ObjectColumns(())
 
-    @property
-    def writer(self) -> RowWriter | None:
-        return self._writer
-
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
-        self._writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
-        self._writer.spill_to(self._place)
-        self._objects = ObjectColumns(self._writer.objects)
+        self.writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
+        self.writer.spill_to(self._place)
+        self._objects = ObjectColumns(self.writer.objects)
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
-            assert self._writer is not None
-            first, last = self._writer.plan.span(start, stop)
+            assert self.writer is not None
+            first, last = self.writer.plan.span(start, stop)
             raise OutputMismatch(f"the results of {describe_rows(first, last)} did not fit out.")
         if kind is Kind.OBJECTS:
-            assert self._writer is not None
+            assert self.writer is not None
             for chunk, pieces in zip(range(start, stop), values):
                 pieces = self._complete(chunk, pieces)
                 if self._log is not None:
@@ -54,8 +50,8 @@ class Preallocated(PlainSink):
                 self._objects.add(chunk, pieces)
 
     def _complete(self, chunk: int, pieces: Pieces) -> Pieces:
-        assert self._writer is not None
-        plan = self._writer.plan
+        assert self.writer is not None
+        plan = self.writer.plan
         if not plan.dim and not plan.unbind:
             pieces = without_gaps_over(pieces, self._objects.paths, self.out, slice(*plan.rows(chunk)))
         return spill_pieces(pieces, plan, spill_of(self._place))
@@ -70,13 +66,13 @@ class Preallocated(PlainSink):
             self._assign()
 
     def _assign(self) -> None:
-        if self._writer is None or not self._objects:
+        if self.writer is None or not self._objects:
             return
         if self._log is not None:
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
         if not self._objects.is_empty:
-            columns = self._objects.columns(self._writer.plan, self.out, before=self.out, place=self._place)
+            columns = self._objects.columns(self.writer.plan, self.out, before=self.out, place=self._place)
             assign_objects(self.out, columns)
 
 
