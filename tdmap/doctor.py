@@ -67,7 +67,7 @@ class Check:
 
 
 @dataclass
-class Report:
+class Findings:
     """Everything that was found."""
 
     facts: dict[str, str] = field(default_factory=dict)
@@ -88,13 +88,13 @@ class Report:
         return ", ".join(parts) or f"all {len(self.checks)} checks passed"
 
 
-def examine(folder: str | os.PathLike[str] = ".") -> Report:
+def examine(folder: str | os.PathLike[str] = ".") -> Findings:
     """Find out what this machine has, and try what tdmap needs. Takes seconds: fresh workers import torch.
 
     Args:
         folder: where datasets are to be written. The checks leave nothing there.
     """
-    report = Report(facts(Path(folder)))
+    report = Findings(facts(Path(folder)))
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("versions", check_versions),
         ("memory", check_memory),
@@ -312,7 +312,7 @@ def _one_worker(method: str | None) -> Iterator[WorkerPool]:
         pool.close()
 
 
-def to_dict(report: Report) -> dict[str, Any]:
+def to_dict(report: Findings) -> dict[str, Any]:
     """The report as plain values."""
     checks = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in report.checks]
     return {"facts": report.facts, "checks": checks, "verdict": report.verdict}

@@ -58,7 +58,7 @@ def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:
     return "an entry"
 
 
-class Meter(Protocol):
+class LeaseMeter(Protocol):
     """Measures the leases of a loop in a worker."""
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class Policy:
     """A result of None means that the function has changed its chunk in place."""
     needs_results: bool = False
     """A result of None is an error: results go to a new folder."""
-    meter: Callable[[Any], Meter] | None = None
+    meter: Callable[[Any], LeaseMeter] | None = None
     """Called by each worker with its loop: makes what measures leases there; None: nothing is measured."""
 
     @property

@@ -26,7 +26,7 @@ from tensordict_lite.gathering import gather_rows, offsets_of
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, region_of
 from tensordict_lite.memmap.disk.placed import is_placed
-from tensordict_lite.objects.column import Column, numbers_of
+from tensordict_lite.objects.column import PayloadColumn, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
@@ -78,7 +78,7 @@ def bytes_tensor(content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
 
 
-class RaggedColumn(Column):
+class RaggedColumn(PayloadColumn):
     """Values and offsets, and the members that were made of some of the rows.
 
     Args:
@@ -242,7 +242,7 @@ class RaggedColumn(Column):
 
     # -- copying and travelling --------------------------------------------------------------------------------
 
-    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
         """A column of its own, and where the rows are in it; ``deep``: with values in memory of their own."""
         if self.is_changed(rows):
             return super().copied(rows, deep)
@@ -668,7 +668,7 @@ class Ragged(NonTensorStack):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _set_rows(self, column: Column, rows: Sequence[int], *args: Any) -> None:
+    def _set_rows(self, column: PayloadColumn, rows: Sequence[int], *args: Any) -> None:
         self._origin = None
         super()._set_rows(column, rows, *args)
 
@@ -710,7 +710,7 @@ class Ragged(NonTensorStack):
         self._origin = None
         NonTensorStack._source.fset(self, members)  # type: ignore[attr-defined]
 
-    def _plain_column(self) -> Column | None:
+    def _plain_column(self) -> PayloadColumn | None:
         """The column; again where all members have been asked for since, and no other has come in their place."""
         if self._objects is None and self._origin is not None:
             (column, rows), self._origin = self._origin, None

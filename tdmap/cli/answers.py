@@ -36,7 +36,7 @@ _ClickException: Any = _UsageError.__base__
 
 
 @dataclass
-class Asked:
+class CommonOptions:
     """What a command line asks of all commands alike, and what was said so far."""
 
     command: str = ""
@@ -47,13 +47,13 @@ class Asked:
     answered: bool = False
 
 
-_asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+_asked: ContextVar[CommonOptions | None] = ContextVar("asked", default=None)
 
 
-def asked() -> Asked:
+def asked() -> CommonOptions:
     """What this command line asks for."""
     found = _asked.get()
-    return Asked() if found is None else found
+    return CommonOptions() if found is None else found
 
 
 # -------- what is said
@@ -234,7 +234,7 @@ class Commands(typer.core.TyperGroup):
 def _asking(words: list[str]) -> Iterator[None]:
     options = words[: words.index("--")] if "--" in words else words
     command = next((word for word in options if not word.startswith("-")), "")
-    token = _asked.set(Asked(command, "--json" in options, "--traceback" in options))
+    token = _asked.set(CommonOptions(command, "--json" in options, "--traceback" in options))
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warned

@@ -74,13 +74,13 @@ NOT_SAID = {
 """Parameters that no command line can say, and why."""
 
 
-class Kind(NamedTuple):
+class ArgumentKind(NamedTuple):
     """How an argument is written."""
 
     type: Any = str
     """Of a word, for typer."""
     metavar: str | None = None
-    read: Callable[[Any, Call], Any] = lambda word, call: word
+    read: Callable[[Any, CommandLine], Any] = lambda word, call: word
     """The argument that a word stands for."""
     help: str = ""
     """Instead of what the docstring says."""
@@ -89,7 +89,7 @@ class Kind(NamedTuple):
 
 
 @dataclass
-class Call:
+class CommandLine:
     """A command line, while its words become arguments."""
 
     command: Command
@@ -119,12 +119,12 @@ class Call:
         return entry_of(name, self.data[of], self.path(of))
 
 
-def _keys(names: list[str], call: Call, of: str = "") -> Any:
+def _keys(names: list[str], call: CommandLine, of: str = "") -> Any:
     keys = [call.key(name, of) for name in names]
     return keys[0] if len(keys) == 1 else keys
 
 
-def _pairs(names: list[str], call: Call) -> Any:
+def _pairs(names: list[str], call: CommandLine) -> Any:
     if not any("=" in name for name in names):
         _keys(names, call, "b")
         return _keys(names, call)
@@ -132,23 +132,23 @@ def _pairs(names: list[str], call: Call) -> Any:
     return {call.key(left): call.key(right, "b") for left, right in sides}
 
 
-def _function(name: str, call: Call) -> Any:
+def _function(name: str, call: CommandLine) -> Any:
     return find_function(name)
 
 
-def _predicate(text: str, call: Call) -> Any:
+def _predicate(text: str, call: CommandLine) -> Any:
     found = comparison(text, call.rows, call.source)
     if found is None and ":" not in text:
         refuse(f"{text!r} is not of the form module:function, and no comparison such as 'label == 3' either")
     return find_function(text) if found is None else found
 
 
-def _reducers(texts: list[str], call: Call) -> Any:
+def _reducers(texts: list[str], call: CommandLine) -> Any:
     rows = None if "mapper" in call.words else call.rows
     return {text: parse_reducer(text, rows, call.source, call.command.groups) for text in texts}
 
 
-def _mapping(texts: list[str], call: Call) -> dict[str, Any]:
+def _mapping(texts: list[str], call: CommandLine) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -158,7 +158,7 @@ def _mapping(texts: list[str], call: Call) -> dict[str, Any]:
     return found
 
 
-def _literal(text: str, call: Call | None = None) -> Any:
+def _literal(text: str, call: CommandLine | None = None) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -168,7 +168,7 @@ def _literal(text: str, call: Call | None = None) -> Any:
 _UNITS = ("", "k", "m", "g", "t")
 
 
-def _size(text: str, call: Call | None = None) -> int:
+def _size(text: str, call: CommandLine | None = None) -> int:
     """Bytes, of `4GiB`, `500MB` or a number.
 
     Example:
@@ -181,7 +181,7 @@ def _size(text: str, call: Call | None = None) -> int:
     return int(float(found[1]) * (1024 if "i" in found[2] else 1000) ** _UNITS.index(found[2].rstrip("i")))
 
 
-def _rank(text: str, call: Call) -> tuple[int, int]:
+def _rank(text: str, call: CommandLine) -> tuple[int, int]:
     """Rank and number of ranks of `0/4`, or of `auto`, which torchrun sets; or leave with why it is neither."""
     from tdmap.ranks.shard import rank_of
 
@@ -194,29 +194,31 @@ def _rank(text: str, call: Call) -> tuple[int, int]:
     return found.rank, found.world_size
 
 
-def _on_error(mode: str, call: Call) -> Any:
+def _on_error(mode: str, call: CommandLine) -> Any:
     from tdmap.rowerrors import MODES, RowErrors
 
     return RowErrors(mode) if mode in MODES[1:] else mode
 
 
-KEY = Kind(str, "KEY", lambda name, call: call.key(name))
-KEYS = Kind(list[str], "KEY", _keys, "An entry, as a/b. Several: the first counts most.")
-FUNCTION = Kind(
+KEY = ArgumentKind(str, "KEY", lambda name, call: call.key(name))
+KEYS = ArgumentKind(list[str], "KEY", _keys, "An entry, as a/b. Several: the first counts most.")
+FUNCTION = ArgumentKind(
     str, "MODULE:FUNCTION", _function, more="MODULE: a module, of the working directory too, or the path of a .py file."
 )
-REDUCERS = Kind(list[str], "REDUCER", _reducers, "NAME, NAME:KEY or NAME:KEY:OPTION=VALUE, such as mean:image.")
-DATASET = Kind(Path, None, lambda path, call: None, "Folder, archive or URL of a dataset; several with commas between.")
-FOLDER = Kind(Path, "FOLDER", lambda path, call: place_of(path))
+REDUCERS = ArgumentKind(list[str], "REDUCER", _reducers, "NAME, NAME:KEY or NAME:KEY:OPTION=VALUE, such as mean:image.")
+DATASET = ArgumentKind(
+    Path, None, lambda path, call: None, "Folder, archive or URL of a dataset; several with commas between."
+)
+FOLDER = ArgumentKind(Path, "FOLDER", lambda path, call: place_of(path))
 OUT = FOLDER._replace(help="Folder, or URL, for the result.")
-PAIRS = Kind(list[str], "KEY=VALUE", _mapping)
-WHOLE = Kind(int, "N")
+PAIRS = ArgumentKind(list[str], "KEY=VALUE", _mapping)
+WHOLE = ArgumentKind(int, "N")
 
-KINDS: dict[str, Kind] = {
-    "left_on": Kind(list[str], "KEY", lambda names, call: [call.key(name) for name in names]),
-    "right_on": Kind(list[str], "KEY", lambda names, call: [call.key(name, "b") for name in names]),
-    "predicate": Kind(str, "PREDICATE", _predicate, "MODULE:FUNCTION, or a comparison: 'KEY OPERATOR VALUE'."),
-    "keep": Kind(
+KINDS: dict[str, ArgumentKind] = {
+    "left_on": ArgumentKind(list[str], "KEY", lambda names, call: [call.key(name) for name in names]),
+    "right_on": ArgumentKind(list[str], "KEY", lambda names, call: [call.key(name, "b") for name in names]),
+    "predicate": ArgumentKind(str, "PREDICATE", _predicate, "MODULE:FUNCTION, or a comparison: 'KEY OPERATOR VALUE'."),
+    "keep": ArgumentKind(
         str,
         "ROW",
         lambda word, call: None if word == "none" else word,
@@ -224,20 +226,22 @@ KINDS: dict[str, Kind] = {
     ),
     "stratify": KEY,
     "weights": KEY,
-    "max_memory": Kind(str, "SIZE", _size, "Replace a worker, between leases, when it has gained so much, as 4GiB."),
-    "executor": Kind(
+    "max_memory": ArgumentKind(
+        str, "SIZE", _size, "Replace a worker, between leases, when it has gained so much, as 4GiB."
+    ),
+    "executor": ArgumentKind(
         str,
         "NAME",
         lambda name, call: executor_of(name, call.words.get("address")),
         "process, thread, serial or ray. Default: process.",
     ),
-    "profile": Kind(
+    "profile": ArgumentKind(
         str,
         "PATH",
         lambda path, call: path == "-" or path,
         "Measure where the time goes, to a file (.json, .txt, .png) or folder; -: print a summary.",
     ),
-    "pbar": Kind(bool, help="No progress bar, no summary."),
+    "pbar": ArgumentKind(bool, help="No progress bar, no summary."),
     "storage_options": PAIRS._replace(help="Of the file system, for an OUT that is a URL."),
     "Data": DATASET,
     "Any": DATASET,
@@ -245,40 +249,46 @@ KINDS: dict[str, Kind] = {
     "str | os.PathLike[str] | None": FOLDER,
     "KeyLike": KEYS,
     "Key": KEY,
-    "Keys | None": Kind(list[str], "KEY", lambda names, call: [tuple(name.split("/")) for name in names]),
-    "On | None": Kind(list[str], "KEY", _pairs, "An entry of both, or LEFT=RIGHT. Several: all of them."),
+    "Keys | None": ArgumentKind(list[str], "KEY", lambda names, call: [tuple(name.split("/")) for name in names]),
+    "On | None": ArgumentKind(list[str], "KEY", _pairs, "An entry of both, or LEFT=RIGHT. Several: all of them."),
     "Callable[[Any], Any]": FUNCTION,
     "Callable[[Any], Any] | None": FUNCTION,
     "Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any]": REDUCERS,
     "Mapping[Any, Any]": REDUCERS,
     "Mapping[str, Any] | None": PAIRS,
-    "tuple[str, str] | None": Kind(tuple[str, str], "LEFT RIGHT"),
-    "bool": Kind(bool),
-    "bool | None": Kind(bool),
-    "bool | Sequence[bool]": Kind(bool, help="From large to small. Rows with equal keys keep their order."),
-    "bool | str": Kind(bool),
+    "tuple[str, str] | None": ArgumentKind(tuple[str, str], "LEFT RIGHT"),
+    "bool": ArgumentKind(bool),
+    "bool | None": ArgumentKind(bool),
+    "bool | Sequence[bool]": ArgumentKind(bool, help="From large to small. Rows with equal keys keep their order."),
+    "bool | str": ArgumentKind(bool),
     "int": WHOLE,
     "int | None": WHOLE,
-    "float | None": Kind(float, "X"),
-    "float | int": Kind(str, "X", _literal),
-    "str": Kind(str, "TEXT"),
-    "str | None": Kind(str, "TEXT"),
-    "OnError": Kind(
+    "float | None": ArgumentKind(float, "X"),
+    "float | int": ArgumentKind(str, "X", _literal),
+    "str": ArgumentKind(str, "TEXT"),
+    "str | None": ArgumentKind(str, "TEXT"),
+    "OnError": ArgumentKind(
         str, "MODE", _on_error, "raise, or skip: leave out rows on which the function raises, and list them."
     ),
-    "ShardLike": Kind(str, "RANK/RANKS", _rank, "Run one of so many parts, as 0/4; other programs run the rest."),
-    "Devices": Kind(str, "DEVICE"),
+    "ShardLike": ArgumentKind(
+        str, "RANK/RANKS", _rank, "Run one of so many parts, as 0/4; other programs run the rest."
+    ),
+    "Devices": ArgumentKind(str, "DEVICE"),
 }
 """By the name of a parameter, or by its annotation. Words of keys, functions and numbers are refused where they are
 none; what is out of range is refused by the operation."""
 
 OF_MAP = {
-    "on_error": Kind(str, "MODE", _on_error, "raise; skip: rows that raise are zeros, and listed; drop; or mark."),
-    "resume": Kind(bool, help="Keep a journal; the same command, and tdmap resume, go on after any interruption."),
+    "on_error": ArgumentKind(
+        str, "MODE", _on_error, "raise; skip: rows that raise are zeros, and listed; drop; or mark."
+    ),
+    "resume": ArgumentKind(
+        bool, help="Keep a journal; the same command, and tdmap resume, go on after any interruption."
+    ),
 }
 
 
-def kind_of(command: Command, parameter: Parameter) -> Kind:
+def kind_of(command: Command, parameter: Parameter) -> ArgumentKind:
     """How a parameter of a command is written.
 
     Raises:

@@ -61,7 +61,7 @@ def of_kind(kind: Any) -> Callable[[Any], str] | None:
     return None if kind is None else lambda number: text_of(round(number), kind) if number == number else "nan"
 
 
-class Column(NamedTuple):
+class ShownColumn(NamedTuple):
     """A column of a result that is shown."""
 
     name: str
@@ -71,7 +71,7 @@ class Column(NamedTuple):
     """How its numbers are written, where they are times."""
 
 
-def columns_of(result: Any, keys: list[str], times: dict[str, Any], has_rows: bool) -> list[Column]:
+def columns_of(result: Any, keys: list[str], times: dict[str, Any], has_rows: bool) -> list[ShownColumn]:
     """The columns of a result, those of its keys first.
 
     Args:
@@ -89,7 +89,7 @@ def columns_of(result: Any, keys: list[str], times: dict[str, Any], has_rows: bo
     order = [*(name for name in dict.fromkeys(first) if name in found), *(name for name in found if name not in first)]
     shown = dict(zip(first, keys))
     return [
-        Column(
+        ShownColumn(
             shown.get(name, found[name][0]),
             functools.partial(_cell, found[name][1]),
             of_kind(of_result.get(name)) or writer_of(name, times),

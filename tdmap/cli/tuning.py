@@ -27,7 +27,7 @@ SHORTEST = 0.2
 """Seconds that a run of the default shall take at least, where there are rows for it."""
 
 
-class Setting(NamedTuple):
+class Trial(NamedTuple):
     """What is tried."""
 
     num_workers: int | None = None
@@ -36,21 +36,21 @@ class Setting(NamedTuple):
 
 
 @dataclass
-class Tuning:
+class Tuned:
     """What was found."""
 
     rows: int
     """Rows of a run."""
-    default: Setting
+    default: Trial
     """The defaults, as numbers."""
-    best: Setting
+    best: Trial
     gain: float = 1.0
     """Rate of the best over that of the default."""
     spread: tuple[float, float] = (1.0, 1.0)
     """The smallest and the largest of the rounds' ratios."""
     rate: float = 0.0
     """Rows a second of the best."""
-    tried: dict[Setting, list[float]] = field(default_factory=dict)
+    tried: dict[Trial, list[float]] = field(default_factory=dict)
     """Seconds of each run."""
 
     @property
@@ -69,7 +69,7 @@ class Tuning:
             )
         changed = [
             f"{name}={getattr(self.best, name)}"
-            for name in Setting._fields
+            for name in Trial._fields
             if getattr(self.best, name) != getattr(self.default, name)
         ]
         return (
@@ -93,7 +93,7 @@ def tune(
     workers: Iterable[int] | None = None,
     chunksizes: Iterable[int] | None = None,
     seed: int = 0,
-) -> Tuning:
+) -> Tuned:
     """Find what is fastest.
 
     Args:
@@ -107,31 +107,31 @@ def tune(
     trial, rows = _Trial(run, sample, random.Random(seed)), int(sample.shape[0])
     seen = _ChunkRows()
     run(sample, {"callbacks": [seen]})
-    default = Setting(min(usable_cores(), -(-rows // max(seen.rows, 1))), max(seen.rows, 1))
+    default = Trial(min(usable_cores(), -(-rows // max(seen.rows, 1))), max(seen.rows, 1))
     few = max(rounds // 2, 1)
     counts = sorted({default.num_workers or 1, *(workers if workers is not None else _powers(usable_cores()))})
-    trial.rounds([Setting(), *(Setting(count) for count in counts if count != default.num_workers)], few)
+    trial.rounds([Trial(), *(Trial(count) for count in counts if count != default.num_workers)], few)
     count = trial.best_count(counts, default.num_workers or 1)
     own = None if count == default.num_workers else count
     most = max(rows // max(count, 1), 1)
     around = chunksizes if chunksizes is not None else (default.chunksize * 4**n // 16 for n in range(5))
     sizes = sorted({min(max(size, 1), most) for size in around} - {default.chunksize})
-    trial.rounds([Setting(), *(Setting(own, size) for size in sizes)], few)
+    trial.rounds([Trial(), *(Trial(own, size) for size in sizes)], few)
     best = min(trial.seconds, key=lambda one: statistics.median(trial.ratios(one)))
-    if best != Setting():
+    if best != Trial():
         trial.seconds[best].clear()
-        trial.seconds[Setting()].clear()
+        trial.seconds[Trial()].clear()
         trial.together.clear()
-        trial.rounds([Setting(), best], rounds)
+        trial.rounds([Trial(), best], rounds)
     ratios = [1 / ratio for ratio in trial.ratios(best)]
     told = {_told(one, default): trial.all[one] for one in trial.all}
     rate = rows / statistics.median(trial.seconds[best])
     spread = (min(ratios), max(ratios))
-    return Tuning(rows, default, _told(best, default), statistics.median(ratios), spread, rate, told)
+    return Tuned(rows, default, _told(best, default), statistics.median(ratios), spread, rate, told)
 
 
-def _told(setting: Setting, default: Setting) -> Setting:
-    return Setting(*(mine if mine is not None else its for mine, its in zip(setting, default)))
+def _told(setting: Trial, default: Trial) -> Trial:
+    return Trial(*(mine if mine is not None else its for mine, its in zip(setting, default)))
 
 
 def _powers(most: int) -> list[int]:
@@ -156,15 +156,15 @@ class _Trial:
 
     def __init__(self, run: Callable[[Any, dict[str, Any]], Any], sample: Any, order: random.Random) -> None:
         self._run, self._sample, self._order = run, sample, order
-        self.seconds: dict[Setting, list[float]] = {}
-        self.all: dict[Setting, list[float]] = {}
-        self.together: list[dict[Setting, float]] = []
+        self.seconds: dict[Trial, list[float]] = {}
+        self.all: dict[Trial, list[float]] = {}
+        self.together: list[dict[Trial, float]] = []
         """Seconds of each round."""
 
-    def rounds(self, settings: list[Setting], count: int) -> None:
+    def rounds(self, settings: list[Trial], count: int) -> None:
         """Run each so often, after once that does not count."""
         for number in range(-1, count):
-            seconds: dict[Setting, float] = {}
+            seconds: dict[Trial, float] = {}
             for one in self._order.sample(settings, len(settings)):
                 options = {name: value for name, value in one._asdict().items() if value is not None}
                 began = time.perf_counter()
@@ -176,11 +176,11 @@ class _Trial:
                     self.seconds.setdefault(one, []).append(value)
                     self.all.setdefault(one, []).append(value)
 
-    def ratios(self, setting: Setting) -> list[float]:
+    def ratios(self, setting: Trial) -> list[float]:
         """Seconds of it over those of the default, round by round."""
-        return [one[setting] / one[Setting()] for one in self.together if setting in one] or [float("inf")]
+        return [one[setting] / one[Trial()] for one in self.together if setting in one] or [float("inf")]
 
     def best_count(self, counts: list[int], default: int) -> int:
         """The fewest workers that are as fast as any, about."""
-        slow = {n: statistics.median(self.ratios(Setting(None if n == default else n))) for n in counts}
+        slow = {n: statistics.median(self.ratios(Trial(None if n == default else n))) for n in counts}
         return min(n for n in counts if slow[n] <= min(slow.values()) * AS_GOOD)

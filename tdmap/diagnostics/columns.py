@@ -78,7 +78,7 @@ class ColumnStats:
         return "".join(bars)
 
 
-class Column(Reducer[Any]):
+class ColumnReducer(Reducer[Any]):
     """Reduces an entry to `ColumnStats`.
 
     Args:
@@ -101,7 +101,7 @@ class Column(Reducer[Any]):
         self._sketch = Quantile(None, QUANTILES, about=about)
 
     @classmethod
-    def of(cls, key: str | tuple[str, ...], leaf: Tensor, time: str | None = None) -> Column:
+    def of(cls, key: str | tuple[str, ...], leaf: Tensor, time: str | None = None) -> ColumnReducer:
         """That of an entry whose values are there to be looked at."""
         return cls(key, about(leaf, time), time)
 
@@ -178,7 +178,7 @@ _SAMPLE, _ELEMENTS = 64, 16
 
 
 def is_number(value: Any) -> bool:
-    """Whether an entry is a tensor of real numbers or bools, which `Column` reduces."""
+    """Whether an entry is a tensor of real numbers or bools, which `ColumnReducer` reduces."""
     return isinstance(value, Tensor) and not value.is_complex() and not value.is_nested
 
 

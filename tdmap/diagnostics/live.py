@@ -28,7 +28,7 @@ BUSY = 0.6
 
 
 @dataclass
-class Look:
+class ProcessSample:
     """A process at one moment, and since the look before."""
 
     cpu: float = 0.0
@@ -48,20 +48,20 @@ class Watcher:
         self._processes: dict[int, Any] = {}
         self._waits: dict[int, tuple[float, int]] = {}
 
-    def look(self, job: JobStatus) -> dict[int, Look]:
+    def look(self, job: JobStatus) -> dict[int, ProcessSample]:
         """The workers of a job; those that are gone, or another user's, are left out."""
         if not job.alive:
             return {}
         own = job.executor not in ("process", "pool", "ray")
         numbers = [job.process.pid] if own else [worker.worker for worker in job.workers]
-        found: dict[int, Look] = {}
+        found: dict[int, ProcessSample] = {}
         for number in numbers:
             look = self._look_at(number, job.process.pid)
             if look is not None:
                 found[number] = look
         return found
 
-    def _look_at(self, pid: int, driver: int) -> Look | None:
+    def _look_at(self, pid: int, driver: int) -> ProcessSample | None:
         import psutil
 
         try:
@@ -75,7 +75,7 @@ class Watcher:
                     return None  # the number has been given to another process
                 state = {psutil.STATUS_RUNNING: "R", psutil.STATUS_DISK_SLEEP: "D", psutil.STATUS_SLEEPING: "S"}
                 letter = state.get(process.status(), "?")
-                return Look(process.cpu_percent() / 100, self._starved(pid), process.memory_info().rss, letter)
+                return ProcessSample(process.cpu_percent() / 100, self._starved(pid), process.memory_info().rss, letter)
         except (psutil.Error, OSError, ValueError):
             self._processes.pop(pid, None)
             return None
@@ -97,7 +97,7 @@ def _is_under(process: Any, driver: int) -> bool:
     return any(parent.pid == driver for parent in process.parents())
 
 
-def verdict_so_far(job: JobStatus, looks: dict[int, Look]) -> str:
+def verdict_so_far(job: JobStatus, looks: dict[int, ProcessSample]) -> str:
     """What bounds a job at this moment, as far as that can be seen from outside."""
     if not job.alive:
         return "dead: its process has ended without a word" if job.alive is False else "on another machine"
@@ -118,7 +118,7 @@ def verdict_so_far(job: JobStatus, looks: dict[int, Look]) -> str:
     return f"workers are idle {1 - job.busy:.0%} of the time: the consumer is slow, or chunks are small"
 
 
-def facts(job: JobStatus, looks: dict[int, Look]) -> dict[str, Any]:
+def facts(job: JobStatus, looks: dict[int, ProcessSample]) -> dict[str, Any]:
     """A job for `--json`."""
     found = asdict(job)
     found["process"] = job.process._asdict()
@@ -131,7 +131,7 @@ def facts(job: JobStatus, looks: dict[int, Look]) -> dict[str, Any]:
     return found
 
 
-def screen(jobs: Sequence[tuple[JobStatus, dict[int, Look]]], columns: int, place: str) -> RenderableType:
+def screen(jobs: Sequence[tuple[JobStatus, dict[int, ProcessSample]]], columns: int, place: str) -> RenderableType:
     """All jobs, for a terminal of so many columns."""
     from rich.console import Group
 
@@ -167,7 +167,7 @@ def _headline(job: JobStatus, columns: int) -> RenderableType:
     return text
 
 
-def _workers(job: JobStatus, looks: dict[int, Look]) -> RenderableType:
+def _workers(job: JobStatus, looks: dict[int, ProcessSample]) -> RenderableType:
     from rich import box
     from rich.table import Table
 

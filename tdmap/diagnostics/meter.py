@@ -61,7 +61,7 @@ _BLOCK = 512
 _PAGE = resource.getpagesize()
 
 
-class Stage:
+class WorkPart:
     """One part of the work on a chunk: its time, and what the kernel counted during some of its calls.
 
     Args:
@@ -142,7 +142,7 @@ class Meter:
     def __init__(self, loop: ChunkLoop) -> None:
         self.loop = loop
         self.who = resource.RUSAGE_SELF if loop.own_process else _THREAD
-        self.read, self.fn, self.write = Stage(self.who), Stage(self.who), Stage(self.who)
+        self.read, self.fn, self.write = WorkPart(self.who), WorkPart(self.who), WorkPart(self.who)
         self.bytes_out = self._packed = 0
         self._out_row_bytes = 0
         self._writer: Any = None
@@ -308,7 +308,7 @@ class Meter:
 class _Timed:
     """The function of a loop, with a clock; in all else it is the function."""
 
-    def __init__(self, fn: Callable[..., Any], stage: Stage) -> None:
+    def __init__(self, fn: Callable[..., Any], stage: WorkPart) -> None:
         self.fn = fn
         self.stage = stage
         merge = getattr(fn, "merge_states", None)

@@ -37,7 +37,7 @@ from tdmap.keys.slots import FEW, KeyTable, distinct
 from tdmap.keys.spilling import Kept, Partitions, write_run
 from tdmap.keys.splits import Splits
 from tdmap.memory.spill import Spill
-from tdmap.output.append import Pieces, SpillRows
+from tdmap.output.append import CollectPieces, SpillRows
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.reducers.base import Key
@@ -90,7 +90,7 @@ class Reduction:
         self.by_number = by_number
         self.ctx = ctx
 
-    def run(self, spill: Spill) -> tuple[Pieces | Data, Callable[[], Schema]]:
+    def run(self, spill: Spill) -> tuple[CollectPieces | Data, Callable[[], Schema]]:
         """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
         keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.ctx.tuning
         source = _source(keyed, self.payload)
@@ -108,7 +108,7 @@ class Reduction:
             return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)), types)).schema
 
         if not plan.length:
-            return Pieces(), empty
+            return CollectPieces(), empty
         one_by_one = any(form.objects for form in forms.values())
         seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
         few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= tuning.unseen_share
@@ -179,8 +179,8 @@ def _run_cut(ctx: Context, source: Data, plan: ChunkPlan, cut: CutChunk) -> list
 
 def _each_partition(
     ctx: Context, splits: Splits, fn: Callable[..., Any], spill: Spill, output: Output | None = None
-) -> Pieces:
-    pieces = Pieces(output)
+) -> CollectPieces:
+    pieces = CollectPieces(output)
     numbers = torch.arange(splits.count)
     try:
         ctx.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), ctx.steps), pieces)
@@ -199,11 +199,11 @@ def map_each_group(
     data: Data,
     fn: Callable[[Any], Any],
     spill: Spill,
-) -> tuple[Pieces, Callable[[], Schema] | None]:
+) -> tuple[CollectPieces, Callable[[], Schema] | None]:
     """What a function returns for the groups, as pieces in files, and what it looks like where there are no rows."""
     length = int(data.shape[0])
     if not length:
-        return Pieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
+        return CollectPieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
     whole = is_columnar(data)
     row_bytes = row_bytes_of(data, length)
     nbytes = length * row_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tdmap.data.objects import objects_of
-from tdmap.diagnostics.columns import Column, Columns, is_number
+from tdmap.diagnostics.columns import ColumnReducer, Columns, is_number
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -92,7 +92,9 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
     found: dict[str, Any] = {}
     if wanted and len(rows):
         kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
-        reducers = Columns({name: Column.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()})
+        reducers = Columns(
+            {name: ColumnReducer.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()}
+        )
         found = dict(fold(ctx, rows, reducers))
     return Summary(found, len(rows), others)
 

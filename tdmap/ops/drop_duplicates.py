@@ -25,7 +25,7 @@ from tdmap.keys.prepare import prepare
 from tdmap.keys.slots import Slotted
 from tdmap.memory.spill import Extent, Spill
 from tdmap.ops.filter import MASK, copy_selected
-from tdmap.output.append import Pieces
+from tdmap.output.append import CollectPieces
 from tdmap.output.output import SourceRows
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -93,7 +93,7 @@ _ROW = "row"
 def _answers(reduction: Reduction, spill: Spill) -> Iterator[NDArray[np.int64]]:
     """The number of the row of each key, a range of keys at a time."""
     found, _ = reduction.run(spill)
-    if not isinstance(found, Pieces):
+    if not isinstance(found, CollectPieces):
         yield found[_ROW].numpy()
         return
     for piece in found.all:

@@ -29,7 +29,7 @@ from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.keys.named_aggregates import OrderedGroups, parse
 from tdmap.keys.prepare import KeyedData, prepare
 from tdmap.memory.spill import Spill
-from tdmap.output.append import Pieces, place_pieces
+from tdmap.output.append import CollectPieces, place_pieces
 from tdmap.output.permute import deliver, permute_rows
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
@@ -179,7 +179,7 @@ class GroupBy:
         fn = user_function(fn)
         keyed = prepare(ctx, self.data, self.spec, "group_by", dropna=self.dropna)
 
-        def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
+        def run(spill: Spill) -> tuple[CollectPieces, Callable[[], Schema] | None]:
             return map_each_group(ctx, keyed, self.data, fn, spill)
 
         return _to_output(ctx, self, keyed, run, has_keys=False)
@@ -323,7 +323,7 @@ def _to_output(
     ctx: Context,
     groups: GroupBy,
     keyed: KeyedData,
-    run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
+    run: Callable[[Spill], tuple[CollectPieces | Data, Callable[[], Schema] | None]],
     has_keys: bool,
 ) -> Data:
     """Bring the answers for all groups to the output."""
@@ -333,10 +333,10 @@ def _to_output(
     target, where = ctx.output, _with_spill_dir(ctx.inner() if strings else ctx, groups)
     with where.spill(later=True) as spill:
         pieces, empty = run(spill)
-        if isinstance(pieces, Pieces):
+        if isinstance(pieces, CollectPieces):
             _place(where, pieces, empty, spill)
     # The files of the spill are gone before the folder that they lie in is published.
-    result = where.output.result() if isinstance(pieces, Pieces) else deliver(pieces, where.output)
+    result = where.output.result() if isinstance(pieces, CollectPieces) else deliver(pieces, where.output)
     if not strings:
         return result
     result = _with_strings(result, keyed)
@@ -344,7 +344,7 @@ def _to_output(
     return result if target.store is None else deliver(result, target)
 
 
-def _place(ctx: Context, pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill) -> None:
+def _place(ctx: Context, pieces: CollectPieces, empty: Callable[[], Schema] | None, spill: Spill) -> None:
     """Bring answers from files to their place.
 
     Raises:

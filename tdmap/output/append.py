@@ -164,7 +164,7 @@ def each_result(result: Any) -> Iterator[Data]:
         )
 
 
-class Pieces(Collect):
+class CollectPieces(Collect):
     """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
 
     Args:
@@ -337,7 +337,7 @@ def append_rows(
     job: Job,
     *,
     empty: Schema | None = None,
-    pieces: Pieces | None = None,
+    pieces: CollectPieces | None = None,
     place: Callable[[Spill], None] | None = None,
     keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
 ) -> Data:
@@ -362,7 +362,7 @@ def append_rows(
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    found = Pieces(ctx.output) if pieces is None else pieces
+    found = CollectPieces(ctx.output) if pieces is None else pieces
     with ctx.output.claimed(job.name), spill_of(ctx) as spill:
         if job.plan.length:
             ctx.run(replace(job, fn=keep(job.fn, spill)), found)
@@ -386,7 +386,7 @@ def _unknown_prefix() -> str:
     return f"{SPILL}{secrets.token_hex(4)}-"
 
 
-def _place_all(ctx: Context, job: Job, pieces: Pieces, empty: Schema | None, spill: Spill) -> None:
+def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | None, spill: Spill) -> None:
     schema = pieces.schema or empty
     if schema is None and ctx.output.given is not None:
         schema = take_apart(ctx.output.given[:0]).schema
@@ -411,7 +411,7 @@ def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schem
         ValueError: there are no parts, and nothing tells what they look like.
     """
     with ctx.output.claimed(ctx.name), spill_of(ctx) as spill:
-        pieces, spilling, found = Pieces(ctx.output), SpillRows(_same, spill), []
+        pieces, spilling, found = CollectPieces(ctx.output), SpillRows(_same, spill), []
         pieces.open(ChunkPlan(0, 1), None)
         for number, rows in enumerate(parts):
             found.append(spilling(rows))

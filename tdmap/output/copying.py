@@ -52,7 +52,7 @@ def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> No
         start, at, nbytes = start + done, at + done, nbytes - done
 
 
-class Target(NamedTuple):
+class CopyTarget(NamedTuple):
     """A tensor that bytes are copied to."""
 
     number: int
@@ -67,26 +67,26 @@ class CopyTable:
         self._files: dict[str, int] = {}
         self._tasks: list[tuple[int, int, int, int, int, int]] = []
 
-    def target(self, tensors: Sequence[Tensor]) -> list[Target]:
+    def target(self, tensors: Sequence[Tensor]) -> list[CopyTarget]:
         """Tensors in files, which bytes are copied to."""
         places = Places.of(tensors)
         assert places is not None
         first = len(self._places)
         self._places += places.places
-        return [Target(first + n, 0 if place is None else place.row_bytes) for n, place in enumerate(places.places)]
+        return [CopyTarget(first + n, 0 if place is None else place.row_bytes) for n, place in enumerate(places.places)]
 
-    def copy(self, target: Target, at: int, file: str, offset: int, nbytes: int) -> int:
+    def copy(self, target: CopyTarget, at: int, file: str, offset: int, nbytes: int) -> int:
         """Have bytes of a file copied to byte `at` of the target; returns how many."""
         for skip in range(0, nbytes, MOST_BYTES):
             self._add(target, at + skip, file, offset + skip, min(MOST_BYTES, nbytes - skip), _COPY)
         return nbytes
 
-    def add_up(self, target: Target, at: int, file: str, offset: int, nbytes: int, base: int) -> None:
+    def add_up(self, target: CopyTarget, at: int, file: str, offset: int, nbytes: int, base: int) -> None:
         """Have the running sum of int64 numbers in a file, from `base` on, written to byte `at` of the target."""
         if nbytes:
             self._add(target, at, file, offset, nbytes, base)
 
-    def _add(self, target: Target, at: int, file: str, offset: int, nbytes: int, base: int) -> None:
+    def _add(self, target: CopyTarget, at: int, file: str, offset: int, nbytes: int, base: int) -> None:
         number = self._files.setdefault(file, len(self._files))
         self._tasks.append((target.number, at, number, offset, nbytes, base))
 

@@ -62,11 +62,11 @@ class ChosenRows:
         index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
         shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
         start = numbers.start if consecutive else None
-        fn = GatherRows(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
+        fn = GatherRagged(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
         run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())
 
 
-class GatherRows:
+class GatherRagged:
     """Gathers rows and writes them, and where they end, to their places. Its chunks are numbers of rows.
 
     Args:

@@ -131,7 +131,7 @@ def references(code: types.CodeType) -> References:
 # -- modules -------------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
+class ModuleSource(NamedTuple):
     """What the source of a module says."""
 
     digest: str
@@ -142,7 +142,7 @@ class Source(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def source_of(text: str) -> Source:
+def source_of(text: str) -> ModuleSource:
     """What the text of a module says.
 
     Raises:
@@ -164,7 +164,7 @@ def source_of(text: str) -> Source:
         name = statement.name if isinstance(statement, ast.ClassDef) else ""
         reads[name] = reads.get(name, frozenset()) | _reads(statement)
     digest = hashlib.blake2b(ast.dump(tree).encode("utf-8", "surrogatepass"), digest_size=16)
-    return Source(digest.hexdigest(), reads, frozenset(imports))
+    return ModuleSource(digest.hexdigest(), reads, frozenset(imports))
 
 
 def _reads(statement: ast.stmt) -> frozenset[str]:

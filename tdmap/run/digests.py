@@ -34,7 +34,7 @@ from tdmap.memory.regions import bytes_of
 from tdmap.run.code import (
     EVERYTHING,
     Import,
-    Source,
+    ModuleSource,
     constants_of,
     find_module,
     flags_of,
@@ -128,7 +128,7 @@ class Walk:
         self._waiting: deque[tuple[str, Callable[[], Any]]] = deque()
         self._modules: dict[str, bool] = {}
         self._imports: list[tuple[frozenset[Import], str]] = []
-        self._sources: dict[str, tuple[Source, set[str]]] = {}
+        self._sources: dict[str, tuple[ModuleSource, set[str]]] = {}
 
     def digest(self, value: Any) -> str:
         """The digest of a value; what it leads to waits for `settle`."""
@@ -214,7 +214,7 @@ class Walk:
         try:
             source = source_of(text)
         except (SyntaxError, ValueError):  # an editor writes it at this moment
-            source = Source(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), {}, frozenset())
+            source = ModuleSource(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), {}, frozenset())
         outdated = loaded is not None and is_outdated(loaded, text)
         self.parts[f"module {name}"] = source.digest + ", changed since it was loaded" * outdated
         self._sources[name] = (source, set())

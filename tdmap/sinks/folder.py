@@ -30,7 +30,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 
-class Store(Protocol):
+class NewDataset(Protocol):
     """Where the dataset is made."""
 
     def load(self) -> Data | None:
@@ -110,7 +110,7 @@ class Folder(PlainSink):
 
     def __init__(
         self,
-        store: Store,
+        store: NewDataset,
         created: Callable[[Data], None],
         log: ObjectLog | None = None,
         place: Placer | None = None,

@@ -29,7 +29,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.distributed.link import UnsendableError
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["LARGE", "Letter", "Parcel", "open_files", "pack", "unpack"]
+__all__ = ["LARGE", "Letter", "PackedTree", "open_files", "pack", "unpack"]
 
 LARGE = 1 << 20
 """A tensor of so many bytes goes as a message of its own, where messages of one kind follow each other anyway."""
@@ -39,7 +39,7 @@ _PAGE = 4096
 Slot = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
-class Parcel:
+class PackedTree:
     """What :func:`pack` makes of a collection."""
 
     __slots__ = ("body", "direct", "files", "meta_size")
@@ -54,7 +54,7 @@ class Parcel:
 # -- packing -----------------------------------------------------------------------------------------------------
 
 
-def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Parcel:
+def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> PackedTree:
     """The messages of a collection.
 
     Args:
@@ -88,7 +88,7 @@ def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Parcel
     with torch.no_grad():
         _fill(body, groups, leaves)
         body[size:].copy_(torch.frombuffer(meta, dtype=torch.uint8))
-    return Parcel(body, len(meta), large, files)
+    return PackedTree(body, len(meta), large, files)
 
 
 def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> Any:

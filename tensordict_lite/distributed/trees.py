@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict_lite.distributed.link import CommunicationError, Link
-from tensordict_lite.distributed.parcels import Letter, Parcel, open_files, pack, unpack
+from tensordict_lite.distributed.parcels import Letter, PackedTree, open_files, pack, unpack
 from tensordict_lite.distributed.values import check_alike
 
 __all__ = ["all_gather", "broadcast", "from_remote_init", "gather_and_stack", "init_remote", "scatter"]
@@ -86,7 +86,7 @@ def _all_agree(mine: bool, link: Link) -> bool:
     return bool(int(vote))
 
 
-def _contents(parcel: Parcel, link: Link) -> list[Tensor]:
+def _contents(parcel: PackedTree, link: Link) -> list[Tensor]:
     """What the memory-mapped tensors hold, for ranks that do not see their files."""
     return [leaf.as_subclass(Tensor).detach().to(link.device).contiguous() for leaf in parcel.files]
 

@@ -34,7 +34,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 @dataclass(frozen=True)
-class Plan:
+class IndexPlan:
     """What an index means for a stack of ``length`` members."""
 
     kind: str
@@ -51,7 +51,7 @@ class Plan:
     """each: positions in ``rest`` and broadcast tensors that fill them."""
 
 
-def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> Plan:
+def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
     """Splits a normalised index (see ``indexing.normalise_index``) at the stack dimension.
 
     Raises:
@@ -65,10 +65,10 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> Plan:
     part = parts[where]
     if not tensors:
         if isinstance(part, int):
-            return Plan("one", _checked(part, length), rest)
-        return Plan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
+            return IndexPlan("one", _checked(part, length), rest)
+        return IndexPlan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
     if isinstance(part, int):  # torch selects ints first: they take no part in the broadcast of tensors
-        return Plan("one", _checked(part, length), rest)
+        return IndexPlan("one", _checked(part, length), rest)
     kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: tensors[0]])
     adjacent = _adjacent(parts)
     if isinstance(part, Tensor):
@@ -80,7 +80,7 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> Plan:
     moves = not adjacent and _adjacent(rest) and any(not isinstance(p, int) for p in rest[:first])
     if moves:  # without the stack dimension between them the tensors would be neighbours: keep an axis there
         rest = (*parts[:where], None, *parts[where + 1 :])
-    return Plan("many", range(*part.indices(length)), rest, at, squeeze=moves)
+    return IndexPlan("many", range(*part.indices(length)), rest, at, squeeze=moves)
 
 
 def _adjacent(parts: Sequence[Any]) -> bool:
@@ -90,14 +90,14 @@ def _adjacent(parts: Sequence[Any]) -> bool:
     return all(kinds[first : last + 1])
 
 
-def _plan_each(parts: list[Any], where: int, advanced: list[int], at: int) -> Plan:
+def _plan_each(parts: list[Any], where: int, advanced: list[int], at: int) -> IndexPlan:
     if len(advanced) == 1:
-        return Plan("each", parts[where], (*parts[:where], *parts[where + 1 :]), at)
+        return IndexPlan("each", parts[where], (*parts[:where], *parts[where + 1 :]), at)
     values = [parts[i] for i in advanced]
     broadcast = torch.broadcast_tensors(*values)
     members = broadcast[advanced.index(where)]
     slots = tuple((i - (i > where), t) for i, t in zip(advanced, broadcast) if i != where)
-    return Plan("each", members, (*parts[:where], *parts[where + 1 :]), at, tensors=slots)
+    return IndexPlan("each", members, (*parts[:where], *parts[where + 1 :]), at, tensors=slots)
 
 
 def _expand(index: Any, batch_size: torch.Size) -> list[Any]:
@@ -222,7 +222,7 @@ class LazyIndexOps:
         at = sum(not isinstance(part, int) for part in ahead)
         return self._index(parts)._index((*[_FULL] * at, slice(0, 0)))
 
-    def _index_many(self, plan: Plan, index: Any) -> Any:
+    def _index_many(self, plan: IndexPlan, index: Any) -> Any:
         members = self._source
         rest = plan.rest
         if _is_trivial(rest):
@@ -237,7 +237,7 @@ class LazyIndexOps:
             names = self._index_names(index, picked[0].batch_dims + 1)
         return self._restacked(picked, plan.at, names)
 
-    def _index_each(self, plan: Plan) -> Any:
+    def _index_each(self, plan: IndexPlan) -> Any:
         members = self._source
         numbers = plan.members.tolist()
         length = len(members)
@@ -319,7 +319,7 @@ class LazyIndexOps:
             return self
         return self.select(*common)  # type: ignore[attr-defined]
 
-    def _ragged_size(self, plan: Plan) -> torch.Size:
+    def _ragged_size(self, plan: IndexPlan) -> torch.Size:
         if plan.kind == "one":
             return index_batch_size(self._source[plan.members]._batch_size, plan.rest)
         raise RuntimeError(
@@ -327,7 +327,7 @@ class LazyIndexOps:
             "members can be written from a lazy stack only"
         )
 
-    def _write(self, plan: Plan, value: Any) -> None:
+    def _write(self, plan: IndexPlan, value: Any) -> None:
         scalar = not isinstance(value, TensorCollection)
         if plan.kind == "one":
             self._assign_member(plan.members, plan.rest, value)
@@ -364,7 +364,7 @@ class LazyIndexOps:
         if new is not old:  # non-tensor data that turned into another object
             members[member] = new
 
-    def _spread_tensor(self, plan: Plan, value: Tensor, size: torch.Size) -> Any:
+    def _spread_tensor(self, plan: IndexPlan, value: Tensor, size: torch.Size) -> Any:
         """A collection that holds the tensor under every leaf, broadcast to the rows."""
         picked = self._source[0] if plan.kind != "one" else self._source[plan.members]
         dims = picked.batch_dims

@@ -26,7 +26,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, check_shape, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
-from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
+from tensordict_lite.memmap.plan import SavePlan, holds_json, pickled, plan_dense, register_planner
 from tensordict_lite.memmap.text import plan_text, read_text
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, filled, holds_collections
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
@@ -58,7 +58,7 @@ def register_all() -> None:
 # -- one object ------------------------------------------------------------------------------------------------
 
 
-def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
+def plan_nontensor(plan: SavePlan, node: Any, path: str, where: Where) -> str:
     """One object."""
     name = type(node).__name__ if isinstance(node, MetaData) else "NonTensorData"
     meta: dict[str, Any] = {"_type": f"<class 'tensordict.tensorclass.{name}'>"}
@@ -75,7 +75,7 @@ def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     return name
 
 
-def refuse_unbatched(plan: Plan, node: Any, path: str, where: Where) -> str:
+def refuse_unbatched(plan: SavePlan, node: Any, path: str, where: Where) -> str:
     """There is no form on disk for a tensor that all rows share."""
     raise NotImplementedError(
         f"UnbatchedTensor entries cannot be memory-mapped yet, but {'.'.join(where)!r} is one. Exclude it first, "
@@ -109,7 +109,7 @@ def _object_class(meta: NodeMeta, value: Any) -> Any:
 # -- one object an element -----------------------------------------------------------------------------------
 
 
-def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
+def plan_nontensor_stack(plan: SavePlan, node: Any, path: str, where: Where) -> str:
     """Objects that differ from element to element."""
     if not plan.objects:
         plan.folder(node, path, where, {})
@@ -208,7 +208,7 @@ def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> A
 # -- lazy stacks -----------------------------------------------------------------------------------------------
 
 
-def plan_lazy_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
+def plan_lazy_stack(plan: SavePlan, node: Any, path: str, where: Where) -> str:
     """One sub-folder a member; a stack of tensorclasses is a tensorclass whose fields are a stack."""
     members = node._source
     kind = type(members[0]) if members else object
@@ -226,7 +226,7 @@ def plan_lazy_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     return "LazyStackedTensorDict"
 
 
-def _plan_members(plan: Plan, node: Any, path: str, where: Where, add: Callable[..., str]) -> None:
+def _plan_members(plan: SavePlan, node: Any, path: str, where: Where, add: Callable[..., str]) -> None:
     dim = node._stack_dim
     meta = {
         "_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>",
@@ -285,7 +285,7 @@ def _is_number(name: str) -> bool:
 # -- tensorclasses -----------------------------------------------------------------------------------------------
 
 
-def plan_tensorclass(plan: Plan, node: Any, path: str, where: Where) -> str:
+def plan_tensorclass(plan: SavePlan, node: Any, path: str, where: Where) -> str:
     """The name of the class, and its fields as an ordinary collection one level down."""
     cls = type(node)
     plan.folder(node, path, where, {"_type": f"<class '{_class_name(cls)}'>"})

@@ -16,7 +16,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import text
-from tensordict_lite.memmap.disk.cells import Arena, Cell
+from tensordict_lite.memmap.disk.cells import Cell, ObjectTable
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, read_json
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
@@ -140,7 +140,7 @@ def share_objects(node: TensorCollection) -> None:
     found = list({id(data): data for data in _objects(node)}.values())
     if not found:
         return
-    cells = Arena(len(found)).cells()
+    cells = ObjectTable(len(found)).cells()
     for data, cell in zip(found, cells):
         cell.set(data._payload)
     for data, cell in zip(found, cells):

@@ -37,9 +37,9 @@ from tensordict_lite.ragged import is_ragged
 _STRIDED = torch.strided
 
 __all__ = [
-    "Folder",
+    "FolderPlan",
     "Leaf",
-    "Plan",
+    "SavePlan",
     "SaveOptions",
     "file_of",
     "holds_json",
@@ -89,7 +89,7 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class Folder:
+class FolderPlan:
     """One folder: the collection, its metadata, and small files written as they are."""
 
     node: TensorCollection
@@ -123,7 +123,7 @@ class Folder:
 
 
 @dataclass(slots=True)
-class Plan:
+class SavePlan:
     """Everything that is written for a collection."""
 
     robust_key: bool = True
@@ -135,7 +135,7 @@ class Plan:
     objects: bool = True
     """Whether what is no tensor is written, too; otherwise only files and folders are looked at."""
     leaves: list[Leaf] = field(default_factory=list)
-    folders: list[Folder] = field(default_factory=list)
+    folders: list[FolderPlan] = field(default_factory=list)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """File or folder -> what needs it, to find two entries that would share one."""
 
@@ -143,11 +143,11 @@ class Plan:
         """Plans a collection at a folder; returns the name of its class, for the metadata of the parent."""
         return planner_for(type(node))(self, node, path, where)
 
-    def folder(self, node: TensorCollection, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> Folder:
+    def folder(self, node: TensorCollection, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> FolderPlan:
         """Plans a folder and takes its path."""
         if path:
             self.claim(path, where)
-        self.folders.append(Folder(node, path, meta))
+        self.folders.append(FolderPlan(node, path, meta))
         return self.folders[-1]
 
     def claim(self, file: str, where: tuple[str, ...]) -> str:
@@ -191,7 +191,7 @@ class Plan:
         self.leaves.append(Leaf(tensor, file, where, entry))
         return entry
 
-    def add_ragged(self, folder: Folder, key: str, rows: Any, where: tuple[str, ...]) -> dict[str, Any]:
+    def add_ragged(self, folder: FolderPlan, key: str, rows: Any, where: tuple[str, ...]) -> dict[str, Any]:
         """Plans rows of numbers of different lengths, as a strided nested tensor with its offsets beside it; returns
         their entry for the metadata."""
         file = self.claim(folder.join(self.name_of(key, where) + SUFFIX), where)
@@ -224,7 +224,7 @@ def pickle_allowed(value: Any) -> bool:
     return value is True
 
 
-def plan_for(node: TensorCollection, options: SaveOptions, ragged_text: bool = False) -> Plan:
+def plan_for(node: TensorCollection, options: SaveOptions, ragged_text: bool = False) -> SavePlan:
     """The plan of a whole collection.
 
     Raises:
@@ -232,7 +232,7 @@ def plan_for(node: TensorCollection, options: SaveOptions, ragged_text: bool = F
         TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
     """
     allow_pickle = pickle_allowed(options.allow_pickle)
-    plan = Plan(options.robust_key is not False, allow_pickle, options.reference_format, ragged_text)
+    plan = SavePlan(options.robust_key is not False, allow_pickle, options.reference_format, ragged_text)
     plan.add(node)
     return plan
 
@@ -259,7 +259,7 @@ def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
 
 # -- one planner a kind of collection ------------------------------------------------------------------------
 
-Planner = Callable[[Plan, Any, str, tuple[str, ...]], str]
+Planner = Callable[[SavePlan, Any, str, tuple[str, ...]], str]
 _planners: dict[type, Planner] = {}
 
 
@@ -277,7 +277,7 @@ def planner_for(cls: type) -> Planner:
     raise TypeError(f"a {cls.__name__} cannot be saved: no on-disk form is known for it")
 
 
-def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
+def plan_dense(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> str:
     """Tensors as files, collections as sub-folders."""
     entries: dict[str, dict[str, Any]] = {}
     folder = plan.folder(node, path, where, {})
@@ -311,7 +311,7 @@ def holds_json(value: Any) -> bool:
     return False
 
 
-def pickled(plan: Plan, value: Any, content: Any, where: tuple[str, ...]) -> bytes:
+def pickled(plan: SavePlan, value: Any, content: Any, where: tuple[str, ...]) -> bytes:
     """Pickle of what JSON cannot hold, where the caller allowed it."""
     if not plan.allow_pickle:
         raise RuntimeError(
@@ -322,14 +322,14 @@ def pickled(plan: Plan, value: Any, content: Any, where: tuple[str, ...]) -> byt
     return pickle.dumps(content)
 
 
-def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
+def mapped_root(node: TensorCollection, plan: SavePlan | None = None) -> str | None:
     """The folder that every tensor is mapped from, whole and under the name that it would be saved with."""
     known = getattr(node, "_memmap_path", None)
     if known:
         return str(known)
     root: str | None = None
     if plan is None:
-        plan = Plan(objects=False)
+        plan = SavePlan(objects=False)
         plan.add(node)
     for leaf in plan.leaves:
         file = file_of(leaf.tensor)

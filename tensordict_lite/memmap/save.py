@@ -23,7 +23,16 @@ from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, h
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Replaced, Staging, Superseded
 from tensordict_lite.memmap.objects import share_objects
-from tensordict_lite.memmap.plan import Folder, Leaf, Plan, SaveOptions, file_of, is_whole, mapped_root, plan_for
+from tensordict_lite.memmap.plan import (
+    FolderPlan,
+    Leaf,
+    SaveOptions,
+    SavePlan,
+    file_of,
+    is_whole,
+    mapped_root,
+    plan_for,
+)
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 
@@ -92,7 +101,7 @@ class _Save:
         self.node = node
         self.options = options
         self.like = options.like
-        self.plan: Plan = plan_for(node, options)
+        self.plan: SavePlan = plan_for(node, options)
         self.root = absolute_path(prefix) if prefix is not None else self._own_root()
 
     def _own_root(self) -> str | None:
@@ -259,7 +268,7 @@ class _Save:
             staging.keep(file)
         return True
 
-    def _is_in_place(self, root: str, folder: Folder, name: str) -> bool:
+    def _is_in_place(self, root: str, folder: FolderPlan, name: str) -> bool:
         """Whether a tensor of an entry that is no leaf is mapped from the very file that it is to be written to."""
         content = folder.blobs.get(name)
         file = file_of(content) if isinstance(content, Tensor) else None
@@ -330,7 +339,7 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
 
 
-def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:
+def mark_mapped(out: TensorCollection, plan: SavePlan, root: str | None, original: TensorCollection) -> None:
     """Locks a collection whose leaves are mapped, and tells every level where it is."""
     paths: dict[int, list[str]] = {}
     for folder in plan.folders:

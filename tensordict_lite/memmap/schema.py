@@ -21,7 +21,7 @@ from tensordict_lite.memmap.text import CLASS, text_fields
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
 from tensordict_lite.ragged import Ragged, form_name, is_ragged
 
-__all__ = ["RaggedLeaf", "RowLeaf", "Schema", "load_head"]
+__all__ = ["RaggedLeaf", "RowLeaf", "FolderSchema", "load_head"]
 
 _PICKLED = object()  # an object that is not compared: its pickle is not opened
 
@@ -137,7 +137,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value._payload).__name__}" if one else f"a {type(value).__name__} of other objects"
 
 
-class Schema:
+class FolderSchema:
     """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count rules."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Schema:
         return self.metas[0]
 
     @classmethod
-    def read(cls, root: str) -> Schema:
+    def read(cls, root: str) -> FolderSchema:
         schema = cls()
         schema._walk(root, "", ())
         return schema

@@ -20,7 +20,7 @@ import torch
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, TEXTS, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader
-from tensordict_lite.memmap.plan import Folder, Plan
+from tensordict_lite.memmap.plan import FolderPlan, SavePlan
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")
 _MOST = 1 << 46
 
 
-def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str | None:
+def plan_text(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> str | None:
     """Strings, or bytes; ``None`` where they are to be written as other objects are."""
     if len(node._batch_size) != 1:
         return None
@@ -79,7 +79,7 @@ def _are_short(objects: list[Any]) -> bool:
     )
 
 
-def rename_files(folder: Folder) -> None:
+def rename_files(folder: FolderPlan) -> None:
     """Give the files of strings that replace others names of their own: until ``meta.json`` names them, no reader
     looks at them, and until then those of before are there."""
     if folder.meta.get("_class") != CLASS:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-__all__ = ["DEFAULT", "Tuning", "current", "use"]
+__all__ = ["DEFAULT", "SaveTuning", "current", "use"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class SaveTuning:
     """What decides how files are written. Every choice is read back. Sizes are in bytes, times in seconds."""
 
     # Folders
@@ -64,18 +64,18 @@ class Tuning:
     """The largest directory that is written, or read."""
 
 
-DEFAULT = Tuning()
+DEFAULT = SaveTuning()
 
-_CURRENT: ContextVar[Tuning] = ContextVar("memmap_tuning", default=DEFAULT)
+_CURRENT: ContextVar[SaveTuning] = ContextVar("memmap_tuning", default=DEFAULT)
 
 
-def current() -> Tuning:
+def current() -> SaveTuning:
     """The values for calls that begin now, in this thread."""
     return _CURRENT.get()
 
 
 @contextmanager
-def use(**changes: float) -> Iterator[Tuning]:
+def use(**changes: float) -> Iterator[SaveTuning]:
     """Use other values for calls that begin in the block, in this thread.
 
     For tests, which reach with little data what takes much otherwise.

@@ -33,8 +33,8 @@ from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
 from tensordict_lite.memmap.disk.mapping import check_room, reserve
 from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import Leaf, Plan, SaveOptions, plan_for
-from tensordict_lite.memmap.schema import RaggedLeaf, Schema, listed_rows, load_head
+from tensordict_lite.memmap.plan import Leaf, SaveOptions, SavePlan, plan_for
+from tensordict_lite.memmap.schema import FolderSchema, RaggedLeaf, listed_rows, load_head
 from tensordict_lite.memmap.text import CLASS, text_fields, text_meta
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
@@ -118,7 +118,7 @@ class DatasetWriter:
             if row is None:
                 raise DatasetError(self.path, "there is no dataset to continue: give an example row to start one")
             _create(self.path, row, 0 if capacity is None else capacity)
-        self._schema = Schema.read(self.path)
+        self._schema = FolderSchema.read(self.path)
         if row is not None:
             self._schema.check_example(row)
         self._folder = open_folder(self.path)
@@ -466,7 +466,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     """An empty dataset with the structure of a row; of several processes that start one, the first makes it."""
     if any(leaf.is_nested for leaf in row._leaves()):
         raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
-    plan: Plan = plan_for(row, SaveOptions(reference_format=True), ragged_text=True)
+    plan: SavePlan = plan_for(row, SaveOptions(reference_format=True), ragged_text=True)
     is_batch = bool(ragged_in(row))
     for folder in plan.folders:
         meta = folder.meta

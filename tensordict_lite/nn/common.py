@@ -16,7 +16,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key
 from tensordict_lite.nn.base import TensorDictModuleBase, _render, key_list
 from tensordict_lite.nn.dispatching import dispatch
-from tensordict_lite.nn.tracing import Slots
+from tensordict_lite.nn.tracing import TracedEntries
 from tensordict_lite.nn.utils import _SKIP, is_skipped
 
 __all__ = [
@@ -175,7 +175,7 @@ class TensorDictModule(TensorDictModuleBase):
     def _blame_missing(self, tensordict: Any, values: list[Any], error: Exception) -> None:
         """The module got None for an input that is not there: that, and not what it made of it, is the error."""
         missing = [key for key, value in zip(self.in_keys, values) if value is None]
-        if missing and not isinstance(tensordict, Slots):
+        if missing and not isinstance(tensordict, TracedEntries):
             raise self._missing(tensordict, missing) from error
 
     def _title(self) -> str:
@@ -418,7 +418,7 @@ def output_of(tensordict: Any, inplace: Any) -> Any:
     """Where results go for an input, see the ``inplace`` of :class:`TensorDictModule`."""
     if inplace is True or inplace is None:
         return tensordict
-    if inplace == "empty" or isinstance(tensordict, Slots):
+    if inplace == "empty" or isinstance(tensordict, TracedEntries):
         return tensordict.empty()
     return TensorDict({})
 

@@ -125,7 +125,7 @@ class _Call:
         self._auto = options.auto_batch_size
 
     def __call__(self, owner: tuple[Any, ...], tensordict: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(tensordict, tracing.Slots):
+        if isinstance(tensordict, tracing.TracedEntries):
             return self._func(*owner, tensordict, *args, **kwargs)
         in_keys = self._keys(self._source, owner)
         if tracing.is_traced(tensordict, args, kwargs):
@@ -134,7 +134,7 @@ class _Call:
             return tracing.record(run, tensordict, args, kwargs, in_keys, out_keys, self._separator)
         if "tensordict" in kwargs and "tensordict" not in in_keys:
             td = kwargs.pop("tensordict")
-            if isinstance(td, (TensorCollection, tracing.Slots)):
+            if isinstance(td, (TensorCollection, tracing.TracedEntries)):
                 rest = args if tensordict is None else (tensordict, *args)
                 return self._func(*owner, td, *rest, **kwargs)
             raise TypeError(f"tensordict= takes a tensordict, got a {type(td).__name__}; the inputs are {in_keys}")

@@ -14,7 +14,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import require_path
-from tensordict_lite.nn.slots import Level, ModuleState, Slots
+from tensordict_lite.nn.slots import ModuleState, SlotLevel, TensorSlots
 from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
@@ -195,7 +195,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     def _nested_module(self, name: str, td: Any) -> Any:
         """A nested collection as a module around the same entries: ``p.n.b`` is the parameter ``"p.n.b"``."""
         if torch.compiler.is_dynamo_compiling():  # a graph makes no modules, and only reads
-            return Level(td)
+            return SlotLevel(td)
         new = object.__new__(TensorDictParams)
         new._adopt(td, "skip")
         _set(new, "_no_convert", self._no_convert)
@@ -334,7 +334,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return Slots({name: value for name, value in self._flat() if self._is_parameter(name, value)}, self)
+        return TensorSlots({name: value for name, value in self._flat() if self._is_parameter(name, value)}, self)
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
@@ -342,7 +342,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     @property
     def _buffers(self) -> dict[str, Any]:
-        return Slots({name: value for name, value in self._flat() if not self._is_parameter(name, value)}, self)
+        return TensorSlots({name: value for name, value in self._flat() if not self._is_parameter(name, value)}, self)
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:

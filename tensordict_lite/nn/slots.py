@@ -9,12 +9,12 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.base import TensorCollection
 
-__all__ = ["Level", "ModuleState", "Slots"]
+__all__ = ["SlotLevel", "ModuleState", "TensorSlots"]
 
 _set = object.__setattr__
 
 
-class Level:
+class SlotLevel:
     """The entries of a nested collection as attributes, inside a graph."""
 
     def __init__(self, td: Any) -> None:
@@ -24,10 +24,10 @@ class Level:
         value = self._td._source.get(name)
         if value is None:
             raise AttributeError(f"these parameters have no entry {name!r}")
-        return value if isinstance(value, Tensor) else Level(value)
+        return value if isinstance(value, Tensor) else SlotLevel(value)
 
 
-class Slots(dict[str, Any]):
+class TensorSlots(dict[str, Any]):
     """Tensors of a collection by dotted name, as torch finds them; what is put in or taken out here is so there, too.
 
     :func:`torch.func.functional_call` puts tensors in and takes them out again.

@@ -1,6 +1,6 @@
 """Modules under ``torch.fx.symbolic_trace``, where tensors are proxies and shapes are not known.
 
-The traced graph computes on tensors alone. While it is recorded, a plain table (:class:`Slots`) stands for the
+The traced graph computes on tensors alone. While it is recorded, a plain table (:class:`TracedEntries`) stands for the
 tensordict. A proxy may turn out to be a tensordict or a tensor when the graph runs, so the graph begins with
 :func:`read_inputs` and ends with :func:`write_outputs`, which take either::
 
@@ -20,10 +20,10 @@ from torch.fx import Proxy
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import unravel_key
 
-__all__ = ["Slots", "is_traced", "read_inputs", "record", "write_outputs"]
+__all__ = ["TracedEntries", "is_traced", "read_inputs", "record", "write_outputs"]
 
 
-class Slots:
+class TracedEntries:
     """What a tensordict is while a graph is recorded: entries under flat keys, and nothing that needs a shape."""
 
     def __init__(self, entries: dict[Any, Any]) -> None:
@@ -39,7 +39,7 @@ class Slots:
             raise KeyError(f"there is no entry {key!r} while the module is traced; there are {list(self.entries)}")
         return self.entries[key]
 
-    def set(self, key: Any, value: Any) -> Slots:
+    def set(self, key: Any, value: Any) -> TracedEntries:
         key = unravel_key(key)
         self.entries[key] = self.written[key] = value
         return self
@@ -49,17 +49,17 @@ class Slots:
     def keys(self, *args: Any, **kwargs: Any) -> list[Any]:
         return list(self.entries)
 
-    def copy(self) -> Slots:
-        return Slots(dict(self.entries))
+    def copy(self) -> TracedEntries:
+        return TracedEntries(dict(self.entries))
 
-    def empty(self) -> Slots:
-        return Slots({})
+    def empty(self) -> TracedEntries:
+        return TracedEntries({})
 
-    def select(self, *keys: Any, strict: bool = True) -> Slots:
-        return Slots({key: self.entries[key] for key in keys if strict or key in self.entries})
+    def select(self, *keys: Any, strict: bool = True) -> TracedEntries:
+        return TracedEntries({key: self.entries[key] for key in keys if strict or key in self.entries})
 
-    def update(self, other: Any) -> Slots:
-        for key, value in (other.entries if isinstance(other, Slots) else other).items():
+    def update(self, other: Any) -> TracedEntries:
+        for key, value in (other.entries if isinstance(other, TracedEntries) else other).items():
             self.set(key, value)
         return self
 
@@ -95,7 +95,7 @@ def named_inputs(
 
 
 def record(
-    run: Callable[[Slots, dict[str, Any]], Any],
+    run: Callable[[TracedEntries, dict[str, Any]], Any],
     tensordict: Any,
     args: Any,
     kwargs: Any,
@@ -103,14 +103,14 @@ def record(
     out_keys: list[Any],
     separator: str,
 ) -> Any:
-    """Records a call of a module; ``run`` is its forward on :class:`Slots`."""
+    """Records a call of a module; ``run`` is its forward on :class:`TracedEntries`."""
     if isinstance(tensordict, Proxy) and not (type(args) is tuple and args) and not _names_inputs(kwargs):
         if type(args) is tuple:  # a call inside a traced module: nothing but this proxy
             return _record_either(run, tensordict, (), {}, in_keys, out_keys, separator, kwargs)
         return _record_either(run, tensordict, args, kwargs, in_keys, out_keys, separator, {})  # the traced module
     positional = () if tensordict is None and not args else (tensordict, *args)
     entries = named_inputs(positional, kwargs, in_keys, separator)
-    slots = run(Slots(entries), kwargs)
+    slots = run(TracedEntries(entries), kwargs)
     out = tuple(slots[key] for key in out_keys if key != "_")
     return out[0] if len(out) == 1 else out
 
@@ -125,7 +125,7 @@ def _record_either(
     tracer = tensordict.tracer
     spec = (list(in_keys), separator)
     read = tracer.create_proxy("call_function", read_inputs, (tensordict, args, kwargs, *spec), {})
-    slots = run(Slots({key: read[place] for place, key in enumerate(in_keys)}), dict(extra))
+    slots = run(TracedEntries({key: read[place] for place, key in enumerate(in_keys)}), dict(extra))
     keys = [key for key in out_keys if key != "_"]
     values = [slots[key] for key in keys]
     return tracer.create_proxy("call_function", write_outputs, (tensordict, keys, values), {})

@@ -1,7 +1,7 @@
 """A column of objects as what it is, a list of them, until a wrapper of one is asked for.
 
 A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects
-lie in a :class:`Column`, and rows of it (a slice, chosen rows) are positions in the same column::
+lie in a :class:`PayloadColumn`, and rows of it (a slice, chosen rows) are positions in the same column::
 
     stack ─────────► Column: ["a", "b", NonTensorData("c"), "d", ...]
     stack[1:3] ────►              1 ─────────────── 3
@@ -29,7 +29,7 @@ from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
 
 _NO_SIZE = torch.Size(())
 
-__all__ = ["Column", "ObjectRows", "numbers_of"]
+__all__ = ["PayloadColumn", "ObjectRows", "numbers_of"]
 
 
 def numbers_of(rows: Sequence[int]) -> Any:
@@ -39,7 +39,7 @@ def numbers_of(rows: Sequence[int]) -> Any:
     return np.frombuffer(rows, np.int64) if type(rows) is array and rows else np.array(rows, np.int64)
 
 
-class Column:
+class PayloadColumn:
     """Objects, and the members that were made of some of them.
 
     Args:
@@ -82,12 +82,12 @@ class Column:
             found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
         return found
 
-    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
         """A column of its own with the objects of some rows, and where they are in it; ``deep``: copies of them."""
         values = self.objects(rows)
         if deep:
             values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
-        return Column(values, self._size, self.device), range(len(values))
+        return PayloadColumn(values, self._size, self.device), range(len(values))
 
     def pickled(self, rows: Sequence[int]) -> Any:
         """What travels to another process for some rows: their objects, or something to open there."""
@@ -102,7 +102,7 @@ class ObjectRows(LazyStackedTensorDict):
 
     __slots__ = ("_members", "_objects", "_rows")
 
-    _objects: Column | None
+    _objects: PayloadColumn | None
     _rows: Sequence[int]
 
     @classmethod
@@ -110,15 +110,15 @@ class ObjectRows(LazyStackedTensorDict):
         cls, values: list[Any], dim: int = 0, size: torch.Size = _NO_SIZE, device: torch.device | None = None
     ) -> Any:
         """Trusted constructor: a stack of one object a row. The list is taken over; no object is a collection."""
-        return cls._of_rows(Column(values, size, device), range(len(values)), dim, size, device)
+        return cls._of_rows(PayloadColumn(values, size, device), range(len(values)), dim, size, device)
 
     @classmethod
-    def _of_rows(cls, column: Column, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> Any:
+    def _of_rows(cls, column: PayloadColumn, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> Any:
         new = object.__new__(cls)
         new._set_rows(column, rows, dim, size, device)
         return new
 
-    def _set_rows(self, column: Column, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> None:
+    def _set_rows(self, column: PayloadColumn, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> None:
         self._members = None
         self._objects, self._rows = column, rows
         self._stack_dim = dim
@@ -157,7 +157,7 @@ class ObjectRows(LazyStackedTensorDict):
             return [member._payload for member in members]
         return None
 
-    def _view(self, column: Column, rows: Sequence[int]) -> Any:
+    def _view(self, column: PayloadColumn, rows: Sequence[int]) -> Any:
         """Other rows of its column."""
         new = self._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
         new._names = self._names
@@ -183,11 +183,11 @@ class ObjectRows(LazyStackedTensorDict):
         column = self._plain_column()
         return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
 
-    def _plain_column(self) -> Column | None:
+    def _plain_column(self) -> PayloadColumn | None:
         """Its column, where the objects are all there is; asked for once, as another thread may make the members."""
         return self._objects if self._names is None else None
 
-    def _copied(self, column: Column, deep: bool) -> Any:
+    def _copied(self, column: PayloadColumn, deep: bool) -> Any:
         new, rows = column.copied(self._rows, deep)
         cls = type(self) if type(new) is type(column) else self._class_for(())
         out = cls._of_rows(new, rows, self._stack_dim, self._member_batch_size(), self._device)
@@ -324,7 +324,7 @@ class ObjectRows(LazyStackedTensorDict):
             super().__setstate__(state)
             return
         size, values, device = torch.Size(state["size"]), state["objects"], state["device"]
-        column = Column(values, size, device) if type(values) is list else values.opened(size, device)
+        column = PayloadColumn(values, size, device) if type(values) is list else values.opened(size, device)
         self._set_rows(
             column, range(len(values)) if type(values) is list else values.rows, state["stack_dim"], size, device
         )

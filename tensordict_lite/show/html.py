@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.show.options import Ragged, exclusive_entries, fields_of, get_printoptions, tensor_field
+from tensordict_lite.show.options import RaggedShape, exclusive_entries, fields_of, get_printoptions, tensor_field
 from tensordict_lite.strided import shape_of
 
 __all__ = ["render_html"]
@@ -89,7 +89,7 @@ def _tree(td: Any, dims: int, device: Any, level: int, key: str | None = None) -
 
 def _entry(key: str, value: Any, dims: int, device: Any, level: int) -> str:
     name = f"{escape(str(key))}: "
-    if isinstance(value, Ragged):
+    if isinstance(value, RaggedShape):
         text = tensor_field(value.first, value.shape[dims:], device) if isinstance(value.first, Tensor) else "..."
         return name + _less(f"{text}, other shapes in other rows")
     if isinstance(value, Tensor):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "SHORT_DTYPES",
-    "Ragged",
+    "RaggedShape",
     "dimensions",
     "exclusive_entries",
     "fields_of",
@@ -159,11 +159,11 @@ def _entry_of(td: Any, key: str) -> Any:
             shape = td.get_item_shape(key)
         except (RuntimeError, TypeError):  # of different numbers of dimensions, or kinds, even
             shape = torch.Size((*td._batch_size, -1))
-        return Ragged(first.first if isinstance(first, Ragged) else first, shape)
+        return RaggedShape(first.first if isinstance(first, RaggedShape) else first, shape)
 
 
 @dataclass
-class Ragged:
+class RaggedShape:
     """An entry of a lazy stack whose members have different shapes: -1 where they differ."""
 
     first: Any

@@ -19,7 +19,7 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.show.html import render_html
 from tensordict_lite.show.options import (
     SHORT_DTYPES,
-    Ragged,
+    RaggedShape,
     dimensions,
     exclusive_entries,
     fields_of,
@@ -101,7 +101,7 @@ def _member_block(own: dict[str, Any], dims: int) -> _Block:
 
 
 def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Block:
-    if isinstance(value, Ragged):
+    if isinstance(value, RaggedShape):
         if not isinstance(value.first, Tensor):
             return type(value.first).__name__
         return tensor_field(value.first, value.shape[dims:], device)
@@ -161,7 +161,7 @@ def _detailed(td: Any) -> str:
 
 
 def _detailed_field(value: Any) -> str:
-    if isinstance(value, Ragged):
+    if isinstance(value, RaggedShape):
         return _detailed_tensor(value.first, value.shape) if isinstance(value.first, Tensor) else repr(value.first)
     if isinstance(value, Tensor):
         return _detailed_tensor(value, value.shape)

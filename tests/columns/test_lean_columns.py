@@ -7,7 +7,7 @@ import torch
 
 import tdmap
 from tensordict_lite import TensorDict
-from tensordict_lite.objects.column import Column
+from tensordict_lite.objects.column import PayloadColumn
 
 ROWS = 300
 
@@ -48,10 +48,10 @@ OPERATIONS = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_row_gets_a_wrapper(tmp_path, monkeypatch, name, looked):
     asked = []
-    member = Column.member
+    member = PayloadColumn.member
     data = dataset()
     if looked:
         data[0], data.get("s")[-1]
-    monkeypatch.setattr(Column, "member", lambda self, row: asked.append(row) or member(self, row))
+    monkeypatch.setattr(PayloadColumn, "member", lambda self, row: asked.append(row) or member(self, row))
     OPERATIONS[name](data, tmp_path / "out")
     assert not asked

@@ -274,7 +274,7 @@ SCRIPT = """
             return call(self, chunk, start)
         step.__call__ = dies
     if kill == "gather":
-        dying(ragged.GatherRows)
+        dying(ragged.GatherRagged)
     elif kill == "copy":
         dying(copying.CopyTasks)
     with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack
-from tensordict_lite.objects.column import Column
+from tensordict_lite.objects.column import PayloadColumn
 from tensordict_lite.ragged import Ragged
 
 WORDS = ["a", "bb", "", "dd", "é"]
@@ -201,7 +201,7 @@ def test_a_row_that_was_looked_at_makes_no_member_of_the_others(monkeypatch):
     data = TensorDict({"w": list(WORDS)}, [5])
     data[0], data.get("w")[3].data
     asked = []
-    monkeypatch.setattr(Column, "member", lambda self, row: asked.append(row))
+    monkeypatch.setattr(PayloadColumn, "member", lambda self, row: asked.append(row))
     assert pickle.loads(pickle.dumps(data))["w"] == WORDS
     assert not asked
 
@@ -298,8 +298,8 @@ def test_members_that_another_thread_makes_meanwhile():
 
 def test_a_million_words_are_no_million_collections(monkeypatch):
     asked = []
-    member = Column.member
-    monkeypatch.setattr(Column, "member", lambda self, row: asked.append(row) or member(self, row))
+    member = PayloadColumn.member
+    monkeypatch.setattr(PayloadColumn, "member", lambda self, row: asked.append(row) or member(self, row))
     data = TensorDict({"w": [str(n) for n in range(1000)], "x": torch.arange(1000)}, [1000])
     data.lock_().unlock_()
     data["w"], data[5:50], data[data["x"] > 7], data.clone(), data.split(100), repr(data), torch.cat([data, data])

@@ -220,11 +220,11 @@ def test_any_terminal_is_wide_enough(columns, status_folder):
 @pytest.mark.parametrize(
     "look, busy, said",
     [
-        (live.Look(cpu=0.97), 55.0, "bound by fn"),
-        (live.Look(cpu=0.3, starved=0.65), 55.0, "have no core for 65%"),
-        (live.Look(cpu=0.05, state="D"), 55.0, "bound by the disk"),
-        (live.Look(cpu=0.05, state="S"), 55.0, "in fn 92% of the time, and compute 5%"),
-        (live.Look(cpu=0.05, state="S"), 5.0, "idle"),
+        (live.ProcessSample(cpu=0.97), 55.0, "bound by fn"),
+        (live.ProcessSample(cpu=0.3, starved=0.65), 55.0, "have no core for 65%"),
+        (live.ProcessSample(cpu=0.05, state="D"), 55.0, "bound by the disk"),
+        (live.ProcessSample(cpu=0.05, state="S"), 55.0, "in fn 92% of the time, and compute 5%"),
+        (live.ProcessSample(cpu=0.05, state="S"), 5.0, "idle"),
     ],
 )
 def test_what_is_seen_from_outside_makes_a_verdict(look, busy, said, status_folder):

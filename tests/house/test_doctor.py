@@ -92,7 +92,7 @@ def test_what_works_less_well_is_a_warning_with_advice(tmp_path: Path, monkeypat
         "disk": "mount it with flock",
     }.items():
         assert found[name].state == "warning" and advice in found[name].advice
-    report = doctor.Report(checks=list(found.values()))
+    report = doctor.Findings(checks=list(found.values()))
     assert report.verdict == "4 warnings" and not report.problems
 
 

@@ -24,7 +24,7 @@ from tensordict_lite import (
     tensorclass,
 )
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.cells import Arena
+from tensordict_lite.memmap.disk.cells import ObjectTable
 from tests.descriptors import descriptors
 
 
@@ -208,7 +208,7 @@ def waits_for_a_lock(process: Any) -> bool:
 
 def test_a_writer_of_shared_objects_keeps_others_out_while_a_thread_sends_them() -> None:
     """A descriptor travels with what is sent; that one is closed must not end the lock of a writer."""
-    arena = Arena(1)
+    arena = ObjectTable(1)
     other = multiprocessing.get_context("fork").Process(target=arena.write, args=(0, b"theirs"))
     with arena._locked():
         sender = threading.Thread(target=lambda: pickle.loads(bytes(ForkingPickler.dumps(arena))))

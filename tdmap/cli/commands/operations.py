@@ -4,7 +4,7 @@
          │                                      parameter and each option of `**options`
          └── tdmap sort IN OUT --by k ──► Kind.read: a word as an argument ──► the call ──► rows written, or shown
 
-A new operation needs a row in `COMMANDS`; a parameter of a new sort needs a `Kind` in `tdmap.cli.arguments`.
+A new operation needs a row in `COMMANDS`; a parameter of a new sort needs a `ArgumentKind` in `tdmap.cli.arguments`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tdmap.cli.arguments import (
     MAP_REDUCE,
     NAMES,
     NOT_SAID,
-    Call,
+    ArgumentKind,
     Command,
-    Kind,
+    CommandLine,
     flag_of,
     kind_of,
 )
@@ -143,7 +143,7 @@ def _typed(command: Command) -> Iterator[tuple[str, Any, bool]]:
         yield name, Annotated[hint | None, typer.Option(flag, help=said)], False
 
 
-def _help(command: Command, parameter: Parameter, kind: Kind) -> str:
+def _help(command: Command, parameter: Parameter, kind: ArgumentKind) -> str:
     """What is said of a parameter: as much of its docstring as is not about Python."""
     if kind.help:
         return kind.help
@@ -210,7 +210,7 @@ GOES_ON = "what is done stays done, and the same command goes on from there"
 def run(name: str, words: dict[str, Any]) -> None:
     """Call an operation with the words of a command line, and say what came of it."""
     command = COMMANDS[name]
-    call = Call(command, words)
+    call = CommandLine(command, words)
     given = {one: kind_of(command, known) for one, known in command.signature.parameters.items() if one in words}
     check_words(command, words)
     arguments: dict[str, Any] = {one: kind.read(words[one], call) for one, kind in given.items() if kind is FUNCTION}
@@ -251,7 +251,7 @@ def check_words(command: Command, words: Mapping[str, Any]) -> None:
                 refuse(f"--{one.replace('_', '-')} is about the result in {give}: give {give}")
 
 
-def check_place(command: Command, words: Mapping[str, Any], call: Call) -> None:
+def check_place(command: Command, words: Mapping[str, Any], call: CommandLine) -> None:
     """Refuse an OUT that is in the way of what is asked for."""
     if words.get("in_place"):
         require_writable(call.source)
@@ -283,7 +283,7 @@ def _drawn_seed(command: Command, words: Mapping[str, Any]) -> int | None:
     return None if words.get("resume") else int(torch.randint(1 << 62, ()))
 
 
-def _called(command: Command, call: Call, arguments: dict[str, Any]) -> Any:
+def _called(command: Command, call: CommandLine, arguments: dict[str, Any]) -> Any:
     """Call the function; leave with why it raised."""
     from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
     from tdmap.job import function_name
@@ -335,7 +335,7 @@ def function_of(command: Command) -> Callable[..., Any]:
 # -- what came of it ---------------------------------------------------------------------------------
 
 
-def _answer(call: Call, arguments: dict[str, Any], result: Any) -> None:
+def _answer(call: CommandLine, arguments: dict[str, Any], result: Any) -> None:
     """Say what was written, or show it."""
     command, words = call.command, call.words
     out, skipped = words.get("out"), arguments.get("on_error")
@@ -382,7 +382,7 @@ def _of_checksums(source: Path) -> str:
     return f"; its checksums are those of before (renew them: tdmap verify --store {shlex.quote(str(source))})"
 
 
-def _report_skipped(call: Call, arguments: dict[str, Any], skipped: Any) -> None:
+def _report_skipped(call: CommandLine, arguments: dict[str, Any], skipped: Any) -> None:
     words, out = call.words, call.words.get("out")
     fate = {"drop": "are left out", "mark": "are marked as not valid"}.get(getattr(skipped, "mode", ""))
     beside = call.source.resolve() if words.get("in_place") else Path(call.source.name)
@@ -394,7 +394,7 @@ def _report_skipped(call: Call, arguments: dict[str, Any], skipped: Any) -> None
     report_skipped(skipped, len(call.rows), fate or "are left out", place)
 
 
-def _show(call: Call, result: Any, facts: dict[str, Any]) -> None:
+def _show(call: CommandLine, result: Any, facts: dict[str, Any]) -> None:
     """Print a result that was not written."""
     command, words = call.command, call.words
     if not command.shows:

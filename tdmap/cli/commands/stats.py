@@ -28,7 +28,7 @@ def stats(
     of times and of other numbers far from zero within one percent of their range.
     """
     import tdmap
-    from tdmap.diagnostics.columns import Column, Columns, draw_columns
+    from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns
 
     end_with_reader()
     data = open_rows(path)
@@ -37,7 +37,7 @@ def stats(
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
         leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}
-        reducers = {"/".join(key): Column.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
+        reducers = {"/".join(key): ColumnReducer.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
         values = guard(
             lambda: tdmap.map_reduce(
                 data, None, Columns(reducers), num_workers=num_workers, pbar=not quiet and not asked().json

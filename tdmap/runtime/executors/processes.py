@@ -32,15 +32,15 @@ from tdmap.runtime.wire.messages import (
     Joined,
     Lost,
     Message,
-    Output,
     Planned,
     Protect,
     Refused,
     Segment,
+    WriteTo,
 )
 from tdmap.runtime.wire.payload import JobPacker
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import Member, WorkerPool
+from tdmap.runtime.workers.pool import PoolMember, WorkerPool
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind
 from tdmap.tuning import DEFAULT, Tuning
@@ -137,7 +137,7 @@ class ProcessWorkers(Workers):
     def output(self, writer: RowWriter) -> None:
         """Results have a place from now on."""
         self._output = pickle.dumps(
-            Output(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
+            WriteTo(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
         )
         for number in self._begun:
             self.pool.members[number].send_bytes(self._output)
@@ -151,7 +151,7 @@ class ProcessWorkers(Workers):
 
     # -- talking to workers --------------------------------------------------------------------------
 
-    def _join(self, member: Member) -> Joined:
+    def _join(self, member: PoolMember) -> Joined:
         member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
         taken = {int(self.pool.members[number].control[at.RANK]) for number in self._begun}
         member.control[at.RANK] = next(rank for rank in range(self.size) if rank not in taken)
@@ -168,7 +168,7 @@ class ProcessWorkers(Workers):
         if self._device_writer is not None:
             # Memory of a device is lent to one receiver at a time.
             payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)
-            member.send(Output(self._job.number, payload))
+            member.send(WriteTo(self._job.number, payload))
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)
@@ -241,7 +241,7 @@ class ProcessWorkers(Workers):
                 self._retire(member)
         return events
 
-    def _event(self, member: Member, message: Any) -> Message | Joined | None:
+    def _event(self, member: PoolMember, message: Any) -> Message | Joined | None:
         if isinstance(message, Hello):
             return self._join(member) if len(self._begun) < self.size else None
         if message.job != self._job.number:  # the last word of a worker on a job that was over before it came
@@ -274,7 +274,7 @@ class ProcessWorkers(Workers):
         self._ran = True
         take_back(self._loans.pop(number, ()))
 
-    def _lose(self, member: Member) -> Lost:
+    def _lose(self, member: PoolMember) -> Lost:
         control = member.control
         running = int(control[at.RUNNING])
         code = self.pool.remove(member, lost=True, kill=False)
@@ -297,7 +297,7 @@ class ProcessWorkers(Workers):
             unprotected=self._in_place and member.number not in self._undo,
         )
 
-    def _put_back(self, member: Member) -> None:
+    def _put_back(self, member: PoolMember) -> None:
         """Undo what a worker that has ended did to the rows of the chunk that it ran."""
         control = member.control
         running, room = int(control[at.RUNNING]), self._undo.get(member.number)
@@ -311,7 +311,7 @@ class ProcessWorkers(Workers):
             with contextlib.suppress(DatasetError):  # of a truncated file, which ends the job: a worker meets it too
                 self._packing.restore(self._job, room, running)
 
-    def _retire(self, member: Member) -> None:
+    def _retire(self, member: PoolMember) -> None:
         """Replace a worker that is worn out."""
         self.pool.recycle(member)
         self._take_back(member.number)

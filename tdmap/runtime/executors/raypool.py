@@ -25,11 +25,11 @@ from typing import Any
 from tdmap.errors import WorkerStartError
 from tdmap.runtime.executors.probes import Probes
 from tdmap.runtime.executors.raycluster import RayCluster
-from tdmap.runtime.executors.slot import Place, Slot
+from tdmap.runtime.executors.slot import Slot, WorkerPlace
 from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import Member, WorkerPool, is_readable, pidfd_of
+from tdmap.runtime.workers.pool import PoolMember, WorkerPool, is_readable, pidfd_of
 from tdmap.tuning import current
 
 PROBE_SECONDS = 60.0
@@ -64,7 +64,7 @@ class _ActorProcess:
             self._ray.kill(self._actor, no_restart=True)
 
 
-class RayMember(Member):
+class RayMember(PoolMember):
     """The driver's view of one actor.
 
     Args:
@@ -78,7 +78,7 @@ class RayMember(Member):
     """What becomes of the answers of a worker on another machine."""
 
     def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
-        self.place: Place | None = None
+        self.place: WorkerPlace | None = None
         self.failure: BaseException | None = None
         self.mail: deque[tuple[str, Any, Any]] = deque()
         self.gone = self.leaving = False
@@ -194,7 +194,7 @@ class RayMember(Member):
         elif method == "begin":
             self.has_begun, self.heard = True, time.monotonic()
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: WorkerPlace) -> None:
         self.place = place
         self.process.pid = place.pid
         self.process.near = place.near
@@ -288,7 +288,7 @@ class RayPool(WorkerPool):
         self.retirement: threading.Timer | None = None
         """Ends it once it is idle."""
 
-    def start(self, forks: bool = True) -> Member:
+    def start(self, forks: bool = True) -> PoolMember:
         self.check_open()
         if not any(member.ready for member in self.members.values()):
             self._waiting_since = time.monotonic()
@@ -307,7 +307,7 @@ class RayPool(WorkerPool):
             if isinstance(member, RayMember):
                 member.transport = cluster.transport
 
-    def wait(self, timeout: float | None) -> list[Member]:
+    def wait(self, timeout: float | None) -> list[PoolMember]:
         found = super().wait(timeout)
         if not found and not any(member.ready for member in self.members.values()):
             waited = time.monotonic() - self._waiting_since

@@ -32,7 +32,7 @@ from tdmap.runtime.executors.raycluster import RayCluster
 from tdmap.runtime.executors.raypool import RayMember, RayPool, borrow_ray_pool
 from tdmap.runtime.executors.windows import (
     Answer,
-    Target,
+    FarOutput,
     Task,
     TravelPacker,
     Window,
@@ -48,7 +48,7 @@ from tdmap.runtime.wire.messages import Done, Grant, Joined, Lost, Segment, Skip
 from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import Member
+from tdmap.runtime.workers.pool import PoolMember
 from tdmap.runtime.workers.surroundings import Surroundings
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind
@@ -142,7 +142,7 @@ class RayWorkers(ProcessWorkers):
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    def _join(self, member: Member) -> Joined:
+    def _join(self, member: PoolMember) -> Joined:
         assert isinstance(member, RayMember)
         self._nodes[member.number] = member.node
         if not member.is_far:
@@ -213,7 +213,7 @@ class RayWorkers(ProcessWorkers):
         self._careful = max(self._careful - (answer.upto - grant.start), 0)
         yield from messages
 
-    def _lose(self, member: Member) -> Lost:
+    def _lose(self, member: PoolMember) -> Lost:
         failure = member.failure if isinstance(member, RayMember) else None
         if type(failure).__name__ in CANNOT_START:
             raise WorkerStartError(f"Ray cannot start a worker: {failure}") from failure
@@ -323,7 +323,7 @@ class _Travel:
         none = narrow(writer.out, dim, 0, 0)
         empty = writer.over(none.cpu() if is_on_device(none) else none, 0)
         packed = TravelPacker()
-        target = Target(
+        target = FarOutput(
             self.job.number,
             packed.dumps(_without_memory(empty)),
             TravelPacker().dumps(writer.out) if writes else None,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tdmap.process_state import keep_freed_memory
 from tdmap.runtime.executors import probes
-from tdmap.runtime.executors.windows import Answer, Target, Task, Window, WindowLoop
+from tdmap.runtime.executors.windows import Answer, FarOutput, Task, Window, WindowLoop
 from tdmap.runtime.wire.messages import Grant
 from tdmap.runtime.wire.remote import PackedError, pack_error
 from tdmap.runtime.workers import control as at
@@ -25,7 +25,7 @@ from tdmap.runtime.workers import surroundings
 from tdmap.runtime.workers.worker import Worker, settle
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Where a worker is."""
 
     pid: int
@@ -54,7 +54,7 @@ class Slot:
         settle(threads)
         keep_freed_memory()
 
-    def where(self, control: str, number: int) -> Place:
+    def where(self, control: str, number: int) -> WorkerPlace:
         """Where this is.
 
         Args:
@@ -65,7 +65,7 @@ class Slot:
             near = at.map_control(control)[at.SINCE] == number
         except (OSError, ValueError):
             near = False
-        return Place(os.getpid(), socket.gethostname(), self.node, near)
+        return WorkerPlace(os.getpid(), socket.gethostname(), self.node, near)
 
     def serve(self, address: str, control: str) -> None:
         """Be a worker of the process pool, until the driver closes the socket."""
@@ -102,7 +102,7 @@ class Slot:
     def output(self, data: bytes) -> PackedError | None:
         """Results have a place from now on."""
         try:
-            target: Target = pickle.loads(data)
+            target: FarOutput = pickle.loads(data)
             if self._loop is not None and self._loop.task.job == target.job:
                 self._loop.output(target)
         except Exception as error:

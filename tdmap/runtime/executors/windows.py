@@ -78,7 +78,7 @@ class Task(NamedTuple):
     """Rows are in an order of their own: changes to them are of no use."""
 
 
-class Target(NamedTuple):
+class FarOutput(NamedTuple):
     """The output of a job, for workers of other machines."""
 
     job: int
@@ -169,7 +169,7 @@ class WindowLoop:
         self._files: Data = None
         self._messages: list[Any] = []
 
-    def output(self, target: Target) -> None:
+    def output(self, target: FarOutput) -> None:
         """Results have a place from now on."""
         self._writer = unpack(target.writer)
         self._files = None if target.files is None else unpack(target.files)

@@ -29,7 +29,7 @@ class Protect(NamedTuple):
     payload: bytes
 
 
-class Output(NamedTuple):
+class WriteTo(NamedTuple):
     """Where results go from now on."""
 
     job: int

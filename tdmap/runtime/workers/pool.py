@@ -59,7 +59,7 @@ def is_readable(descriptor: int, seconds: float = 0) -> bool:
     return bool(poller.poll(seconds * 1000))
 
 
-class Member:
+class PoolMember:
     """The driver's view of one worker process.
 
     Args:
@@ -93,7 +93,7 @@ class Member:
         self.pidfd = pidfd_of(process.pid)
 
     @classmethod
-    def started_by(cls, method: str, threads: int, idle_seconds: float) -> Member:
+    def started_by(cls, method: str, threads: int, idle_seconds: float) -> PoolMember:
         """A new worker process."""
         block = at.ControlBlock()
         try:
@@ -224,7 +224,7 @@ class WorkerPool:
         self.idle_seconds = idle_seconds
         self.max_tasks_per_child = max_tasks_per_child
         self.max_memory = max_memory
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, PoolMember] = {}
         self._owner = Owner()
         self._in_use = threading.Lock()  # no RLock: the collector may end a job in another thread
         self._user: int | None = None
@@ -300,7 +300,7 @@ class WorkerPool:
         while len(self.members) < wanted:
             self.start(forks)
 
-    def start(self, forks: bool = True) -> Member:
+    def start(self, forks: bool = True) -> PoolMember:
         """Start one more worker.
 
         Raises:
@@ -308,23 +308,23 @@ class WorkerPool:
             WorkerStartError: it does not start.
         """
         self.check_open()
-        member = Member.started_by(self._method(forks), self.worker_threads, self.idle_seconds)
+        member = PoolMember.started_by(self._method(forks), self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1
         return member
 
-    def is_worn(self, member: Member) -> bool:
+    def is_worn(self, member: PoolMember) -> bool:
         """Whether a worker has run as many chunks, or holds as much memory, as it may."""
         if self.max_tasks_per_child is not None and member.granted >= self.max_tasks_per_child:
             return True
         return self.max_memory is not None and int(member.control[at.OWN_MEMORY]) > self.max_memory
 
-    def recycle(self, member: Member) -> None:
+    def recycle(self, member: PoolMember) -> None:
         """End a worker that is worn out and has nothing to do."""
         self._recycled += 1
         self.remove(member, kill=False)
 
-    def remove(self, member: Member, lost: bool = False, kill: bool = True) -> int | None:
+    def remove(self, member: PoolMember, lost: bool = False, kill: bool = True) -> int | None:
         """End a worker; its exit status."""
         self.members.pop(member.number, None)
         self._lost += lost
@@ -332,7 +332,7 @@ class WorkerPool:
         member.rows = 0
         return member.close(kill)
 
-    def wait(self, timeout: float | None) -> list[Member]:
+    def wait(self, timeout: float | None) -> list[PoolMember]:
         """Members that have sent something, or ended, within `timeout` seconds.
 
         Raises:
@@ -340,7 +340,7 @@ class WorkerPool:
         """
         self.check_open()
         poller = select.poll()
-        by_fd: dict[int, Member] = {}
+        by_fd: dict[int, PoolMember] = {}
         for member in list(self.members.values()):
             for fd in member.descriptors():
                 if fd >= 0:

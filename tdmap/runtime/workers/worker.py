@@ -40,10 +40,10 @@ from tdmap.runtime.wire.messages import (
     Failed,
     Grant,
     Hello,
-    Output,
     Planned,
     Protect,
     Refused,
+    WriteTo,
 )
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelWriter
@@ -186,7 +186,7 @@ class Worker:
                 self.grant(message)
             elif isinstance(message, Begin):
                 self.begin(message)
-            elif isinstance(message, Output):
+            elif isinstance(message, WriteTo):
                 self.output(message)
             elif isinstance(message, Planned):
                 if self.loop is not None and self.loop.job == message.job:
@@ -233,7 +233,7 @@ class Worker:
                 return loop.plan.span(message.start, message.stop)
         return None
 
-    def output(self, message: Output) -> None:
+    def output(self, message: WriteTo) -> None:
         """Results have a place from now on."""
         if self.loop is not None and self.loop.job == message.job:
             try:

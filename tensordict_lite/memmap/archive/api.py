@@ -19,8 +19,8 @@ from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_of
 from tensordict_lite.memmap.archive.read import Archive, opened
-from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
-from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
+from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, write_archive
+from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, ZipEntry
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.contents import is_temporary
 from tensordict_lite.memmap.disk.files import write_all
@@ -30,7 +30,7 @@ from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import Plan, SaveOptions, plan_for
+from tensordict_lite.memmap.plan import SaveOptions, SavePlan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
@@ -80,9 +80,9 @@ def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options
     if not options.existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
     plan = plan_for(node, replace(options, reference_format=True), ragged_text=True)
-    members = [Member(folder.join(META), content := folder.json(), len(content), False) for folder in plan.folders]
+    members = [ZipMember(folder.join(META), content := folder.json(), len(content), False) for folder in plan.folders]
     members += [
-        Member(folder.join(name), blob, blob.nbytes if isinstance(blob, Tensor) else len(blob), name not in PICKLES)
+        ZipMember(folder.join(name), blob, blob.nbytes if isinstance(blob, Tensor) else len(blob), name not in PICKLES)
         for folder in plan.folders
         for name, blob in folder.blobs.items()
     ]
@@ -100,7 +100,7 @@ def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options
     return out
 
 
-def _members_of(plan: Plan, like: bool) -> Iterator[Member]:
+def _members_of(plan: SavePlan, like: bool) -> Iterator[ZipMember]:
     """The data of all tensors, in their order."""
     for leaf in plan.leaves:
         tensor = leaf.tensor
@@ -110,18 +110,18 @@ def _members_of(plan: Plan, like: bool) -> Iterator[Member]:
         else:
             nbytes = leaf.nbytes
             if nbytes:
-                yield _new_member(Member, (leaf.file, Zeros(nbytes) if like else tensor, nbytes, True))
+                yield _new_member(ZipMember, (leaf.file, Zeros(nbytes) if like else tensor, nbytes, True))
 
 
 _new_member = tuple.__new__  # a third of the price of the constructor of a named tuple
 
 
-def _member(file: str, tensor: Tensor, like: bool) -> Member:
+def _member(file: str, tensor: Tensor, like: bool) -> ZipMember:
     nbytes = tensor.numel() * tensor.element_size()
-    return Member(file, Zeros(nbytes) if like else tensor, nbytes)
+    return ZipMember(file, Zeros(nbytes) if like else tensor, nbytes)
 
 
-def _mapped(plan: Plan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
+def _mapped(plan: SavePlan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
     """The tensors of a plan where they lie in the archive that was written."""
     places: list[Place] = []
     at = iter(starts)
@@ -197,7 +197,7 @@ def pack_memmap(
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when no process writes to it")
 
 
-def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[Member]], Any]) -> None:
+def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[ZipMember]], Any]) -> None:
     """Write the files of a folder to an archive; _Changed where they were replaced meanwhile."""
     folder = open_folder(root)
     held.callback(os.close, folder)
@@ -213,7 +213,7 @@ def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[Member]],
         raise _Changed
 
 
-def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member], list[FileData]]:
+def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[ZipMember], list[FileData]]:
     """What goes into the archive of a folder, and its files, of which many stay open until the stack unwinds."""
     names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
     data: list[FileData] = []
@@ -221,7 +221,7 @@ def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member],
     for number, name in enumerate(names):
         data.append(FileData(os.path.join(root, name), held=number < held_files))
         held.callback(data[-1].close)
-    return [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)], data
+    return [ZipMember(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)], data
 
 
 def _require_dataset(root: str) -> None:
@@ -324,7 +324,7 @@ def _folders_of(archive: Archive) -> list[str]:
     return sorted(found, key=lambda folder: (folder.count("/") + bool(folder), folder))
 
 
-def _extract(archive: Archive, entry: Entry, path: str) -> None:
+def _extract(archive: Archive, entry: ZipEntry, path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         at = 0
@@ -395,7 +395,7 @@ def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads:
     return Path(archive_path)
 
 
-def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[Entry, int]]:
+def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipEntry, int]]:
     """Every stored entry with the CRC of its data as it is now."""
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
     with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensordict_lite.errors import ArchiveError
-from tensordict_lite.memmap.archive.zipformat import BZIP2, DEFLATED, LZMA, METHODS, STORED, Entry
+from tensordict_lite.memmap.archive.zipformat import BZIP2, DEFLATED, LZMA, METHODS, STORED, ZipEntry
 from tensordict_lite.memmap.disk import crc
 
 __all__ = ["MAX_RATIO", "compressed", "credible", "deflated_block", "inflate", "method_of"]
@@ -77,12 +77,12 @@ def compressed(method: int, blocks: Iterable[Any], level: int | None) -> Iterato
     yield packer.flush()
 
 
-def credible(entry: Entry, ratio: float = MAX_RATIO) -> bool:
+def credible(entry: ZipEntry, ratio: float = MAX_RATIO) -> bool:
     """Whether the size that an entry claims can be that of its compressed bytes."""
     return entry.method == STORED or entry.size <= ratio * (entry.compressed + _SLACK)
 
 
-def inflate(path: str, entry: Entry, packed: Any) -> Iterator[bytes]:
+def inflate(path: str, entry: ZipEntry, packed: Any) -> Iterator[bytes]:
     """The data of a compressed entry in blocks; never more than it claims, and all of it.
 
     Args:
@@ -110,7 +110,7 @@ def inflate(path: str, entry: Entry, packed: Any) -> Iterator[bytes]:
         raise ArchiveError(path, f"the entry {entry.name!r} is damaged: its checksum is not that of its data")
 
 
-def _errors_of(entry: Entry) -> tuple[type[Exception], ...]:
+def _errors_of(entry: ZipEntry) -> tuple[type[Exception], ...]:
     if entry.method != LZMA:
         return ()
     import lzma
@@ -118,7 +118,7 @@ def _errors_of(entry: Entry) -> tuple[type[Exception], ...]:
     return (lzma.LZMAError,)
 
 
-def _blocks(entry: Entry, packed: Any) -> Iterator[bytes]:
+def _blocks(entry: ZipEntry, packed: Any) -> Iterator[bytes]:
     if entry.method == DEFLATED:
         unpacker = zlib.decompressobj(-15)
         for start in range(0, len(packed), _STEP):
@@ -149,7 +149,7 @@ def _blocks(entry: Entry, packed: Any) -> Iterator[bytes]:
         yield source.decompress(part, _STEP)
 
 
-def _lzma_decompressor(entry: Entry, packed: Any) -> Any:
+def _lzma_decompressor(entry: ZipEntry, packed: Any) -> Any:
     import lzma
 
     _, _, length, properties, window = struct.unpack_from("<2BHBL", packed)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import Archive, opened
-from tensordict_lite.memmap.archive.zipformat import STORED, Entry
+from tensordict_lite.memmap.archive.zipformat import STORED, ZipEntry
 from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
@@ -71,7 +71,7 @@ class ArchiveLoader(Loader):
     def _name(self, path: str) -> str:
         return path[len(self.archive.path) + 1 :]
 
-    def _entry(self, path: str) -> Entry | None:
+    def _entry(self, path: str) -> ZipEntry | None:
         return self.archive.entries.get(self._name(path))
 
     def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
@@ -97,7 +97,7 @@ class ArchiveLoader(Loader):
             return _empty(shape, dtype=dtype)
         return self.archive.tensor(entry, dtype, shape, nbytes // dtype.itemsize)
 
-    def _checked(self, path: str, nbytes: int, room: int | None) -> Entry | None:
+    def _checked(self, path: str, nbytes: int, room: int | None) -> ZipEntry | None:
         """The entry of a tensor, of the right size; ``None`` where there is nothing in it."""
         entry = self._entry(path)
         if entry is None:
@@ -132,7 +132,7 @@ class ArchiveLoader(Loader):
             source[key] = self.leaf(folder, key, leaf) if not self._can_wait(entry, leaf) else self._later(entry, leaf)
         source.update(zip(keys, archive.pieces.at(places)))
 
-    def _can_wait(self, entry: Entry | None, leaf: LeafMeta) -> bool:
+    def _can_wait(self, entry: ZipEntry | None, leaf: LeafMeta) -> bool:
         """Whether the data of a tensor may be decompressed beside that of others."""
         return (
             self.num_threads > 1

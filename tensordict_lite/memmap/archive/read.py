@@ -15,7 +15,7 @@ from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
-from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_starts, entries, find_directory
+from tensordict_lite.memmap.archive.zipformat import STORED, ZipEntry, data_starts, entries, find_directory
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import size_of_file
 from tensordict_lite.memmap.disk.format import MAX_META_BYTES, META
@@ -62,7 +62,7 @@ class Archive:
         self.pieces = Pieces(self.storage, MemoryMappedTensor)
         # Not through a tensor, which would be a fake one in a FakeTensorMode. The storage outlives it, in this object.
         self.data = memoryview((ctypes.c_char * size).from_address(self.storage.data_ptr())).cast("B")
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ZipEntry] = {}
         self.starts: dict[str, int] = {}
         self._read_directory(max_ratio)
 
@@ -83,7 +83,7 @@ class Archive:
             if entry.method != STORED and not credible(entry, max_ratio):
                 raise self._incredible(entry)
 
-    def _incredible(self, entry: Entry) -> ArchiveError:
+    def _incredible(self, entry: ZipEntry) -> ArchiveError:
         return ArchiveError(
             self.path,
             f"the entry {entry.name!r} claims that {entry.compressed:,} compressed bytes are {entry.size:,} bytes of "
@@ -115,12 +115,12 @@ class Archive:
 
     # -- bytes ---------------------------------------------------------------------------------------------
 
-    def raw(self, entry: Entry) -> memoryview:
+    def raw(self, entry: ZipEntry) -> memoryview:
         """The bytes of an entry in the archive, compressed or not."""
         start = self.starts[entry.name]
         return self.data[start : start + entry.compressed]
 
-    def blocks(self, entry: Entry) -> Iterator[Any]:
+    def blocks(self, entry: ZipEntry) -> Iterator[Any]:
         """The data of an entry in blocks, checked against its CRC (the last block comes before that is known)."""
         raw = self.raw(entry)
         if entry.method != STORED:
@@ -134,7 +134,7 @@ class Archive:
         if total != entry.crc:
             raise self._differs(entry)
 
-    def _differs(self, entry: Entry) -> ArchiveError:
+    def _differs(self, entry: ZipEntry) -> ArchiveError:
         return ArchiveError(
             self.path,
             f"the entry {entry.name!r} is not what was saved: its checksum differs. If it was written to on purpose "
@@ -155,7 +155,7 @@ class Archive:
 
     # -- tensors -------------------------------------------------------------------------------------------
 
-    def tensor(self, entry: Entry, dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> Tensor:
+    def tensor(self, entry: ZipEntry, dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> Tensor:
         """The first elements of an entry as a tensor: in place where it is stored and aligned, else a copy.
 
         The caller has checked that the entry has that many elements.
@@ -170,7 +170,7 @@ class Archive:
         self.fill(entry, out, numel * dtype.itemsize)
         return out
 
-    def room_for(self, entry: Entry, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def room_for(self, entry: ZipEntry, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """Memory for the data of an entry that cannot be mapped."""
         if self.writable:
             what = "compressed" if entry.method != STORED else f"not aligned to the {dtype.itemsize} bytes of {dtype}"
@@ -181,7 +181,7 @@ class Archive:
             )
         return _empty(shape, dtype=dtype)
 
-    def fill(self, entry: Entry, out: Tensor, nbytes: int) -> None:
+    def fill(self, entry: ZipEntry, out: Tensor, nbytes: int) -> None:
         """Copies the data of an entry into a tensor."""
         target = memoryview(_empty(0, dtype=torch.uint8).set_(out.untyped_storage(), 0, (nbytes,)).numpy())
         at = 0
@@ -191,7 +191,7 @@ class Archive:
             at += len(part)
 
 
-def _offset(entry: Entry) -> int:
+def _offset(entry: ZipEntry) -> int:
     return entry.offset
 
 

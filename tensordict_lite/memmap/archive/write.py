@@ -22,7 +22,7 @@ from tensordict_lite.memmap.archive.codec import compressed, credible, deflated_
 from tensordict_lite.memmap.archive.zipformat import (
     DEFLATED,
     STORED,
-    Entry,
+    ZipEntry,
     central_record,
     end_records,
     local_header,
@@ -35,9 +35,9 @@ from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import all_bytes, byte_blocks, write_all
 from tensordict_lite.memmap.disk.format import MAX_LEVELS
 from tensordict_lite.memmap.disk.mapping import check_room, preallocate, reserve
-from tensordict_lite.memmap.tuning import Tuning, current
+from tensordict_lite.memmap.tuning import SaveTuning, current
 
-__all__ = ["FileData", "Member", "Zeros", "write_archive"]
+__all__ = ["FileData", "ZipMember", "Zeros", "write_archive"]
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -108,7 +108,7 @@ class Zeros:
 Data = bytes | Tensor | FileData | Zeros
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """An entry that is to be written."""
 
     name: str
@@ -121,7 +121,7 @@ class Member(NamedTuple):
 def write_archive(
     fd: int,
     path: str,
-    members: Sequence[Member],
+    members: Sequence[ZipMember],
     method: int = STORED,
     level: int | None = None,
     num_threads: int = 0,
@@ -177,7 +177,7 @@ class _Writer:
         pool: ThreadPoolExecutor | None,
         ahead: int,
         crc32: Callable[..., int],
-        tuning: Tuning,
+        tuning: SaveTuning,
     ) -> None:
         self.fd = fd
         self.path = path
@@ -215,7 +215,7 @@ class _Writer:
 
     # -- stored --------------------------------------------------------------------------------------------
 
-    def store(self, members: Sequence[Member]) -> None:
+    def store(self, members: Sequence[ZipMember]) -> None:
         """Entries as they are."""
         pieces: list[Any] = []
         first = at = self.at
@@ -255,7 +255,7 @@ class _Writer:
             write_all(self.fd, b"".join(pieces), first, self.path)
         self.at = at
 
-    def _large_writer(self, members: Sequence[Member]) -> Callable[[Any, int, int], int]:
+    def _large_writer(self, members: Sequence[ZipMember]) -> Callable[[Any, int, int], int]:
         """What writes large data, entry after entry, and gives its CRC: this thread alone, or with the others."""
         small, size = self.tuning.small_bytes, self.tuning.thread_part_bytes
         large = [member for member in members if member.nbytes >= small and type(member.data) is not Zeros]
@@ -291,7 +291,7 @@ class _Writer:
 
     # -- compressed ----------------------------------------------------------------------------------------
 
-    def compress(self, members: Sequence[Member], method: int, level: int | None) -> None:
+    def compress(self, members: Sequence[ZipMember], method: int, level: int | None) -> None:
         """Entries, compressed. Where one would claim more than readers believe, it is deflated instead."""
         pending = _Pending(self)
         jobs = _packing_jobs(members, method, level, self.tuning)
@@ -310,22 +310,22 @@ class _Pending:
         self.writer = writer
         self.header = self.packed = self.total = 0
 
-    def add(self, member: Member, chunks: Iterable[tuple[Any, int, int]]) -> None:
+    def add(self, member: ZipMember, chunks: Iterable[tuple[Any, int, int]]) -> None:
         """Writes some of its data: (compressed bytes, CRC and length of what is in them)."""
         writer = self.writer
         if not self.header:
             largest = member.nbytes + (member.nbytes >> 6) + 1024  # of what does not compress
-            entry = Entry("", member.name.encode(), 0, 0, largest, largest, writer.at)
+            entry = ZipEntry("", member.name.encode(), 0, 0, largest, largest, writer.at)
             self.header = len(local_header(entry, writer.tuning))
         for chunk, own, length in chunks:
             self.total = crc.combine(self.total, own, length)
             write_all(writer.fd, chunk, writer.at + self.header + self.packed, writer.path)
             self.packed += len(chunk)
 
-    def finish(self, member: Member, method: int) -> bool:
+    def finish(self, member: ZipMember, method: int) -> bool:
         """Writes its header, unless readers would not believe it: then it is to be compressed anew."""
         writer, header, packed = self.writer, self.header, self.packed
-        entry = Entry(member.name, member.name.encode(), method, self.total, packed, member.nbytes, writer.at)
+        entry = ZipEntry(member.name, member.name.encode(), method, self.total, packed, member.nbytes, writer.at)
         self.header = self.packed = self.total = 0
         if method != DEFLATED and not credible(entry):
             return False
@@ -392,7 +392,7 @@ def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def _packing_jobs(
-    members: Sequence[Member], method: int, level: int | None, tuning: Tuning
+    members: Sequence[ZipMember], method: int, level: int | None, tuning: SaveTuning
 ) -> Iterator[tuple[Any, ...]]:
     """What is compressed at a time: a block that is deflated, or an entry where the method needs all of it."""
     for member in members:
@@ -404,8 +404,8 @@ def _packing_jobs(
 
 
 def _packed(
-    member: Member, method: int, level: int | None, tuning: Tuning, block: Any, is_last: bool
-) -> tuple[Member, Any, bool]:
+    member: ZipMember, method: int, level: int | None, tuning: SaveTuning, block: Any, is_last: bool
+) -> tuple[ZipMember, Any, bool]:
     """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
     if method == DEFLATED:
         chunk = deflated_block(block, level, is_last)
@@ -415,7 +415,7 @@ def _packed(
     return member, stream if member.nbytes > tuning.whole_bytes else list(stream), is_last
 
 
-def _summed_stream(member: Member, method: int, level: int | None, size: int) -> Iterator[tuple[bytes, int, int]]:
+def _summed_stream(member: ZipMember, method: int, level: int | None, size: int) -> Iterator[tuple[bytes, int, int]]:
     """An entry compressed with a method whose blocks depend on each other: the CRC comes at the end."""
     total = nbytes = 0
 

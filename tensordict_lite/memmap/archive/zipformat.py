@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tensordict_lite.errors import ArchiveError
 from tensordict_lite.memmap.disk.format import MAX_LEVELS, MAX_NAME
-from tensordict_lite.memmap.tuning import Tuning, current
+from tensordict_lite.memmap.tuning import SaveTuning, current
 
 __all__ = [
     "ALIGN",
@@ -23,7 +23,7 @@ __all__ = [
     "DEFLATED",
     "LZMA",
     "STORED",
-    "Entry",
+    "ZipEntry",
     "central_record",
     "data_starts",
     "end_records",
@@ -55,7 +55,7 @@ _PADDING_ID = b"td"
 LOCAL_CRC, CENTRAL_CRC = 14, 16  # where the CRC is, from the start of a local header and of a record
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """One entry of the directory."""
 
     name: str
@@ -86,13 +86,13 @@ class Entry(NamedTuple):
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def padding(offset: int, name: bytes, size: int, tuning: Tuning) -> int:
+def padding(offset: int, name: bytes, size: int, tuning: SaveTuning) -> int:
     """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
     length = -(offset + _LOCAL.size + len(name) + (20 if size >= tuning.wide_bytes else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
 
 
-def local_size(name: bytes, size: int, pad: int, tuning: Tuning) -> int:
+def local_size(name: bytes, size: int, pad: int, tuning: SaveTuning) -> int:
     """Bytes of the local header of a stored entry."""
     return _LOCAL.size + len(name) + (20 if size >= tuning.wide_bytes else 0) + pad
 
@@ -100,10 +100,10 @@ def local_size(name: bytes, size: int, pad: int, tuning: Tuning) -> int:
 _PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
 
 
-def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int, tuning: Tuning) -> tuple[bytes, bytes]:
+def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int, tuning: SaveTuning) -> tuple[bytes, bytes]:
     """Local header and record of a stored entry. ``pad`` is 0 or at least 4."""
     if size >= tuning.wide_bytes or offset >= tuning.wide_bytes:
-        entry = Entry("", name, STORED, crc, size, size, offset)
+        entry = ZipEntry("", name, STORED, crc, size, size, offset)
         return local_header(entry, tuning, pad), central_record(entry, tuning)
     flags = 0 if name.isascii() else _UTF8
     n = len(name)
@@ -114,7 +114,7 @@ def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int, tuni
     return local, record + name
 
 
-def local_header(entry: Entry, tuning: Tuning, pad: int = 0) -> bytes:
+def local_header(entry: ZipEntry, tuning: SaveTuning, pad: int = 0) -> bytes:
     """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
     name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
     if size >= tuning.wide_bytes or compressed >= tuning.wide_bytes:
@@ -129,7 +129,7 @@ def local_header(entry: Entry, tuning: Tuning, pad: int = 0) -> bytes:
     return fixed + name + extra
 
 
-def central_record(entry: Entry, tuning: Tuning) -> bytes:
+def central_record(entry: ZipEntry, tuning: SaveTuning) -> bytes:
     """The record of an entry in the directory."""
     name = entry.raw
     size, compressed, offset, extra = entry.size, entry.compressed, entry.offset, b""
@@ -151,7 +151,7 @@ def central_record(entry: Entry, tuning: Tuning) -> bytes:
     return fixed + name + extra
 
 
-def end_records(count: int, offset: int, size: int, tuning: Tuning) -> bytes:
+def end_records(count: int, offset: int, size: int, tuning: SaveTuning) -> bytes:
     """What ends an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
     out = b""
     if count >= tuning.wide_entries or offset >= tuning.wide_bytes or size >= tuning.wide_bytes:
@@ -228,7 +228,7 @@ def _directory64(path: str, data: Any, end: int) -> tuple[tuple[int, ...], int] 
     return tuple(rest), where
 
 
-def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[Entry]:
+def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[ZipEntry]:
     """The records of the directory that :func:`find_directory` found; folders are left out.
 
     Raises:
@@ -264,7 +264,7 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[En
     if at != size:
         raise ArchiveError(path, f"the directory has {size - at:,} bytes behind its {count:,} records")
     names = _names(path, found)
-    return [make(Entry, (name, *fields)) for name, fields in zip(names, found) if name[-1] != "/"]
+    return [make(ZipEntry, (name, *fields)) for name, fields in zip(names, found) if name[-1] != "/"]
 
 
 def require_name(path: str, raw: bytes) -> None:
@@ -334,7 +334,7 @@ def _refusal(flags: int, method: int, disk: int) -> str:
     return "is in another part of a split archive" if disk else "is a link or a special file"
 
 
-def data_starts(path: str, data: Any, found: list[Entry], limits: list[int]) -> dict[str, int]:
+def data_starts(path: str, data: Any, found: list[ZipEntry], limits: list[int]) -> dict[str, int]:
     """Where the data of each entry starts, see :func:`_data_start`: in one go where nothing is wrong or unusual.
 
     Args:
@@ -367,7 +367,7 @@ def data_starts(path: str, data: Any, found: list[Entry], limits: list[int]) -> 
     return out
 
 
-def _data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
+def _data_start(path: str, data: Any, entry: ZipEntry, limit: int) -> int:
     """Where the data of an entry starts: behind its local header, which must say what the directory says.
 
     Args:

@@ -29,7 +29,7 @@ from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
 
-__all__ = ["Arena", "Cell"]
+__all__ = ["ObjectTable", "Cell"]
 
 _WORDS = 8  # of a cell in the header
 _STEP = 64  # room is given out in multiples of this many bytes
@@ -37,7 +37,7 @@ _STEP = 64  # room is given out in multiples of this many bytes
 Address = tuple[str, int, int, int]
 
 
-class Arena:
+class ObjectTable:
     """Room for a number of cells.
 
     Args:
@@ -145,16 +145,16 @@ def _close(owner: int, fd: int, unlink: str | None) -> None:
             os.unlink(unlink)
 
 
-_arenas: weakref.WeakValueDictionary[tuple[int, int], Arena] = weakref.WeakValueDictionary()
+_arenas: weakref.WeakValueDictionary[tuple[int, int], ObjectTable] = weakref.WeakValueDictionary()
 
 
-def _arena(path: str, device: int, inode: int, count: int) -> Arena:
+def _arena(path: str, device: int, inode: int, count: int) -> ObjectTable:
     """The arena at an address; one object of it a process."""
     known = _arenas.get((device, inode))
-    return Arena(count, (path, device, inode, count)) if known is None else known
+    return ObjectTable(count, (path, device, inode, count)) if known is None else known
 
 
-def _received(address: Address, offered: Any) -> Arena:
+def _received(address: Address, offered: Any) -> ObjectTable:
     """:func:`_arena`, by the descriptor that came with it."""
     fd = fetch(offered)
     try:
@@ -164,7 +164,7 @@ def _received(address: Address, offered: Any) -> Arena:
             os.close(fd)
 
 
-ForkingPickler.register(Arena, Arena._send)
+ForkingPickler.register(ObjectTable, ObjectTable._send)
 
 
 def _opened(address: Address) -> int:
@@ -197,7 +197,7 @@ class Cell:
 
     __slots__ = ("_arena", "_number", "_seen", "_value")
 
-    def __init__(self, arena: Arena, number: int) -> None:
+    def __init__(self, arena: ObjectTable, number: int) -> None:
         self._arena = arena
         self._number = number
         self._seen = 0
