@@ -40,7 +40,7 @@ processor's part of a copy takes as long as some megabytes of the link's."""
 
 
 @dataclass(frozen=True)
-class Placement:
+class DevicePlan:
     """Where a job's function runs and where its results go."""
 
     devices: tuple[torch.device, ...]
@@ -49,7 +49,7 @@ class Placement:
     """Where `out` lies; None: in this machine's memory, or there is none."""
 
     @classmethod
-    def of(cls, device: Devices, out: Data | None) -> Placement:
+    def of(cls, device: Devices, out: Data | None) -> DevicePlan:
         """From the arguments of `map`.
 
         Raises:

@@ -23,7 +23,7 @@ from tdmap.data.kinds import Data, is_read_anew
 from tdmap.data.objects import object_paths
 from tdmap.data.reader import rows_of
 from tdmap.data.store import folder_of
-from tdmap.devices import Devices, Placement
+from tdmap.devices import DevicePlan, Devices
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, adapted, as_function
@@ -156,7 +156,7 @@ def map(
     if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
         raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
     given, shards = ctx.output.given, ctx.output.shards
-    where, rank = Placement.of(device, given), None if shard is None else rank_of(shard)
+    where, rank = DevicePlan.of(device, given), None if shard is None else rank_of(shard)
     if shards is not None and (dim or rank is not None or where.devices):
         what = "rows_per_shard=" if shards.rows_per_shard is not None else f"out={out!r}"
         raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")
@@ -251,7 +251,7 @@ def _to_shards(job: Job, ctx: Context, resume: Resume) -> Data:
     return ctx.output.shards.map(job, bool(resume), write)
 
 
-def _into_rows(job: Job, ctx: Context, where: Placement, rank: Rank | None, resume: Resume) -> Any:
+def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None, resume: Resume) -> Any:
     """Rows that there are: in memory, in files, or on a device; or those that the results are made of."""
     out, execution = ctx.output.given, ctx.execution
     in_place = out is job.source.data

@@ -45,7 +45,7 @@ from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 
 
-class Piece(NamedTuple):
+class SpilledRows(NamedTuple):
     """Rows that wait in a spill file, tensor after tensor."""
 
     rows: int
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
     """The first time that a worker sends this one."""
 
 
-def pack_pieces(values: Sequence[tuple[Piece, ...] | None]) -> dict[str, Any]:
+def pack_pieces(values: Sequence[tuple[SpilledRows, ...] | None]) -> dict[str, Any]:
     """The pieces of consecutive chunks as data for a log: their numbers in one tensor."""
     pieces = [piece for found in values for piece in found or ()]
     files = {file: number for number, file in enumerate(dict.fromkeys(piece.file for piece in pieces))}
@@ -82,11 +82,11 @@ def pack_pieces(values: Sequence[tuple[Piece, ...] | None]) -> dict[str, Any]:
     }
 
 
-def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
+def unpack_pieces(packed: Any) -> list[tuple[SpilledRows, ...] | None]:
     """What `pack_pieces` was given. Raises ValueError, TypeError or LookupError for other data."""
     schemas = {number: Schema(skeleton) for number, skeleton in packed["skeletons"].items()}
     pieces = [
-        Piece(rows, digest, packed["files"][file], offset, packed["objects"].get(number, {}), schemas.get(number))
+        SpilledRows(rows, digest, packed["files"][file], offset, packed["objects"].get(number, {}), schemas.get(number))
         for number, (rows, digest, file, offset) in enumerate(packed["numbers"].tolist())
     ]
     for number, column, rows, total, file, lengths, values in packed["spilled"].tolist():
@@ -101,7 +101,7 @@ def unpack_pieces(packed: Any) -> list[tuple[Piece, ...] | None]:
     return values
 
 
-def _travelling(piece: Piece) -> dict[KeyPath, Any]:
+def _travelling(piece: SpilledRows) -> dict[KeyPath, Any]:
     return {path: entry for path, entry in piece.objects.items() if not isinstance(entry, Spilled)}
 
 
@@ -121,18 +121,18 @@ class SpillRows(Wrapped):
         # By thread: another one's pieces may reach the driver first, and what is under way may never do.
         self._sent: dict[int, set[int]] = {}
 
-    def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
+    def __call__(self, chunk: Any, start: int = 0) -> tuple[SpilledRows, ...]:
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
         pieces = tuple(self._spill(rows, known) for rows in each_result(self.call(chunk, start)))
         sent |= known
         return pieces
 
-    def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    def join_states(self, states: list[tuple[SpilledRows, ...]]) -> tuple[SpilledRows, ...]:
         """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
         return tuple(piece for state in states for piece in state)
 
-    def _spill(self, rows: Data, known: set[int]) -> Piece:
+    def _spill(self, rows: Data, known: set[int]) -> SpilledRows:
         parts = take_apart(rows)
         digest = parts.schema.digest
         file, offset = "", 0
@@ -143,7 +143,7 @@ class SpillRows(Wrapped):
         objects = {path: spilled(entry, plan, self.spill) or entry for path, entry in parts.objects.items()}
         new = digest not in known
         known.add(digest)
-        return Piece(parts.rows, digest, file, offset, objects, parts.schema if new else None)
+        return SpilledRows(parts.rows, digest, file, offset, objects, parts.schema if new else None)
 
 
 def each_result(result: Any) -> Iterator[Data]:
@@ -198,7 +198,7 @@ class CollectPieces(Collect):
             if known and all(self._can_read(piece, is_there) for piece in found or ()):
                 self.restored[chunk] = found
 
-    def _can_read(self, piece: Piece, is_there: Callable[[str, int], bool]) -> bool:
+    def _can_read(self, piece: SpilledRows, is_there: Callable[[str, int], bool]) -> bool:
         """Whether the rows of a piece are still in their files."""
         waiting = [rows for rows in piece.objects.values() if isinstance(rows, Spilled)]
         return (not piece.file or is_there(piece.file, piece.offset)) and all(
@@ -213,7 +213,7 @@ class CollectPieces(Collect):
             total += sum(x.nbytes if isinstance(x, Spilled) else result_bytes(x) for x in piece.objects.values())
         return total
 
-    def _known(self, piece: Piece) -> Schema:
+    def _known(self, piece: SpilledRows) -> Schema:
         """The schema of a piece, which came with it or with an earlier one of its worker."""
         if piece.schema is not None:
             self.schemas.setdefault(piece.digest, piece.schema)
@@ -224,7 +224,7 @@ class CollectPieces(Collect):
         for chunk, pieces in zip(range(start, stop), values):
             self.learn(chunk, pieces)
 
-    def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
+    def learn(self, chunk: int, pieces: tuple[SpilledRows, ...] | None) -> None:
         """Take note of what the rows of a chunk look like.
 
         Raises:
@@ -249,7 +249,7 @@ class CollectPieces(Collect):
                 self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
 
     @property
-    def all(self) -> list[Piece]:
+    def all(self) -> list[SpilledRows]:
         """The pieces that have rows, in the order of the chunks."""
         return [piece for pieces in self.result() for piece in pieces or () if piece.rows]
 
@@ -298,7 +298,7 @@ class PlacePieces(Step):
             offset += -(-piece_rows * row_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_bytes: int) -> Tensor:
+def tasks_of(pieces: Sequence[SpilledRows], files: list[str], row_bytes: int, most_bytes: int) -> Tensor:
     """The table of the second job, of parts of at most so many bytes; adds the names of files to `files`."""
     numbers: dict[str, int] = {}
     most = max(most_bytes // max(row_bytes, 1), 1)
@@ -314,7 +314,7 @@ def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int, most_byt
     return torch.tensor(table, dtype=torch.int64).reshape(-1, 6)
 
 
-def place_pieces(ctx: Context, pieces: Sequence[Piece], schema: Schema, spill: Spill) -> None:
+def place_pieces(ctx: Context, pieces: Sequence[SpilledRows], schema: Schema, spill: Spill) -> None:
     """Allocate the output, and bring every piece to its place."""
     objects = {}
     for path in pieces[0].objects if pieces else ():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.devices import Placement, check_start_method, devices_of
+from tdmap.devices import DevicePlan, check_start_method, devices_of
 from tdmap.execution import Execution
 from tdmap.memory import links as device_module
 from tdmap.memory.links import resolve_device
@@ -120,7 +120,7 @@ def test_forks_and_cuda_do_not_mix(make_pool):
 
 
 def placed(devices=(), out_device=None):
-    return Placement(tuple(devices), out_device)
+    return DevicePlan(tuple(devices), out_device)
 
 
 def test_workers_that_use_a_device_are_spawned_unless_told_otherwise():

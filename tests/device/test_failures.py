@@ -91,7 +91,7 @@ def failing(row):
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_an_error_that_comes_late_names_its_own_rows(on_device, data, monkeypatch, stays):
-    monkeypatch.setattr("tdmap.devices.Placement.stays", lambda self, execution: stays)
+    monkeypatch.setattr("tdmap.devices.DevicePlan.stays", lambda self, execution: stays)
     for seed in range(3):
         with pytest.raises(torch.AcceleratorError, match="assert") as caught:
             out = torch.zeros(ROWS, 50)

@@ -13,7 +13,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.devices import Placement
+from tdmap.devices import DevicePlan
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
@@ -150,7 +150,7 @@ def placed(lender, monkeypatch):
     monkeypatch.setitem(device_module.LINKS, FAKE.type, FakeLink)
     monkeypatch.setattr("tdmap.devices.can_lend", lendable.get)
     monkeypatch.setattr("tdmap.ops.map.cannot_lend", lambda device: lendable.update({device: False}))
-    monkeypatch.setattr(Placement, "of", lambda device, out: Placement((FAKE,), FAKE))
+    monkeypatch.setattr(DevicePlan, "of", lambda device, out: DevicePlan((FAKE,), FAKE))
     return lendable
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.devices import FN_WORKERS, Placement
+from tdmap.devices import FN_WORKERS, DevicePlan
 from tdmap.execution import Execution
 from tdmap.memory import links as device_module
 from tdmap.process_state import ProcessSettings, ThreadSettings
@@ -64,11 +64,11 @@ def test_a_pool_that_asks_for_forks_is_refused(no_forks):
 
 def test_a_device_has_few_workers_unless_more_are_asked_for(monkeypatch):
     monkeypatch.setattr("tdmap.execution.usable_cores", lambda: 32)
-    one, three = (Placement(tuple(torch.device("cuda", n) for n in range(count)), None) for count in (1, 3))
+    one, three = (DevicePlan(tuple(torch.device("cuda", n) for n in range(count)), None) for count in (1, 3))
     assert one.execution(Execution()).workers == FN_WORKERS
     assert three.execution(Execution()).workers == 3 * FN_WORKERS
     assert one.execution(Execution(num_workers=9)).workers == 9
-    assert Placement((), torch.device("cuda:0")).execution(Execution()).workers == 32
+    assert DevicePlan((), torch.device("cuda:0")).execution(Execution()).workers == 32
     monkeypatch.setattr("tdmap.execution.usable_cores", lambda: 1)
     assert three.execution(Execution()).workers == 1
     assert one.execution(Execution(executor="serial")).workers == 1

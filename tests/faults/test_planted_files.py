@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import tdmap
 from tdmap.cli import app
 from tdmap.errors import ResumeMismatch, UntrustedFile
-from tdmap.output.append import Piece, pack_pieces
+from tdmap.output.append import SpilledRows, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
 from tdmap.run import disk, log
 from tdmap.run.status import describe, read_status
@@ -501,7 +501,7 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
     schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
     from tdmap.data.schema import Schema
 
-    pieces = [(Piece(2, Schema(schema).digest, file, 0, {}, Schema(schema)),)] * 6
+    pieces = [(SpilledRows(2, Schema(schema).digest, file, 0, {}, Schema(schema)),)] * 6
     with open(out / ".tdmap" / "journal", "ab") as frames:
         frames.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 6, 60, 0) + pack(pack_pieces(pieces))))
     assert torch.equal(RESUMABLE["flat_map"](make(), out, num_workers=0)["x"], torch.arange(0, 60, 3))
