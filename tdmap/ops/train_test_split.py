@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.devices import check_no_device
 from tdmap.ops.permute import permute
 from tdmap.run.operation import entry_point
 from tdmap.run.options import Options
@@ -51,6 +52,7 @@ def train_test_split(
         >>> len(train), len(test), sorted([*train.tolist(), *test.tolist()])
         (6, 2, [0, 1, 2, 3, 4, 5, 6, 7])
     """
+    check_no_device(out, data)
     rows = len(data)
     count = round(rows * test_size) if isinstance(test_size, float) else int(test_size)
     if isinstance(test_size, bool) or not 0 < count < rows:
