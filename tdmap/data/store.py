@@ -274,10 +274,6 @@ class OutputFolder:
         self._make_room(example)
         return example.memmap_like(self._data)
 
-    def attach(self, name: str, content: bytes) -> None:
-        """Put a file beside a dataset that `create` has made; it goes with it to its place."""
-        hidden.replace_file(Path(self._data, name), content, durable=False)
-
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again

@@ -27,16 +27,6 @@ from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
 
 
-def parts_of_options(**options: Any) -> dict[str, str]:
-    """Options that a result depends on, as parts of a call.
-
-    Example:
-        >>> parts_of_options(descending=True)
-        {'the option descending': 'True'}
-    """
-    return {f"the option {name}": repr(value) for name, value in options.items()}
-
-
 def parts_of(name: str, value: Any) -> dict[str, str]:
     """The parts of something that a call was given: of a function, a reducer, another dataset.
 
