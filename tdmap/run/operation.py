@@ -108,7 +108,7 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
     has_output = "out" in shown.parameters and skip == DROP
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        taken = allowed()
+        taken = options_of(fn)
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in taken}
         given = {**dict(zip(names, args)), **kwargs}
         if len(args) > len(names) or not required <= given.keys() or len(given) < len(args) + len(kwargs):
@@ -122,10 +122,8 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options, skip)
-        if (
-            has_output and looked_at is not None and hasattr(type(looked_at), "check_output")
-        ):  # it reads other rows, too
-            looked_at.check_output(ctx.output)
+        if has_output and looked_at is not None and hasattr(type(looked_at), "check_output"):
+            looked_at.check_output(ctx.output)  # it reads other rows, too
 
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
@@ -140,10 +138,6 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
         return resumable_call(ctx, identity, work, skipper)
-
-    @functools.cache
-    def allowed() -> frozenset[str]:
-        return frozenset(options_of(fn))
 
     functools.update_wrapper(call, fn)
     return _entry(call, fn.__name__, shown, fn)

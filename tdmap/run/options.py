@@ -124,6 +124,7 @@ _complete(
 # -- which operation takes which -----------------------------------------------------------------------
 
 
+@functools.cache
 def options_of(fn: Callable[..., Any]) -> tuple[str, ...]:
     """The options in the annotation `**options: Unpack[...]` of a function; without one, those about workers."""
     parameter = next((p for p in inspect.signature(fn).parameters.values() if p.kind is p.VAR_KEYWORD), None)
