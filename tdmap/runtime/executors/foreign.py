@@ -203,7 +203,7 @@ class ForeignWorkers(Workers):
 
     def send(self, worker: int | None, message: News) -> None:
         if isinstance(message, RowWriter):
-            self._output = self._publish(self._packing.pack_writer(message))
+            self._output = self._publish(self._packing.pack_later(message))
         elif isinstance(message, ChunkPlan):
             self._job = replace(self._job, plan=message)
         else:

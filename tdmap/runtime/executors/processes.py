@@ -137,7 +137,7 @@ class ProcessWorkers(Workers):
     def output(self, writer: RowWriter) -> None:
         """Results have a place from now on."""
         self._output = pickle.dumps(
-            WriteTo(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
+            WriteTo(self._job.number, self._packing.pack_later(writer)), pickle.HIGHEST_PROTOCOL
         )
         for number in self._begun:
             self.pool.members[number].send_bytes(self._output)
@@ -164,7 +164,7 @@ class ProcessWorkers(Workers):
         room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
         if room is not None:
             self._undo[member.number] = room
-            member.send(Protect(self._job.number, self._packing.pack_room(room)))
+            member.send(Protect(self._job.number, self._packing.pack_later(room)))
         if self._device_writer is not None:
             # Memory of a device is lent to one receiver at a time.
             payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)

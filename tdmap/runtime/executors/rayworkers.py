@@ -136,7 +136,7 @@ class RayWorkers(ProcessWorkers):
     def _seen(self, writer: RowWriter) -> RowWriter:
         """A writer into the memory that other workers see."""
         if self._shares_memory and not is_on_device(writer.out):
-            seen: RowWriter = unpack(self._packing.pack_writer(writer))
+            seen: RowWriter = unpack(self._packing.pack_later(writer))
             return seen
         return writer
 

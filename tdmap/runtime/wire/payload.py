@@ -90,9 +90,9 @@ class JobPacker:
         """The dataset, as workers see it: copies stand for what lies in ordinary memory."""
         return unpack(self._source)[0]
 
-    def pack_writer(self, writer: RowWriter) -> bytes:
-        """A writer that has come later."""
-        return self._packer.dumps(writer)
+    def pack_later(self, value: RowWriter | Room) -> bytes:
+        """What workers need besides: a writer, once there is one, or room for the rows of a chunk."""
+        return self._packer.dumps(value)
 
     def lend_writer(self, writer: RowWriter) -> tuple[bytes, list[Loan]]:
         """A writer into a device's memory, for one worker, and what it is lent."""
@@ -107,10 +107,6 @@ class JobPacker:
         if not (job.policy.may_write or job.policy.skip):  # workers have private pages
             return None
         return undo_room(job, self.arena.empty)
-
-    def pack_room(self, room: Room) -> bytes:
-        """Room for rows, packed for a worker."""
-        return self._packer.dumps(room)
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:
         """Put the rows of a chunk back into the memory that the workers see.
