@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.objects import MISSING, Column, Each, KeyPath, One, Piece, Pieces, Rows, Spilled
+from tdmap.data.objects import MISSING, Each, KeyPath, One, Piece, Pieces, RaggedPiece, Spilled, StackedPiece
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
@@ -101,7 +101,7 @@ def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None
         where: the rows, for the message.
     """
     for piece, path in zip(pieces, paths):
-        for value in () if isinstance(piece, Column) else _values(piece):
+        for value in () if isinstance(piece, RaggedPiece) else _values(piece):
             if not holds_json(value):
                 key = repr(path[0] if len(path) == 1 else path)
                 raise OutputMismatch(
@@ -148,7 +148,7 @@ def _read(noted: Any) -> Piece:
         for number in noted[2]:
             values[number] = MISSING
         return Each(values)
-    return Rows([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
+    return StackedPiece([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
 
 
 def describe_spilled(piece: Spilled) -> tuple[str, str, tuple[int, ...]]:

@@ -5,7 +5,7 @@
     driver   pieces of all chunks ──► a column (NonTensorData where all rows have one object, else NonTensorStack)
 
 Shared memory holds bytes, so objects travel. A piece is as small as its rows allow: `One` object, `Each` row's object
-in a list, or the `Rows` themselves where each of them is a stack of objects.
+in a list, or a `StackedPiece` where each of them is a stack of objects.
 
 Rows without an object of their own (they were skipped, or the function returned None) keep what an output had before;
 in a new output they hold None, or no objects at all where rows are stacks.
@@ -66,7 +66,7 @@ class Each:
         return _packed, (kind, bytes_of(values).tobytes(), bytes_of(offsets).tobytes())
 
 
-class Column(Each):
+class RaggedPiece(Each):
     """Ragged rows, which stay values and offsets.
 
     Args:
@@ -93,13 +93,13 @@ class Column(Each):
         return _unpacked, (self.entry.kind, dtype, shape, *content)
 
 
-def _packed(kind: str, values: bytes, offsets: bytes) -> Column:
+def _packed(kind: str, values: bytes, offsets: bytes) -> RaggedPiece:
     return _unpacked(kind, torch.uint8, (len(values),), values, offsets)
 
 
-def _unpacked(kind: str, dtype: torch.dtype, shape: tuple[int, ...], values: bytes, offsets: bytes) -> Column:
+def _unpacked(kind: str, dtype: torch.dtype, shape: tuple[int, ...], values: bytes, offsets: bytes) -> RaggedPiece:
     content = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0, dtype=dtype)
-    return Column(Ragged(content.reshape(shape), torch.frombuffer(bytearray(offsets), dtype=torch.int64), kind))
+    return RaggedPiece(Ragged(content.reshape(shape), torch.frombuffer(bytearray(offsets), dtype=torch.int64), kind))
 
 
 class Spilled(NamedTuple):
@@ -147,15 +147,15 @@ def spill_pieces(pieces: Pieces, plan: ChunkPlan, spill: Spill | None) -> Pieces
     """The pieces of a chunk; those of ragged rows that have come with its report are put into a spill file."""
     if spill is None:
         return pieces
-    return tuple((spilled(p.entry, plan, spill) or p) if isinstance(p, Column) else p for p in pieces)
+    return tuple((spilled(p.entry, plan, spill) or p) if isinstance(p, RaggedPiece) else p for p in pieces)
 
 
-def unspilled(piece: Spilled, spill: Spill) -> Column:
+def unspilled(piece: Spilled, spill: Spill) -> RaggedPiece:
     """The rows of a piece, in memory."""
     lengths = spill.read(Extent(piece.file, piece.lengths, piece.rows * 8), torch.int64, (piece.rows,))
     extent = Extent(piece.file, piece.values, piece.nbytes)
     values = spill.read(extent, piece.dtype, (piece.total, *piece.row_shape))
-    return Column(Ragged(values, offsets_of(lengths), piece.kind))
+    return RaggedPiece(Ragged(values, offsets_of(lengths), piece.kind))
 
 
 BLANKS = {"str": b"\xff", "json": b"null"}
@@ -169,7 +169,7 @@ def blank_rows(like: Ragged, rows: int) -> Ragged:
     return Ragged(values, torch.arange(rows + 1) * len(blank), like.kind)
 
 
-class Rows(NamedTuple):
+class StackedPiece(NamedTuple):
     """One non-tensor entry a row: rows that are stacks of objects themselves, or `MISSING`."""
 
     entries: list[Any]
@@ -192,7 +192,7 @@ def _missing() -> _Missing:
     return MISSING
 
 
-Piece: TypeAlias = "One | Each | Rows | Spilled | None"
+Piece: TypeAlias = "One | Each | StackedPiece | Spilled | None"
 """The objects of some consecutive rows in one column; None where there are none."""
 
 Pieces: TypeAlias = "tuple[Piece, ...]"
@@ -218,10 +218,10 @@ def piece_bytes(piece: Piece) -> int:
         return 0
     if isinstance(piece, Spilled):
         return piece.rows * 8 + piece.nbytes
-    return result_bytes(piece.entry if isinstance(piece, Column) else contents(piece))
+    return result_bytes(piece.entry if isinstance(piece, RaggedPiece) else contents(piece))
 
 
-def contents(piece: One | Each | Rows) -> Any:
+def contents(piece: One | Each | StackedPiece) -> Any:
     """The object of all rows, or the list of what the rows have."""
     return piece.values if isinstance(piece, Each) else piece[0]
 
@@ -316,15 +316,15 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
     if isinstance(entry, NonTensorDataBase):
         return One(entry._payload, entry)
     if plan.unbind:
-        return Rows([entry])
+        return StackedPiece([entry])
     if is_ragged(entry) and not plan.dim:
-        return Column(entry)
+        return RaggedPiece(entry)
     if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
         return Each(values)
     rows = entry.unbind(plan.dim)
     if all(isinstance(row, NonTensorData) for row in rows):
         return Each([row._payload for row in rows])
-    return Rows(list(rows))
+    return StackedPiece(list(rows))
 
 
 def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
@@ -345,35 +345,35 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
             return One(joined._payload, joined)
     if len(ones) == len(parts) and all(same_payload(one.value, ones[0].value) for one in ones[1:]):
         return ones[0]
-    stacked = any(isinstance(piece, Rows) for _, piece in parts)
+    stacked = any(isinstance(piece, StackedPiece) for _, piece in parts)
     values: list[Any] = []
     for rows, piece in parts:
         values += _entries(piece, rows) if stacked else _payloads(piece, rows)
-    return Rows(values) if stacked else Each(values)
+    return StackedPiece(values) if stacked else Each(values)
 
 
 def without_gaps(parts: Sequence[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
     """The pieces of a column, with blank rows where ragged ones are missing; the others are as they were."""
-    like = next((piece.entry for _, piece in parts if isinstance(piece, Column)), None)
+    like = next((piece.entry for _, piece in parts if isinstance(piece, RaggedPiece)), None)
     if like is None:
         return list(parts)
-    return [(rows, Column(blank_rows(like, rows)) if piece is None and rows else piece) for rows, piece in parts]
+    return [(rows, RaggedPiece(blank_rows(like, rows)) if piece is None and rows else piece) for rows, piece in parts]
 
 
-def _joined(pieces: list[Piece]) -> Column | None:
+def _joined(pieces: list[Piece]) -> RaggedPiece | None:
     """Ragged rows, and strings beside them, as one column; None where there are none such."""
-    if not any(isinstance(piece, Column) for piece in pieces):
+    if not any(isinstance(piece, RaggedPiece) for piece in pieces):
         return None
     entries: list[Any] = []
     for piece in pieces:
-        if isinstance(piece, Column):
+        if isinstance(piece, RaggedPiece):
             entries.append(piece.entry)
         elif isinstance(piece, Each) and not any(value is MISSING for value in piece.values):
             entries.append(NonTensorStack._of_objects(piece.values))
         else:
             return None
     joined: Any = torch.cat(entries) if len(entries) > 1 else entries[0]
-    return Column(joined) if type(joined) is Ragged else None
+    return RaggedPiece(joined) if type(joined) is Ragged else None
 
 
 def _flat(entry: Any) -> Any:
@@ -387,7 +387,7 @@ def _payloads(piece: Piece, rows: int) -> list[Any]:
 
 
 def _entries(piece: Piece, rows: int) -> list[Any]:
-    if isinstance(piece, Rows):
+    if isinstance(piece, StackedPiece):
         return piece.entries
     return [value if value is MISSING else NonTensorData(value) for value in _payloads(piece, rows)]
 
@@ -399,7 +399,7 @@ def unchanged(entry: Any, before: Any, plan: ChunkPlan) -> bool:
     if isinstance(entry, Ragged) and isinstance(before, Ragged) and entry.column and before.column:
         return _equal_rows(entry, before)
     piece, old = piece_of(entry, plan), piece_of(before, plan)
-    if isinstance(piece, Rows) or isinstance(old, Rows) or old is None:
+    if isinstance(piece, StackedPiece) or isinstance(old, StackedPiece) or old is None:
         return False
     if isinstance(piece, One) and isinstance(old, One):
         return same_payload(piece.value, old.value)
@@ -491,25 +491,25 @@ def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tup
         return found
     whole = concat_pieces(parts)
     rows = sum(count for count, _ in parts)
-    stacked = isinstance(whole, Rows)
+    stacked = isinstance(whole, StackedPiece)
     past = piece_of(old, ChunkPlan(plan.length, plan.size, plan.dim))
-    stacked |= isinstance(past, Rows)
+    stacked |= isinstance(past, StackedPiece)
     new, kept = (_entries(p, rows) if stacked else _payloads(p, rows) for p in (whole, past))
     merged = [past if value is MISSING else value for value, past in zip(new, kept)]
-    return [(rows, Rows(merged) if stacked else Each(merged))]
+    return [(rows, StackedPiece(merged) if stacked else Each(merged))]
 
 
 def _over_ragged(piece: Piece, old: Ragged) -> Piece:
     """A piece that lacks no row, ragged like those before where its objects allow it."""
     if piece is None:
-        return Column(old)
-    if isinstance(piece, (Column, Spilled, Rows)) or not len(old):
+        return RaggedPiece(old)
+    if isinstance(piece, (RaggedPiece, Spilled, StackedPiece)) or not len(old):
         return piece
     values = _payloads(piece, len(old))
     if any(value is MISSING for value in values):
         values = [past if value is MISSING else value for value, past in zip(values, old._payloads() or ())]
     try:
-        return Column((Ragged.from_objects if old.kind == "json" else Ragged.from_list)(values))
+        return RaggedPiece((Ragged.from_objects if old.kind == "json" else Ragged.from_list)(values))
     except TypeError:
         return Each(values)
 
@@ -528,7 +528,7 @@ def require_one_form(path: KeyPath, pieces: Sequence[tuple[int, Piece]]) -> None
     """Raise OutputMismatch where ragged rows of numbers are of several dtypes or shapes."""
     row, first = 0, None
     for count, piece in pieces:
-        form = form_of(piece.entry if isinstance(piece, Column) else piece) if count else None
+        form = form_of(piece.entry if isinstance(piece, RaggedPiece) else piece) if count else None
         first = first or form
         if form is not None and first is not None and form != first and "tensor" in (form[0], first[0]):
             name = repr(path[0] if len(path) == 1 else path)
@@ -548,9 +548,9 @@ def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size)
     if isinstance(whole, One) and not plan.unbind:
         return NonTensorData(whole.value, batch_size=size)
     rows = size[plan.dim]
-    if isinstance(whole, Rows):
+    if isinstance(whole, StackedPiece):
         return NonTensorStack(*_filled(whole.entries, rest), stack_dim=plan.dim)
-    if isinstance(whole, Column) and not rest:
+    if isinstance(whole, RaggedPiece) and not rest:
         return whole.entry
     return stack_of(_payloads(whole, rows), rest, plan.dim)
 
@@ -624,13 +624,13 @@ class ObjectColumn:
             self._piece = piece_of(self.entry, ChunkPlan(0, 1))
         whole = self._piece
         count = int(self.entry._batch_size[0])
-        stacked = isinstance(whole, Rows)
+        stacked = isinstance(whole, StackedPiece)
         values = _entries(whole, count) if stacked else _payloads(whole, count)
         gaps = missing if missing is not None else [False] * len(rows)
         taken = [MISSING if gap else values[row] for row, gap in zip(rows, gaps)]
         if stacked and all(gaps):
             stacked = False
-        piece = Rows(taken) if stacked else Each(taken)
+        piece = StackedPiece(taken) if stacked else Each(taken)
         return column_of([(len(rows), piece)], ChunkPlan(len(rows), max(len(rows), 1)), size)
 
 

@@ -44,7 +44,7 @@ from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
 from tdmap.rowerrors import RowError
 from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
-from tdmap.run.log import SkippedRows
+from tdmap.run.log import EarlierSkips
 from tdmap.run.resumable import fill_folder
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
@@ -53,7 +53,7 @@ from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
-from tdmap.stores.manifest import MANIFEST, Shard, pack
+from tdmap.stores.manifest import MANIFEST, ShardEntry, pack
 from tdmap.stores.opening import concat, open
 from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import digest_of_bytes
@@ -73,7 +73,7 @@ MIN_SHARDS = 16
 """and there are at least so many, rows permitting."""
 
 
-class Done(NamedTuple):
+class WrittenShard(NamedTuple):
     """What a worker says of a shard that it has written."""
 
     rows: int
@@ -125,11 +125,11 @@ class ShardWriter:
             chunk_bytes=self.chunk_bytes,
         )
         try:
-            done = Done(*self._written(job, rows, count, number), skipped)
+            done = WrittenShard(*self._written(job, rows, count, number), skipped)
         except Exception:
             if not count or len(skipped) < count:
                 raise
-            done = Done(count, "", 0, None, skipped)
+            done = WrittenShard(count, "", 0, None, skipped)
         if self.noted:
             raised = [failure(start + offset, unpack_error(packed), packed.text) for offset, packed in skipped]
             note = {**done._asdict(), "skipped": raised}
@@ -137,7 +137,7 @@ class ShardWriter:
         return tuple(done)
 
     def _written(self, job: Job, rows: Data, count: int, number: int) -> tuple[int, str, int, list[Any]]:
-        """Write the shard of these rows; the first fields of `Done`."""
+        """Write the shard of these rows; the first fields of `WrittenShard`."""
         written: list[Any] = []
 
         def make(folder: str) -> Data:
@@ -425,7 +425,7 @@ class _Sharding:
             found["plan"][PER_SHARD] = self.rows
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
-    def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, Done] | None]:
+    def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, WrittenShard] | None]:
         """The name of the run, and the shards that are done; None where all of it is."""
         names = self.target.names()
         known = self.target.read(RUN) if HIDDEN in names else None
@@ -445,7 +445,7 @@ class _Sharding:
         record = {"run": name, "process": [*ProcessId.own()], "replaces": replaces}
         self.target.write(WRITING, json.dumps(record).encode())
 
-    def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
+    def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, WrittenShard] | None]:
         header = compared(self.target, identity, known, whole)
         name = header["run"]
         if whole:
@@ -453,18 +453,18 @@ class _Sharding:
             return name, None
         sessions = header["sessions"] if type(header.get("sessions")) is int else 1
         self.target.write(RUN, json.dumps({**header, "sessions": sessions + 1}).encode())
-        done: dict[int, Done] = {}
+        done: dict[int, WrittenShard] = {}
         for number, note in self.target.notes(name).items():
             done[number], skipped = _noted(f"{self.target.name}/{RUN}, shard {number}", note)
             self._skipped += skipped
         return name, done
 
-    def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:
+    def _execute(self, name: str, done: dict[int, WrittenShard], noted: bool) -> list[WrittenShard]:
         """Have all shards written that are not done."""
         job, length = self.job, self.job.plan.length
         writer = ShardWriter(job, self.target, name, self.rows, noted, self.write)
         if not length:
-            return [Done(*writer(job.source.data, 0))]
+            return [WrittenShard(*writer(job.source.data, 0))]
         chunks = -(-self.rows // max(job.plan.size, 1))
         policy = replace(
             job.policy,
@@ -476,23 +476,23 @@ class _Sharding:
         outer = Job(Source(_lazy(job.source.data)), ChunkPlan(length, self.rows), writer, policy)
         log = KnownChunks(merge_ranges([(number, number + 1) for number in done]))
         values = self.execution.run(outer, Collect(), log)
-        return [done[number] if value is None else Done(*value) for number, value in enumerate(values)]
+        return [done[number] if value is None else WrittenShard(*value) for number, value in enumerate(values)]
 
-    def _tell(self, found: list[Done]) -> None:
+    def _tell(self, found: list[WrittenShard]) -> None:
         """Tell the handler of the job, or warn, of the rows that raised.
 
         Raises:
             Exception: every row of the call raised, or most results do not fit.
         """
         plan = ChunkPlan(self.job.plan.length, self.rows)
-        skips = SkipLog(replace(self.job, plan=plan), Callback(), SkippedRows(None, 0, self._skipped))
+        skips = SkipLog(replace(self.job, plan=plan), Callback(), EarlierSkips(None, 0, self._skipped))
         skips.begin()
         for number, done in enumerate(found):
             skips.add(Skipped(self.job.number, 0, number, tuple(done.skipped)))
         skips.commit(0, len(found))
         skips.finish(plan.length)
 
-    def _add_blanks(self, found: list[Done], name: str) -> None:
+    def _add_blanks(self, found: list[WrittenShard], name: str) -> None:
         """Write the shards of which every row raised like one of the others."""
         for number in [number for number, done in enumerate(found) if done.schema is None]:
             known = next(number for number, done in enumerate(found) if done.schema is not None)
@@ -501,9 +501,9 @@ class _Sharding:
             shard = blank_like(example[torch.zeros(rows, dtype=torch.int64)])
             meta = self.target.write_shard(shard_name(name, number), shard.memmap)
             length, nbytes, schema = _facts(shard)
-            found[number] = Done(length, digest_of_bytes(meta), nbytes, schema, [])
+            found[number] = WrittenShard(length, digest_of_bytes(meta), nbytes, schema, [])
 
-    def _check(self, found: list[Done], name: str) -> None:
+    def _check(self, found: list[WrittenShard], name: str) -> None:
         for number, done in enumerate(found):
             if done.schema != found[0].schema:
                 mine, theirs = ({tuple(field[0]): field[1:] for field in one.schema or ()} for one in (found[0], done))
@@ -522,9 +522,9 @@ class _Sharding:
                         "out, or out must be the URL of a store."
                     )
 
-    def _publish(self, name: str, found: list[Done], overwrite: bool, resume: bool) -> None:
+    def _publish(self, name: str, found: list[WrittenShard], overwrite: bool, resume: bool) -> None:
         kept = [(number, done) for number, done in enumerate(found) if done.rows] or [(0, found[0])]
-        shards = [Shard(shard_name(name, number), done.rows, done.meta, done.nbytes) for number, done in kept]
+        shards = [ShardEntry(shard_name(name, number), done.rows, done.meta, done.nbytes) for number, done in kept]
         if not overwrite and {MANIFEST, META} & self.target.names():
             raise FileExistsError(f"{self.target.name} has got a dataset of another call meanwhile.")
         empty = [shard_name(name, number) for number, done in enumerate(found) if (number, done) not in kept]
@@ -609,13 +609,13 @@ def finished(target: Target, run: str, call: str) -> None:
     )
 
 
-def _noted(where: str, note: bytes) -> tuple[Done, list[RowError]]:
+def _noted(where: str, note: bytes) -> tuple[WrittenShard, list[RowError]]:
     try:
         value = parse_json(note)
         if not are_failures(value["skipped"]):
             raise ValueError("no rows that raised")
         skipped = row_errors([value["skipped"]])
-        done = Done(value["rows"], value["meta"], value["nbytes"], value["schema"], [])
+        done = WrittenShard(value["rows"], value["meta"], value["nbytes"], value["schema"], [])
     except (ValueError, LookupError, TypeError) as error:
         raise UntrustedFile(where, f"is not what a writer of shards has noted ({error})") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in (done.rows, done.nbytes)):

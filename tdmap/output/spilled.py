@@ -11,11 +11,11 @@ import torch
 
 from tdmap.data.kinds import Data
 from tdmap.data.objects import (
-    Column,
     Each,
     KeyPath,
     One,
     Piece,
+    RaggedPiece,
     Spilled,
     blank_rows,
     column_of,
@@ -188,7 +188,7 @@ def _spilled(rows: int, piece: Piece, like: Spilled, spill: Spill) -> Spilled | 
     entry: Any
     if piece is None:
         entry = blank_rows(unspilled(like._replace(rows=0, total=0), spill).entry, rows)
-    elif isinstance(piece, Column):
+    elif isinstance(piece, RaggedPiece):
         entry = piece.entry
     elif isinstance(piece, One) and piece.entry is None and type(piece.value) in (str, bytes):
         entry = Ragged.from_list([piece.value] * rows)

@@ -589,7 +589,7 @@ def _size_of(job: int) -> str:
     return f"chunk size of job {job}"
 
 
-class SkippedRows:
+class EarlierSkips:
     """The rows of one job that its sessions have skipped, for `SkipLog`."""
 
     def __init__(self, log: Log | None, number: int, earlier: list[RowError], folder: Path | None = None) -> None:
@@ -628,7 +628,7 @@ class JobLog:
         self.committed = subtract_ranges(done, log.elsewhere)
         self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
         folder = log.folder if log.lists else None
-        self.skips = SkippedRows(log, number, known.bad_rows, folder) if job.policy.skip else None
+        self.skips = EarlierSkips(log, number, known.bad_rows, folder) if job.policy.skip else None
 
     def _forget_undone(self, known: LoggedJob, done: list[tuple[int, int]]) -> None:
         """Drop skipped rows of chunks that are not done: these chunks run again."""

@@ -34,7 +34,7 @@ from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
 from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, refuse
 from tdmap.run.ledger import Ledger
-from tdmap.run.log import History, Log, SkippedRows, begun, changes_of
+from tdmap.run.log import EarlierSkips, History, Log, begun, changes_of
 from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.format import REPLACED
 
@@ -101,7 +101,7 @@ def open_run(
             text = f"the run of {identity['name']} was complete before, and nothing was done ({again})."
             warn_user(f"{folder.parent}: {text}", AlreadyComplete)
         if again and job is not None and job.policy.skip and not found.is_over:
-            SkipLog(job, Callback(), SkippedRows(None, 0, history.bad_rows, folder if lists else None)).report()
+            SkipLog(job, Callback(), EarlierSkips(None, 0, history.bad_rows, folder if lists else None)).report()
         yield None
         return
     if identity["kind"] == IN_PLACE:

@@ -22,7 +22,7 @@ FORMAT = "tdmap.shards"
 VERSION = 1
 
 
-class Shard(NamedTuple):
+class ShardEntry(NamedTuple):
     """One folder."""
 
     path: str
@@ -43,14 +43,14 @@ def why_no_dataset(names: Iterable[str]) -> str:
     return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
 
 
-def pack(shards: list[Shard]) -> bytes:
+def pack(shards: list[ShardEntry]) -> bytes:
     """The content of a manifest."""
     lines = ",\n  ".join(json.dumps(shard._asdict()) for shard in shards)
     rows = sum(shard.rows for shard in shards)
     return f'{{"format": "{FORMAT}", "version": {VERSION}, "rows": {rows}, "shards": [\n  {lines}\n]}}\n'.encode()
 
 
-def unpack(path: str, data: bytes) -> list[Shard]:
+def unpack(path: str, data: bytes) -> list[ShardEntry]:
     """The folders that a manifest lists.
 
     Args:
@@ -79,13 +79,13 @@ def unpack(path: str, data: bytes) -> list[Shard]:
     return shards
 
 
-def _entry(path: str, entry: Any) -> Shard:
+def _entry(path: str, entry: Any) -> ShardEntry:
     if type(entry) is not dict:
         raise DatasetError(path, f"a shard is an object, found {entry!r:.80}")
-    name, rows, meta, size = (entry.get(key) for key in Shard._fields)
+    name, rows, meta, size = (entry.get(key) for key in ShardEntry._fields)
     if type(name) is not str or type(meta) is not str or any(type(n) is not int or n < 0 for n in (rows, size)):
         raise DatasetError(path, f"a shard has a path, rows, bytes and a digest: found {entry!r:.80}")
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") for part in parts) or "\\" in name or "\0" in name or ":" in name:
         raise DatasetError(path, f"the path {name!r} leads out of its folder; a dataset is not followed there")
-    return Shard(name, int(rows or 0), meta, int(size or 0))
+    return ShardEntry(name, int(rows or 0), meta, int(size or 0))

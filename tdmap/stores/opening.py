@@ -13,7 +13,7 @@ from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.process_state import on_host
 from tdmap.stores.arrays import ArraySource, is_arrays
-from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
+from tdmap.stores.manifest import MANIFEST, ShardEntry, unpack, why_no_dataset
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import FolderSource, MemorySource, RowSource, digest_of
@@ -237,7 +237,7 @@ def _members_of(source: AnyPath | RowSource, storage_options: dict[str, Any] | N
     return [_listed(path, shard) for shard in listed]
 
 
-def _listed(folder: str, shard: Shard) -> FolderSource:
+def _listed(folder: str, shard: ShardEntry) -> FolderSource:
     """A folder that a manifest lists, if it is what the manifest says."""
     path = f"{folder}/{shard.path}"
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), shard.path):

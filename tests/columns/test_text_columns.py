@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.data.objects import Column, Each
+from tdmap.data.objects import Each, RaggedPiece
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap import tuning
 from tensordict_lite.ragged import RaggedColumn
@@ -123,7 +123,7 @@ def test_strings_travel_as_their_bytes() -> None:
     import pickle
 
     piece = pickle.loads(pickle.dumps(Each(list(WORDS))))
-    assert isinstance(piece, Column) and piece.values == WORDS and len(piece) == ROWS
+    assert isinstance(piece, RaggedPiece) and piece.values == WORDS and len(piece) == ROWS
     assert pickle.loads(pickle.dumps(piece)).values == WORDS
     for others in ([*WORDS, None], [*WORDS, 3], WORDS[:3], [(word,) for word in WORDS]):
         assert pickle.loads(pickle.dumps(Each(others))).values == others
