@@ -151,10 +151,10 @@ class Ours(Side):
 
     def tokenise(self, out: Path) -> Any:
         data = self.made["drop duplicates"]
-        return tokenise(data, Words(), "text", out, eos=0, dtype=torch.int32, num_workers=self.workers)
+        return tokenise(data, Words(), "text", out=out, eos=0, dtype=torch.int32, num_workers=self.workers)
 
     def pack(self, out: Path) -> Any:
-        return pack(self.made["tokenise"], "input_ids", BLOCK, out, num_workers=self.workers)
+        return pack(self.made["tokenise"], "input_ids", BLOCK, out=out, num_workers=self.workers)
 
     def shuffle(self, out: Path) -> Any:
         return tdmap.shuffle(self.made["pack"], seed=0, out=out, num_workers=self.workers)

@@ -123,9 +123,11 @@ def run(folder: Path, made: dict[str, Any], workers: int) -> None:
     with timed("shuffle"):
         shuffled = tdmap.shuffle(once, seed=0, out=folder / "shuffled", num_workers=workers)
     with timed("tokenise"):
-        tokens = tokenise(shuffled, Words(), "text", folder / "tokens", eos=0, dtype=torch.int32, num_workers=workers)
+        tokens = tokenise(
+            shuffled, Words(), "text", out=folder / "tokens", eos=0, dtype=torch.int32, num_workers=workers
+        )
     with timed("pack"):
-        blocks = tdmap.datasets.pack(tokens, "input_ids", 1024, folder / "blocks", num_workers=workers)
+        blocks = tdmap.datasets.pack(tokens, "input_ids", 1024, out=folder / "blocks", num_workers=workers)
     total = sum(len(text.split()) + 1 for text in expected)
     assert int(tokens["input_ids"].lengths.sum()) == total and len(blocks) == total // 1024
     with timed("write Parquet"):

@@ -195,11 +195,11 @@ def padded(tokens: Ragged, max_length: int | None, pad_id: int, left: bool = Fal
 
 @entry_point
 def tokenise(
-    dataset: Any,
+    data: Any,
     tokenizer: Any,
     key: Any = None,
-    out: str | os.PathLike[str] | None = None,
     *,
+    out: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
     eos: int | None = None,
     pad: bool = False,
@@ -215,7 +215,7 @@ def tokenise(
     """Tokenise a column of text on several processes.
 
     Args:
-        dataset: a TensorDict with a column of text, a list of strings, or a `Ragged` of them.
+        data: a TensorDict with a column of text, a list of strings, or a `Ragged` of them.
         tokenizer: of `transformers` or `tokenizers`, or a function of a list of strings that returns a sequence of
             whole numbers for each.
         key: the column. Needed where the dataset has several columns of text.
@@ -263,7 +263,7 @@ def tokenise(
     place = destination(out, overwrite)
     if out is not None and pack is not None and not overwrite:
         OutputFolder.of(place).require_free(None, False)  # the text is tokenised into another folder first
-    rows, key = text_in(dataset, key)
+    rows, key = text_in(data, key)
     one = Tokenizer(tokenizer)
     if pad:
         _ = one.pad_id  # missing: told before anything is done
@@ -278,16 +278,16 @@ def tokenise(
             return pack_rows(tokens, TOKENS, pack, out, columns=columns, overwrite=overwrite, **options)
 
 
-def text_in(dataset: Any, key: Any) -> tuple[Any, Any]:
+def text_in(data: Any, key: Any) -> tuple[Any, Any]:
     """The rows of a dataset with its column of text alone, and the key of that.
 
     Raises:
         KeyError: there is no such column; lists those of text.
         TypeError: it is not text.
     """
-    if isinstance(dataset, (list, tuple)):
-        dataset = Ragged.from_list(dataset)
-    rows = rows_in(dataset)
+    if isinstance(data, (list, tuple)):
+        data = Ragged.from_list(data)
+    rows = rows_in(data)
     named = {joined(name): name for name in rows.keys(True, True, lambda kind: True)}
     texts = [name for name, each in named.items() if _is_text(rows.get(each))]
     if key is None and len(texts) > 1:
@@ -322,11 +322,11 @@ def _kind_of(entry: Any) -> str:
 
 @entry_point
 def pack(
-    dataset: Any,
+    data: Any,
     key: Any,
     size: int,
-    out: str | os.PathLike[str] | None = None,
     *,
+    out: str | os.PathLike[str] | None = None,
     columns: Sequence[str] = (),
     overwrite: bool = False,
     resume: bool = False,
@@ -335,7 +335,7 @@ def pack(
     """Cut the elements of a ragged column, one row after the other, into blocks of one size.
 
     Args:
-        dataset: a TensorDict with a ragged column of numbers, or a `Ragged`, whose key is `"rows"`.
+        data: a TensorDict with a ragged column of numbers, or a `Ragged`, whose key is `"rows"`.
         key: the column. Rows that do not lie one after the other are gathered in memory first.
         size: elements of a block. Elements at the end that do not fill one are left out.
         out: folder for the result. None: in memory.
@@ -359,15 +359,13 @@ def pack(
         >>> blocks["input_ids"].tolist(), blocks["document"].tolist()
         ([[1, 2], [3, 4], [5, 6]], [[0, 0], [0, 1], [2, 2]])
     """
-    return pack_rows(dataset, key, size, out, columns=columns, overwrite=overwrite, resume=resume, **options)
+    return pack_rows(data, key, size, out, columns=columns, overwrite=overwrite, resume=resume, **options)
 
 
-def pack_rows(
-    dataset: Any, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any
-) -> TensorDict:
+def pack_rows(data: Any, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any) -> TensorDict:
     """`pack`, within another call."""
     require_block_columns(columns)
-    rows = rows_in(dataset)
+    rows = rows_in(data)
     column = rows.get(key, None)
     if column is None:
         raise KeyError(f"there is {no_column(joined(key), [joined(each) for each in rows.keys(True)])}")
