@@ -39,3 +39,10 @@ def test_every_module_is_drawn_on_its_floor() -> None:
     hidden = {name for name in on_floors - named if not name.startswith("cli")}
     workers = {name.rsplit(".", 1)[1] for name in floors.placed() if name.startswith("tdmap.runtime.")}
     assert hidden - workers == set(), "of the workers, the drawing names some; all others are there"
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
+def test_every_path_on_the_page_leads_to_a_file(page: str) -> None:
+    paths = re.findall(r"[\w/]+/\w+\.py\b", (floors.ROOT / page).read_text())
+    roots = [floors.ROOT / name for name in ("", "tdmap", "tensordict_lite")]
+    assert paths and [path for path in paths if not any((root / path).exists() for root in roots)] == []
