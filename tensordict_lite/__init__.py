@@ -107,7 +107,7 @@ from_zarr = TensorDict.from_zarr
 _vmapping.install()
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
-_SAFE = [
+_SAFE: list[Any] = [
     TensorDict,
     LazyStackedTensorDict,
     NonTensorData,

@@ -41,7 +41,7 @@ class TensorDictBase(TensorCollection):
     """Base of :class:`TensorDict` and :class:`LazyStackedTensorDict`, not of tensorclasses."""
 
     __slots__ = ()
-    __class_getitem__ = classmethod(types.GenericAlias)  # TensorDict[str, Tensor], in annotations
+    __class_getitem__: Any = classmethod(types.GenericAlias)  # TensorDict[str, Tensor], in annotations
 
 
 MutableMapping.register(TensorDictBase)

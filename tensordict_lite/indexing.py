@@ -227,7 +227,9 @@ def index_names(names: list[str | None], index: Any, result_dims: int) -> list[s
             out.append(names[at])
             at += 1
         elif isinstance(part, Tensor):
-            mine = [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
+            mine: list[str | None] = (
+                [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
+            )
             if not advanced:
                 joint_at = len(out)
             if not advanced or part.ndim > len(joint):

@@ -21,7 +21,7 @@ __all__ = [
     "unravel_key_to_tuple",
 ]
 
-NestedKey = Union[str, tuple["NestedKey", ...]]  # type: ignore[misc]  # noqa: UP007 - a string in it
+NestedKey = Union[str, tuple["NestedKey", ...]]  # noqa: UP007 - a string in it
 
 KEY_SEPARATOR = "."
 """Between the parts of a key in the names of files, state dicts and flattened trees."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensordict_lite import dense, lazy, memmap, nn, objects, tensorclass
+    from tensordict_lite import dense, lazy, memmap, nn, objects
+    from tensordict_lite.tensorclass import decorator
 
 __all__ = ["register"]
 
@@ -36,7 +37,7 @@ same_payload: Callable[..., bool]
 stack_non_tensors: Callable[..., Any]
 cat_non_tensors: Callable[..., Any]
 # tensorclass/
-TensorClass: type[tensorclass.TensorClass]
+TensorClass: type[decorator.TensorClass]
 # memmap/, consolidated/
 MappedNestedTensor: type[memmap.MemoryMappedTensor]
 MemoryMappedTensor: type[memmap.MemoryMappedTensor]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stubs leave it out
 
-__all__ = ["StridedNestedTensor", "indexed", "shape_of", "with_shape"]
+__all__ = ["StridedNestedTensor", "UninitializedTensorMixin", "indexed", "shape_of", "with_shape"]
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
@@ -56,7 +56,7 @@ def indexed(tensor: Tensor, index: Any) -> Tensor:
     lengths = tensor._lengths  # type: ignore[attr-defined]
     starts = offsets[:-1]
     lengths = offsets.diff() if lengths is None else lengths
-    starts, lengths, values = starts[index], lengths[index], tensor.values()  # type: ignore[attr-defined]
+    starts, lengths, values = starts[index], lengths[index], tensor.values()
     ends = starts + lengths
     new = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     if not len(starts):

@@ -15,7 +15,7 @@ from tensordict_lite.keys import path_of
 from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
-    from tensordict_lite.base import TensorCollection
+    from tensordict_lite.kernel import Kernel
 
 __all__ = ["NestedKeysView", "StringKeysView", "default_is_leaf", "entry_of", "is_leaf_nontensor"]
 
@@ -57,7 +57,7 @@ def as_read(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
     return [(key, public(value)) for key, value in items]
 
 
-def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
+def leaf_keys(td: Kernel, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
     """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
     source = td._source
     for key, value in source.items() if type(source) is dict else td._key_entries():
@@ -70,7 +70,7 @@ def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> 
     return out
 
 
-def count_leaves(td: TensorCollection) -> int:
+def count_leaves(td: Kernel) -> int:
     """Number of tensors of the whole tree."""
     n = 0
     source = td._source
@@ -84,7 +84,7 @@ def count_leaves(td: TensorCollection) -> int:
     return n
 
 
-def count_entries(td: TensorCollection) -> int:
+def count_entries(td: Kernel) -> int:
     """Number of entries of the whole tree, collections included."""
     source = td._source
     n = 0
@@ -95,9 +95,7 @@ def count_entries(td: TensorCollection) -> int:
     return n
 
 
-def leaf_items(
-    td: TensorCollection, prefix: tuple[str, ...], out: list[tuple[Any, Tensor]]
-) -> list[tuple[Any, Tensor]]:
+def leaf_items(td: Kernel, prefix: tuple[str, ...], out: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
     """Items of the tensors of the whole tree."""
     for key, value in td._entries():
         if isinstance(value, Tensor):
@@ -146,7 +144,7 @@ def has_entry(td: Any, path: tuple[str, ...]) -> bool:
 
 
 def all_keys(
-    td: TensorCollection, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
+    td: Kernel, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
 ) -> list[Any]:
     """Keys of the whole tree, content before its container."""
     for key, value in td._key_entries():
@@ -159,7 +157,7 @@ def all_keys(
 
 
 def all_items(
-    td: TensorCollection, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
+    td: Kernel, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
 ) -> list[tuple[Any, Any]]:
     """Items of the whole tree, a container before its content."""
     for key, value in td._entries():
@@ -198,7 +196,7 @@ class StringKeysView(KeysView):  # type: ignore[type-arg]
     """Direct keys of a dict of entries: a set-like view of strings. A nested key is never in it."""
 
     __slots__ = ()
-    _mapping: dict[str, Any]
+    _mapping: Any
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._mapping)
@@ -225,10 +223,8 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
 
     __slots__ = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
 
-    def __init__(
-        self, td: TensorCollection, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
-    ) -> None:
-        self._mapping = td  # type: ignore[assignment]
+    def __init__(self, td: Kernel, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool) -> None:
+        self._mapping = td
         self._include_nested = include_nested
         self._leaves_only = leaves_only
         self._is_leaf = is_leaf
@@ -255,9 +251,9 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
         # `list(view)` asks for the length too, so it must cost less than the walk.
         if self._include_nested:
             if not self._leaves_only:
-                return count_entries(self._mapping)  # type: ignore[arg-type]
+                return count_entries(self._mapping)
             if self._is_leaf is None or self._is_leaf is default_is_leaf:
-                return count_leaves(self._mapping)  # type: ignore[arg-type]
+                return count_leaves(self._mapping)
         return len(self._list())
 
     @classmethod
@@ -282,16 +278,16 @@ class LeafKeysView(NestedKeysView):
     """``keys(True, True)`` without further options: the view that programs make most."""
 
     __slots__ = ()
-    _include_nested = True  # type: ignore[misc]
-    _leaves_only = True  # type: ignore[misc]
-    _is_leaf = None  # type: ignore[misc]
-    _sort = False  # type: ignore[misc]
+    _include_nested = True
+    _leaves_only = True
+    _is_leaf = None
+    _sort = False
 
     def _list(self) -> list[Any]:
-        return leaf_keys(self._mapping, (), [])  # type: ignore[arg-type]
+        return leaf_keys(self._mapping, (), [])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(leaf_keys(self._mapping, (), []))  # type: ignore[arg-type]
+        return iter(leaf_keys(self._mapping, (), []))
 
     def __len__(self) -> int:
-        return count_leaves(self._mapping)  # type: ignore[arg-type]
+        return count_leaves(self._mapping)

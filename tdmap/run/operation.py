@@ -37,7 +37,8 @@ from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.arguments import policy_for
 from tdmap.run.call import identify_call, parts_of, resumable_call
 from tdmap.run.context import Context, require_rows
-from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
+from tdmap.run.options import options_of, with_defaults, worker_options
+from tdmap.run.options import unknown_option as unknown_option  # tensordict_lite takes it from here
 from tdmap.runtime.skipping import DROP, PAD
 
 Function = TypeVar("Function", bound=Callable[..., Any])

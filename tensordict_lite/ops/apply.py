@@ -157,7 +157,7 @@ class ApplyOps(Kernel):
                         continue
                     new = result._fit(new, key)
             elif value._is_unbatched:
-                new = value._apply_entry(lambda x, rest=rest: fn(x, *map(public, rest)), result)  # type: ignore[misc]
+                new = value._apply_entry(lambda x, rest=rest: fn(x, *map(public, rest)), result)
                 if new is None:
                     continue
             elif value._is_non_tensor:
@@ -220,7 +220,8 @@ class ApplyOps(Kernel):
         Returns:
             self
         """
-        return self.apply(fn, *others, inplace=True, **kwargs)
+        result: Any = self.apply(fn, *others, inplace=True, **kwargs)
+        return result
 
     def _run_apply(
         self, call: _Call, others: tuple[Any, ...], names: Any, propagate_lock: bool, out: Any, extra: dict[str, Any]

@@ -115,7 +115,7 @@ def joined_types(items: Any) -> dict[str, str] | None:
             if one != other:
                 told = " and ".join(name or "plain numbers" for name in (one, other))
                 raise ValueError(f"the entry {key!r} is {told} in different collections: cast it to one type before")
-    return first  # type: ignore[no-any-return]
+    return first
 
 
 def types_at(root: Any, paths: list[tuple[str, ...]]) -> list[str | None]:

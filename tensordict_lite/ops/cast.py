@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CastOps"]
 
-_parse_to = torch._C._nn._parse_to
+_parse_to: Callable[..., Any] = torch._C._nn._parse_to
 _foreach_clone = getattr(torch, "_foreach_clone", None)  # since torch 2.12
 
 
@@ -148,19 +148,20 @@ class CastOps(Kernel):
         """
         if len(args) == 1:
             kind = type(args[0])
-            plain = not (kwargs or inplace or non_blocking_pin) and batch_size is other is cast_filter is None
+            plain = not (kwargs or inplace or non_blocking_pin or batch_size is not None)
+            plain = plain and other is None and cast_filter is None
             if kind is torch.dtype:
                 if plain:
                     return self._cast(args[0])
             elif kind is torch.device or kind is str:
                 if plain and non_blocking is None:
-                    device = torch.device(args[0])
+                    device: Any = torch.device(args[0])
                     if device.type in ("cpu", "meta") and device.index is None:
                         return self if device == self._device else self._relocated(device)
             elif args[0] is None:
                 args = ()
             elif not isinstance(args[0], Tensor) and hasattr(args[0], "_leaves"):
-                args, other = (), args[0]
+                other, args = args[0], ()
         if batch_size is not None and hasattr(self, "_stack_dim"):
             raise TypeError(
                 "Cannot pass batch-size to a LazyStackedTensorDict: it is that of its members. Make it dense first, "
@@ -180,7 +181,12 @@ class CastOps(Kernel):
             return self._unchanged()
         if non_blocking is None and len(args) > 1 and positional is False and args[-1] is False:
             non_blocking = False
-        if getattr(self, "_consolidated", None) is not None and dtype is memory_format is batch_size is None:
+        if (
+            getattr(self, "_consolidated", None) is not None
+            and dtype is None
+            and memory_format is None
+            and batch_size is None
+        ):
             whole = self._move_storage(device, non_blocking, non_blocking_pin, inplace)
             if whole is not None:
                 return whole
@@ -347,7 +353,7 @@ _CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.bool: Tensor.bool,
 }
 
-_NOTHING = (None, None, False, None)
+_NOTHING: tuple[Any, ...] = (None, None, False, None)
 
 
 def _clone_all(tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -450,7 +456,7 @@ def _force_batch_size(node: Any, size: torch.Size) -> None:
     node._change_batch_size(size)
 
 
-def _undo_cast(origin: weakref.ref[Any], changed: Any) -> Any:
+def _undo_cast(origin: Callable[[], Any], changed: Any) -> Any:
     """What a ``with td.to(...)`` block left, on the device and in the dtypes of where it came from."""
     before = origin()
     dtypes = dict(zip(leaf_paths(before), (leaf.dtype for leaf in before._leaves())))

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite import registry
+from tensordict_lite.strided import UninitializedTensorMixin
 
 __all__ = ["Swap", "put_back", "read", "read_state_dict"]
 
@@ -367,7 +367,7 @@ def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool 
     attributes = module.__dict__
     for key, value in swapped._source.items():
         if type(value) is _Parameter and not inplace:
-            current = slots.get(key)
+            current: Tensor | None = slots.get(key)
             if current is value:
                 continue
             if type(current) is _Parameter and (given is None or current is given.get(key)):

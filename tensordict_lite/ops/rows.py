@@ -228,7 +228,7 @@ class RowOps(Kernel):
                     "the entries requires grad. Call it under torch.no_grad()."
                 )
             out.update_(new)
-            return out  # type: ignore[no-any-return]
+            return out
         return self._inplace_or(inplace, new)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
@@ -245,7 +245,7 @@ class RowOps(Kernel):
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        return self._inplace_or(inplace, self[mask])  # type: ignore[index]
+        return self._inplace_or(inplace, self[mask])
 
     # -- filling ----------------------------------------------------------------------------------------------------
 
@@ -307,15 +307,21 @@ class RowOps(Kernel):
         else:
             theirs = None
 
+        fill: Any = pad  # a number wherever it is used
+
         def choose(key: str) -> Any:
             a = mine.get(key)
-            b = theirs.get(key) if theirs is not None else other
-            if theirs is not None and (a is None or b is None) and getattr(b if a is None else a, "_is_non_tensor", 0):
+            b: Any = theirs.get(key) if theirs is not None else other
+            if (
+                theirs is not None
+                and (a is None or b is None)
+                and getattr(b if a is None else a, "_is_non_tensor", False)
+            ):
                 return b if a is None else a  # objects of one side stay: nothing stands for them on the other
             if a is None:
-                return _where(condition, torch.full_like(b, pad) if isinstance(b, Tensor) else b * 0 + pad, b)
+                return _where(condition, torch.full_like(b, fill) if isinstance(b, Tensor) else b * 0 + fill, b)
             if b is None:
-                b = pad
+                b = fill
             return _where(condition, a, b)
 
         keys = list(mine) if theirs is None else [*mine, *[k for k in theirs if k not in mine]]
@@ -349,7 +355,7 @@ class RowOps(Kernel):
         """
         pairs = check_pad(self, pad_size)
         if inplace and self._lock is not None:
-            raise self._locked_error()  # type: ignore[attr-defined]
+            raise self._locked_error()
         size = self._batch_size
         new = torch.Size([n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)])
 
@@ -385,10 +391,10 @@ class RowOps(Kernel):
                 mask.append(torch.nested.to_padded_tensor(ones, False))
             return torch.nested.to_padded_tensor(leaf, padding)
 
-        out = self._map_leaves(dense)  # type: ignore[attr-defined]
+        out = self._map_leaves(dense)
         _settle_sizes(out)
         if mask:
-            ragged = -1 in self._batch_size  # type: ignore[attr-defined]
+            ragged = -1 in self._batch_size
             out.set(mask_key, mask[0].flatten(out.ndim).any(-1) if ragged and mask[0].ndim > out.ndim else mask[0])
         return out
 

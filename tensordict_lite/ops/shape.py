@@ -136,7 +136,11 @@ class ShapeOps(Kernel):
         if len(self._source) < _MANY or torch.compiler.is_compiling():
             return lambda value: give(value, (*new, *value.shape[dims:]))
         known = Shapes()
-        known.find = find = lambda shape: (*new, *shape[dims:])
+
+        def find(shape: torch.Size) -> tuple[int, ...]:
+            return (*new, *shape[dims:])
+
+        known.find = find
 
         def fitted(value: Any) -> Any:
             try:
@@ -166,7 +170,7 @@ class ShapeOps(Kernel):
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             dtype = shape[0]
-            out = self._map_leaves(lambda leaf: leaf.view(dtype))  # type: ignore[attr-defined]
+            out = self._map_leaves(lambda leaf: leaf.view(dtype))
             if batch_size is not None:
                 out._change_batch_size(torch.Size(batch_size))
             return out
@@ -252,7 +256,7 @@ class ShapeOps(Kernel):
         if not inplace or out is self:
             return out
         if self._lock is not None:
-            raise self._locked_error()  # type: ignore[attr-defined]
+            raise self._locked_error()
         self._become(out)
         return self
 
@@ -385,7 +389,7 @@ class ShapeOps(Kernel):
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """:meth:`expand` to ``shape``, as :func:`torch.broadcast_to`."""
         out = self.expand(*shape)
-        out = out.clone(recurse=False) if out is self else out  # type: ignore[attr-defined]
+        out = out.clone(recurse=False) if out is self else out
         out._names = None
         return out
 
@@ -433,7 +437,7 @@ class ShapeOps(Kernel):
                     "repeat_interleave(inplace=True) requires an explicit dim: without one the batch is flattened first"
                 )
             td = self.reshape(-1) if len(self._batch_size) != 1 else self
-            td = td if td is not self else self.clone(recurse=False)  # type: ignore[attr-defined]
+            td = td if td is not self else self.clone(recurse=False)
             td._names = None
             dim = 0
         size = td._batch_size
@@ -536,7 +540,7 @@ class ShapeOps(Kernel):
             flat = self.reshape(-1)
             shift = shifts if isinstance(shifts, int) else shifts[0]
             out = flat._reshaped(lambda value: value.roll(shift, 0), flat._batch_size).reshape(*size)
-            out = out.clone(recurse=False) if out is self else out  # type: ignore[attr-defined]
+            out = out.clone(recurse=False) if out is self else out
             out._names = self._names
             return self._inplace_or(inplace, out)
         axes = [positive_dim(d, len(size), size) for d in ((dims,) if isinstance(dims, int) else dims)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.keys import unravel_key
+from tensordict_lite.keys import require_path, unravel_key
 from tensordict_lite.views import default_is_leaf, leaf_items
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class JoinOps(Kernel):
         for path in paths:
             entries.append(self.get(path, None))
             if entries[-1] is None:
-                self._raise_missing((path,) if isinstance(path, str) else path)
+                self._raise_missing(require_path(path))
         result = join(entries, dim)
         self._fit(result, str(target))  # refuses before anything is removed
         if not keep_entries:

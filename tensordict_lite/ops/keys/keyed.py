@@ -66,7 +66,7 @@ class KeyedOps(Kernel):
         else:
             new = self._rebuild(kept, self._batch_size, self._names)
         new._types = self._types if self._types is None else pruned(self._types, kept)
-        return new  # type: ignore[no-any-return]
+        return new
 
     def _select_path(self, path: tuple[str, ...]) -> dict[str, Any] | None:
         """The entry at a path below levels of tensors, with these levels; ``None`` where there is anything else."""

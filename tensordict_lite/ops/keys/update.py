@@ -411,7 +411,7 @@ class UpdateOps(Kernel):
                 if not isinstance(value, Kernel):
                     value = entry._like_rows(value, index_batch_size(self._batch_size, index))
                 parent._set_index(index, parent.empty(batch_size=value._batch_size)._with(path[-1], value))
-            elif _is_tree(value) or (isinstance(value, Mapping) and not isinstance(value, Tensor)):
+            elif _is_tree(value) or isinstance(value, Mapping):
                 entry.update_at_(value, index, non_blocking=non_blocking)
             elif isinstance(value, (Tensor, int, float)):  # for every tensor of the collection
                 entry._set_index(index, value)
@@ -573,7 +573,7 @@ def _spelled(chain: tuple[Any, ...]) -> tuple[str, ...]:
 
 def _items_of(value: Any, entry: Any, chain: tuple[Any, ...]) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Kernel) and not value._is_non_tensor:
-        return value._entries()  # type: ignore[no-any-return]
+        return value._entries()
     if isinstance(value, Mapping) and not isinstance(value, Kernel):
         return value.items()
     raise EntryKindError(".".join(_spelled(chain)), entry, value)

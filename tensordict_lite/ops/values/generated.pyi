@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.kernel import Kernel
 
 UNARY: dict[str, tuple[str, str]]
 PREDICATES: dict[str, str]
@@ -20,8 +21,9 @@ DTYPES: dict[str, torch.dtype]
 def inplace(
     foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any
 ) -> None: ...
+def any_requires_grad() -> Callable[..., bool]: ...
 
-class GeneratedOps:
+class GeneratedOps(Kernel):
     def abs(self) -> Self:
         """Absolute value, element by element, see :func:`torch.abs`. Keeps names and lock."""
     def acos(self) -> Self:

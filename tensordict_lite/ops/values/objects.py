@@ -132,7 +132,7 @@ def _elements(data: Any, size: torch.Size) -> list[Any] | None:
     rows = data.tolist() if data._batch_size == size else data.expand(size).tolist()
     for _ in size[1:]:
         rows = [element for row in rows for element in row]
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def _with_tensor(value: Any, match: Tensor, op: Callable[[Any, Any], Any]) -> Any:

@@ -158,7 +158,7 @@ class PointwiseOps(GeneratedOps):
         new = node._with_leaves(iter(fused(foreach, each, leaves, *columns) if leaves else ()))
         if self._lock is not None:
             new._propagate_lock(None)
-        return new  # type: ignore[no-any-return]
+        return new
 
     def _ternary_(
         self, foreach: Callable[..., Any], each: Callable[..., Tensor], *operands: Any, value: Any = None

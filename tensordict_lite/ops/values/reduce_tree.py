@@ -34,13 +34,13 @@ __all__ = [
 # -- functions of one tensor ----------------------------------------------------------------------------------
 
 
-def with_options(fn: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+def with_options(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """``fn`` with keyword options; those that are ``None`` are left out, which is how torch spells a default."""
     options = {name: value for name, value in options.items() if value is not None}
     if not options:
         return fn
 
-    def call(*args: Any) -> Tensor:
+    def call(*args: Any) -> Any:
         return fn(*args, **options)
 
     # torch.std and torch.var take keepdim by name once correction is given

@@ -93,7 +93,7 @@ class ReductionOps(ExtremeOps):
             return False
         return self._truth(torch.any, dim)
 
-    def _truth(self, fn: Callable[..., Tensor], dim: int) -> Any:
+    def _truth(self, fn: Callable[..., Tensor], dim: Any) -> Any:
         ndim = len(self._batch_size)
         if isinstance(dim, (tuple, list)):
             raise TypeError(f"{fn.__name__}() takes one batch dimension (an int), got {dim!r}")
@@ -335,4 +335,4 @@ def _few_numbers(value: Tensor) -> list[Any] | None:
     """The elements of a small tensor of the host, which are read out sooner than torch reduces them; else ``None``."""
     if value.numel() > _FEW or not value.is_cpu or value.is_nested or value.layout is not torch.strided:
         return None
-    return value.tolist() if value.ndim == 1 else value.ravel().tolist()  # type: ignore[no-any-return]
+    return value.tolist() if value.ndim == 1 else value.ravel().tolist()

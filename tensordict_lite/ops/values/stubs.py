@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.kernel import Kernel
 
 UNARY: dict[str, tuple[str, str]]
 PREDICATES: dict[str, str]
@@ -40,8 +41,9 @@ DTYPES: dict[str, torch.dtype]
 def inplace(
     foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any
 ) -> None: ...
+def any_requires_grad() -> Callable[..., bool]: ...
 
-class GeneratedOps:
+class GeneratedOps(Kernel):
 """
 
 
