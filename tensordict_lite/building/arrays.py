@@ -61,7 +61,7 @@ def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
     return _stacked(array, device)
 
 
-def _array_of(item: Any, rows: int) -> np.ndarray | None:  # type: ignore[type-arg]
+def _array_of(item: Any, rows: int) -> np.ndarray | None:
     """A column of another library as an array, missing values as None; ``None`` for anything else."""
     # torch.compile traces no method of the name of a module, and columns of these libraries even less.
     if type(item) in _PLAIN or torch.compiler.is_compiling():
@@ -99,7 +99,7 @@ def _is_missing(value: Any) -> bool:
     return name in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
 
 
-def _stacked(array: np.ndarray, device: Any) -> Any:  # type: ignore[type-arg]
+def _stacked(array: np.ndarray, device: Any) -> Any:
     if array.ndim == 1:
         values = array.tolist() if array.dtype.kind in "OUS" else list(array)  # the latter keep units and fields
         if not registry.holds_collections(values):

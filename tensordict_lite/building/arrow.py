@@ -244,16 +244,16 @@ def _fixed(pa: Any, tensor: Tensor, name: str) -> Any:
     return pa.ExtensionArray.from_storage(kind, storage)
 
 
-def _lists(pa: Any, tensor: Tensor, name: str) -> Any:
+def _lists(pa: Any, tensor: Any, name: str) -> Any:
     """A jagged nested tensor as lists."""
     if tensor.layout is not torch.jagged:
         raise ValueError(
             f"to_arrow converts nested tensors of the layout torch.jagged only: {name} is {tensor.layout}."
         )
-    if tensor._ragged_idx != 1:  # type: ignore[attr-defined]
+    if tensor._ragged_idx != 1:
         raise ValueError(
             f"to_arrow needs the ragged dim of the jagged tensor {name} at position 1, got "
-            f"{tensor._ragged_idx}. Move it there first, for example with .transpose(1, 2)."  # type: ignore[attr-defined]
+            f"{tensor._ragged_idx}. Move it there first, for example with .transpose(1, 2)."
         )
     tensor = tensor.contiguous()
     offsets = pa.array(tensor.offsets().to(torch.int64).numpy(force=True))

@@ -300,7 +300,7 @@ def tensors_of_dlpack(arrays: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]
             raise TypeError(f"the entry {here} is a {type(value).__name__}, which has no __dlpack__: use from_dict()")
         else:
             try:
-                out[key] = torch.from_dlpack(value)
+                out[key] = torch.utils.dlpack.from_dlpack(value)
             except Exception as err:  # each library has its own
                 raise ValueError(f"the entry {here}, a {type(value).__name__}, cannot be shared: {err}") from err
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ class PackLayout:
             inner, cls = kinds.get(path, (torch.Size(()), None))
             device = None if self.device is None else flat.device
             made = TensorDict(levels[path], batch_size=(*size, *inner), device=device)
-            made = made if cls is None else cls.from_tensordict(made)  # type: ignore[attr-defined]
+            made = made if cls is None else cls.from_tensordict(made)
             if path:
                 levels[path[:-1]][path[-1]] = made
         return made
@@ -153,7 +154,7 @@ def _class_of(td: Any) -> type | None:
 
 def _gather(td: Any, above: Path, leaves: dict[Path, Tensor], nested: dict[Path, Any]) -> None:
     """Leaves and nested collections by their paths."""
-    members = () if td._is_non_tensor else getattr(td, "tensordicts", ())
+    members: Sequence[Any] = () if td._is_non_tensor else getattr(td, "tensordicts", ())
     if any(set(member.keys(True, True)) != set(members[0].keys(True, True)) for member in members):
         raise RuntimeError("Cannot pack a lazy stack whose members have different keys.")
     for key, value in td._entries():

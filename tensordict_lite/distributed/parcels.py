@@ -200,7 +200,7 @@ _reading = threading.local()
 
 
 def _nth(place: int) -> Tensor:
-    return _reading.leaves[place]  # type: ignore[no-any-return]
+    return _reading.leaves[place]
 
 
 def _nth_file(place: int) -> Any:

@@ -130,7 +130,7 @@ class ConstructOps(Kernel):
                 raise ValueError(
                     f"the batch size {list(batch_size)} does not start with the length of the list, {len(items)}"
                 )
-        parts = [
+        parts: list[Any] = [
             item
             if isinstance(item, Kernel)
             else cls.from_dict(
@@ -440,8 +440,8 @@ class ConstructOps(Kernel):
         self, name: str, extra: tuple[Any, ...], size: torch.Size, dtype: Any, device: Any, options: dict[str, Any]
     ) -> Self:
         repeat = bool(options.get("empty_lazy"))
-        if repeat and type(self._source) is not dict:  # type: ignore[attr-defined]
-            return self._blank(size, repeat)  # type: ignore[attr-defined, no-any-return]
+        if repeat and type(self._source) is not dict:
+            return self._blank(size, repeat)  # type: ignore[attr-defined]
         kwargs = {key: value for key, value in options.items() if key != "empty_lazy"}
         if dtype is not None:
             kwargs["dtype"] = dtype

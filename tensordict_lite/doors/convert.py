@@ -373,7 +373,7 @@ def _named_tuple_class(names: tuple[str, ...]) -> Any:
             raise ValueError(f"these keys cannot be fields of a named tuple: {bad}")
         if len(_named_tuples) >= 256:  # classes are costly to make and must not pile up
             _named_tuples.clear()
-        cls = _named_tuples[names] = collections.namedtuple("GenericDict", names)  # type: ignore[misc]
+        cls = _named_tuples[names] = collections.namedtuple("GenericDict", names)
     return cls
 
 

@@ -25,7 +25,7 @@ class DistributedOps(Kernel):
 
     def send(
         self,
-        dst: int | None = None,
+        dst: int | Any | None = None,
         *,
         group: Any = None,
         group_dst: int | None = None,
@@ -80,7 +80,7 @@ class DistributedOps(Kernel):
 
     def recv(
         self,
-        src: int | None = None,
+        src: int | Any | None = None,
         *,
         group: Any = None,
         group_src: int | None = None,
@@ -121,7 +121,7 @@ class DistributedOps(Kernel):
         from tensordict_lite.distributed import values
 
         if src is not None and not isinstance(src, int):
-            return src.recv(self)  # type: ignore[no-any-return]
+            return src.recv(self)
         return values.recv(self, src, group, group_src, init_tag, pseudo_rand, check)
 
     def isend(
@@ -280,9 +280,9 @@ class DistributedOps(Kernel):
             tensor([1., 1.])
         """
         if hasattr(src, "arecv"):
-            return await src.arecv(self, device=device)  # type: ignore[no-any-return]
+            return await src.arecv(self, device=device)
         await _wait_aside(self.irecv(src, return_premature=True, **options))
-        return self if device is None else self.to(device)  # type: ignore[attr-defined,no-any-return]
+        return self if device is None else self.to(device)
 
     def reduce(
         self,
@@ -450,8 +450,8 @@ class DistributedOps(Kernel):
         from tensordict_lite.distributed import trees
 
         if use_broadcast:
-            return trees.broadcast(None, src, group, device)  # type: ignore[no-any-return]
-        return trees.from_remote_init(src, group, device)  # type: ignore[no-any-return]
+            return trees.broadcast(None, src, group, device)
+        return trees.from_remote_init(src, group, device)
 
     def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> Self:
         """The collection of rank ``src``, on every rank of the group; all must call it.
@@ -482,7 +482,7 @@ class DistributedOps(Kernel):
         """
         from tensordict_lite.distributed import trees
 
-        return trees.broadcast(self, src, group, device)  # type: ignore[no-any-return]
+        return trees.broadcast(self, src, group, device)
 
     def all_gather(self, *, group: Any = None) -> list[Any]:
         """The collections of all ranks of the group, on every rank; their structures may differ.
@@ -540,7 +540,7 @@ class DistributedOps(Kernel):
         """
         from tensordict_lite.distributed import trees
 
-        return trees.gather_and_stack(self, dst, group, check)  # type: ignore[no-any-return]
+        return trees.gather_and_stack(self, dst, group, check)
 
     def scatter(self, src: int, tensordicts: list[Any] | None = None, *, group: Any = None, device: Any = None) -> Self:
         """Gives each rank its own of a list of collections on rank ``src``; this collection plays no part.
@@ -566,7 +566,7 @@ class DistributedOps(Kernel):
         """
         from tensordict_lite.distributed import trees
 
-        return trees.scatter(tensordicts, src, group, device)  # type: ignore[no-any-return]
+        return trees.scatter(tensordicts, src, group, device)
 
 
 async def _wait_aside(works: list[Any]) -> None:

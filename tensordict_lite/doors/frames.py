@@ -74,7 +74,7 @@ class FrameOps(Kernel):
         if batch_size is None and not auto_batch_size:
             batch_size = [len(dataframe)]
         made: Any = cls
-        return made.from_dict(  # type: ignore[no-any-return]
+        return made.from_dict(
             entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict, restore
+from tensordict_lite.strided import UninitializedTensorMixin
 
 if TYPE_CHECKING:
     from typing import Self
@@ -163,7 +163,7 @@ class ModuleOps(Kernel):
                 raise RuntimeError("inplace argument cannot be passed when use_state_dict=True: it always copies.")
             swap, inplace = _load(self, module, strict), True
         else:
-            cls = self._plain_class()  # type: ignore[attr-defined]
+            cls = self._plain_class()
             swap = Swap(cls, inplace, non_blocking, preserve_module_state, strict).run(self, module)
         if not return_swap and swap_dest is None:
             return None

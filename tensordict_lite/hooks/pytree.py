@@ -103,7 +103,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     if sized and complete:
         size = _batch_size_of(sized, spec)
         if names is not None and len(size) != len(names):
-            names = _names_of(size, spec)
+            names = _names_of(size, spec.batch_size, names)
     if not kept and tuple in map(type, values):
         values = [registry.TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
     if size != spec.batch_size:
@@ -168,12 +168,11 @@ def _sized(values: list[Any], ndims: tuple[int, ...]) -> tuple[list[tuple[torch.
     return out, complete
 
 
-def _names_of(size: torch.Size, spec: NodeSpec) -> tuple[str | None, ...]:
+def _names_of(size: torch.Size, old: torch.Size, names: tuple[str | None, ...]) -> tuple[str | None, ...]:
     """Names after a dimension has gone (its name with it) or come (unnamed), found by the sizes.
 
     Where sizes repeat, the first place that explains them counts: vmap maps dimension 0 unless it is told otherwise.
     """
-    old, names = spec.batch_size, spec.names
     if len(size) == len(old) - 1:
         for at in range(len(old)):
             if (*old[:at], *old[at + 1 :]) == tuple(size):

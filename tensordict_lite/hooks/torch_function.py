@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import combine
 from tensordict_lite.hooks.table import HANDLED, implements
-from tensordict_lite.kernel import normalise_device
+from tensordict_lite.kernel import Kernel, normalise_device
 
 # torch functions whose first argument is the collection and whose meaning is the method of the same name
 METHODS = """
@@ -111,7 +111,7 @@ def _like(name: str) -> None:
     HANDLED[function] = make
 
 
-def _set_device(td: TensorCollection, device: torch.device) -> None:
+def _set_device(td: Kernel, device: torch.device) -> None:
     td._device = device
     for sub in td._nested():
         _set_device(sub, device)

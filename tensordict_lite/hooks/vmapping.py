@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import apis as _apis
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.hooks.pytree import resized
+from tensordict_lite.strided import UninitializedTensorMixin
 
 __all__ = ["StackRow", "install", "vmap_impl"]
 
@@ -97,7 +97,7 @@ def _flat_dims(dims: Any, tree: Any, leaves: list[Any], spec: Any) -> list[Any] 
     if type(dims) is tuple and len(dims) == len(leaves) and type(tree) is tuple and len(tree) == len(leaves):
         if all(map(is_, tree, leaves)) and all(dim is None or isinstance(dim, int) for dim in dims):
             return list(dims)  # as the walk below does, which takes a quarter of a call
-    return _pytree._broadcast_to_and_flatten(dims, spec)  # type: ignore[no-any-return]
+    return _pytree._broadcast_to_and_flatten(dims, spec)
 
 
 # -- on the way in ---------------------------------------------------------------------------------------------
@@ -213,7 +213,10 @@ class _Arguments:
 
     def _row(self, td: Any, dim: int, tensors: Iterator[Tensor]) -> Any:
         size = _without(td._batch_size, dim)
-        each = lambda value: self._row_of(value, dim, tensors)  # noqa: E731
+
+        def each(value: Any) -> Any:
+            return self._row_of(value, dim, tensors)
+
         if td._is_non_tensor:
             return _resized(td, size, each)
         lock = td._lock
@@ -413,4 +416,4 @@ _torch_vmap_impl: Any = getattr(_apis, "vmap_impl", None)
 def install() -> None:
     """Puts :func:`vmap_impl` in its place; where a version of torch has no such function, pytrees remain."""
     if _torch_vmap_impl is not None and hasattr(_pytree, "_broadcast_to_and_flatten"):
-        _apis.vmap_impl = vmap_impl
+        _apis.vmap_impl = vmap_impl  # type: ignore[attr-defined]  # imported there from a private module

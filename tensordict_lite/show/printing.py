@@ -9,6 +9,7 @@ The compact form gives every entry as its dtype and the dimensions after the bat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,7 @@ def _indented(text: str) -> str:
 
 
 def _detailed(td: Any) -> str:
-    parts = []
+    parts: list[str] = []
     if is_tensorclass(td):
         parts.extend(f"{key}={_detailed_field(value)}" for key, value in fields_of(td))
     else:
@@ -169,7 +170,7 @@ def _detailed_field(value: Any) -> str:
 
 
 def _detailed_tensor(value: Tensor, shape: Any) -> str:
-    shown = [
+    shown: list[tuple[str, str, Callable[[], Any]]] = [
         ("show_shape", "shape", lambda: torch.Size(shape)),
         ("show_field_device", "device", lambda: value.device),
         ("show_dtype", "dtype", lambda: value.dtype),
