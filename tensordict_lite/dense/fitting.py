@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +18,10 @@ from tensordict_lite.strided import with_shape
 __all__ = ["Fitting", "build_source"]
 
 
-class Fitting:
+class Fitting(TensorCollection):
     """How a collection takes a value; a mixin of the storage classes."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _names: list[str | None] | None
-        _lock: Any
-        _source: Any
-        _plain_class: Any
 
     def _misfit(self, value: Any, key: str) -> RuntimeError:
         return RuntimeError(
@@ -117,6 +109,10 @@ class Fitting:
 
     def _wrap(self, item: Any) -> Any:
         return registry.NonTensorData(item, batch_size=self._batch_size, device=self._device)
+
+    def _new_child(self) -> TensorCollection:
+        """An empty collection for a level that is created on the way to a nested key."""
+        return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
 
 
 def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +17,10 @@ from tensordict_lite.settings import MISSING
 __all__ = ["RowWrites"]
 
 
-class RowWrites:
+class RowWrites(TensorCollection):
     """How a collection takes values at an index; a mixin of the storage classes."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _source: dict[str, Any]
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _lock: Any
-        _plain_class: Any
-        _rebuild: Any
-        _locked_error: Callable[[], RuntimeError]
 
     def _set_index(self, index: Any, value: Any) -> None:
         """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""

@@ -420,10 +420,6 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def _as_parent(self) -> TensorCollection:
         return self
 
-    def _new_child(self) -> TensorCollection:
-        """An empty collection for a level that is created on the way to a nested key."""
-        return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
-
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
         """Copies a value into an existing entry, locked or not.
 

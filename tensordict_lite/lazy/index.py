@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import InplaceWriteError
 from tensordict_lite.indexing import index_batch_size, rows_mismatch
+from tensordict_lite.lazy.storage import Stacked
 from tensordict_lite.lazy.whole import copy_whole
 from tensordict_lite.ops.put import as_rows
 from tensordict_lite.views import is_leaf_nontensor
@@ -165,20 +166,10 @@ def _is_false(part: Any) -> bool:
     return part is False or (isinstance(part, Tensor) and not part.ndim and part.dtype in _MASKS and not part)
 
 
-class LazyIndexOps:
+class LazyIndexOps(Stacked):
     """Reading and writing rows of a lazy stack."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _source: list[Any]
-        _stack_dim: int
-        _batch_size: torch.Size
-        _lock: Any
-        _names: Any
-        _device: Any
-        _restacked: Callable[..., Any]
-        _index_names: Callable[..., Any]
 
     def _index(self, index: Any) -> Any:
         """Rows under a normalised index."""
@@ -205,7 +196,7 @@ class LazyIndexOps:
             return self._index_many(plan, index)
         out = self._index_each(plan)
         if self._names is not None and isinstance(out, LazyIndexOps):
-            out._names = self._index_names(index, out.batch_dims)  # type: ignore[attr-defined]
+            out._names = self._index_names(index, out.batch_dims)
         return out
 
     def _without_rows(self, index: Any) -> Any:
@@ -267,7 +258,7 @@ class LazyIndexOps:
 
     def _empty_like(self, index: Any) -> Any:
         """No rows at all: dense, with the keys that the members share."""
-        keys = self._key_list()  # type: ignore[attr-defined]
+        keys = self._key_list()
         if not self._source:
             return self
         first = self._source[0].select(*keys)
@@ -295,11 +286,11 @@ class LazyIndexOps:
         size = index_batch_size(self._batch_size, index) if known else None
         if isinstance(value, (dict, Mapping)) and not isinstance(value, TensorCollection):
             size = self._ragged_size(plan) if size is None else size
-            value = self._plain_class()(value, batch_size=size, device=self._device)  # type: ignore[attr-defined]
+            value = self._plain_class()(value, batch_size=size, device=self._device)
         if isinstance(value, TensorCollection):
             if size is not None and value._batch_size[: len(size)] != size:
                 value = _expanded(value, size, index, self._batch_size)
-        elif isinstance(value, (list, tuple, np.ndarray)) and (leaves := self._leaves()):  # type: ignore[attr-defined]
+        elif isinstance(value, (list, tuple, np.ndarray)) and (leaves := self._leaves()):
             value = as_rows(value, leaves[0], "")
         if isinstance(value, Tensor) and value.numel() != 1:
             size = self._ragged_size(plan) if size is None else size
@@ -317,7 +308,7 @@ class LazyIndexOps:
         common = set.intersection(*leaves) if leaves else set()
         if all(len(found) == len(common) for found in leaves):
             return self
-        return self.select(*common)  # type: ignore[attr-defined]
+        return self.select(*common)
 
     def _ragged_size(self, plan: IndexPlan) -> torch.Size:
         if plan.kind == "one":
@@ -343,12 +334,12 @@ class LazyIndexOps:
                 self._assign_member(_checked(number, len(self._source)), rest, piece)
         else:
             for where in product(*(range(n) for n in plan.members.shape)):
-                rest = list(plan.rest)
+                parts = list(plan.rest)
                 for slot, tensor in plan.tensors:
-                    rest[slot] = int(tensor[where])
+                    parts[slot] = int(tensor[where])
                 piece = value if scalar else value._index((*[_FULL] * plan.at, *where))
                 member = _checked(int(plan.members[where]), len(self._source))
-                self._assign_member(member, tuple(rest), piece)
+                self._assign_member(member, tuple(parts), piece)
 
     def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
         members = self._source
@@ -368,7 +359,7 @@ class LazyIndexOps:
         """A collection that holds the tensor under every leaf, broadcast to the rows."""
         picked = self._source[0] if plan.kind != "one" else self._source[plan.members]
         dims = picked.batch_dims
-        out = self._plain_class()._trusted({}, size, self._device)  # type: ignore[attr-defined]
+        out = self._plain_class()._trusted({}, size, self._device)
         for path, leaf in picked.items(True, True):
             out.set(path, value.expand(*size, *leaf.shape[dims:]))
         return out

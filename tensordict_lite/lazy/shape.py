@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.lazy.storage import Stacked
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.ops.shape import expand_sizes, infer_size, permute_dims, positive_dim
 
@@ -33,20 +34,22 @@ def _sequence(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
 
 
-class LazyShapeOps:
+def _through_dense(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._dense_form(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"LazyShapeOps.{name}"
+    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where keys or shapes of the members differ."
+    return method
+
+
+class LazyShapeOps(Stacked):
     """Overrides of the shape and row families for stacks."""
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        _source: list[Any]
-        _stack_dim: int
-        _batch_size: torch.Size
-        _names: list[str | None] | None
-        _lock: Any
-        _device: torch.device | None
-        _restacked: Callable[..., Any]
-        _index: Callable[..., Any]
+    rot90 = _through_dense("rot90")
 
     def _inner(self, dim: int) -> int:
         """The dimension of a member for a dimension of the stack (other than the stack dimension)."""
@@ -63,11 +66,11 @@ class LazyShapeOps:
 
     def _dense_form(self) -> Any:
         """The dense collection of the same content; RuntimeError where members differ."""
-        return self._densified()  # type: ignore[attr-defined]
+        return self._densified()
 
     def _dense_or_none(self) -> Any:
         """The dense form where it holds everything: members with the same keys and shapes."""
-        keys = self._key_list()  # type: ignore[attr-defined]
+        keys = self._key_list()
         if any(len(member._key_list()) != len(keys) for member in self._source):
             return None
         try:
@@ -163,7 +166,7 @@ class LazyShapeOps:
 
     # -- same elements, other shape ---------------------------------------------------------------------------
 
-    def _viewed(self, sizes: Sequence[int], method: str) -> Any:
+    def _viewed(self, sizes: tuple[int, ...], method: str) -> Any:
         old = self._batch_size
         if -1 in old:
             raise RuntimeError(
@@ -180,8 +183,8 @@ class LazyShapeOps:
         before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
         for at, n in enumerate(new):  # the stack dimension survives: only the members change shape
             if n == length and math.prod(new[:at]) == before and math.prod(new[at + 1 :]) == after:
-                inner = (*new[:at], *new[at + 1 :])
-                return self._restacked([getattr(member, method)(inner) for member in self._source], at)
+                rest = (*new[:at], *new[at + 1 :])
+                return self._restacked([getattr(member, method)(rest) for member in self._source], at)
         split = len(new) - len(old) + 1  # into that many dimensions, for members that keep their shape
         if (
             length
@@ -232,7 +235,7 @@ class LazyShapeOps:
     def reshape(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Same elements under another batch size; members stay apart where the stack dimension does."""
         self._refuse_inplace("reshape", inplace)
-        return super().reshape(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        return super().reshape(*args, **kwargs)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
@@ -310,7 +313,7 @@ class LazyShapeOps:
             if all(groups):
                 if -1 in size or self._lock is not None:
                     return tuple([self._restacked(group, dim, self._names) for group in groups])
-                of, inner = type(self)._of, torch.Size((*size[:dim], *size[dim + 1 :]))  # type: ignore[attr-defined]
+                of, inner = type(self)._of, torch.Size((*size[:dim], *size[dim + 1 :]))
                 return tuple([of(group, dim, inner, self._device, self._names) for group in groups])
         stops, start = [], 0
         for n in sizes:
@@ -325,7 +328,7 @@ class LazyShapeOps:
         total = size[dim]
         if dim != self._stack_dim or self._lock is not None or -1 in size or self._is_non_tensor:
             return self._cut([min(step, total - start) for start in range(0, total, step)], dim)
-        of, members, device, names = type(self)._of, self._source, self._device, self._names  # type: ignore[attr-defined]
+        of, members, device, names = type(self)._of, self._source, self._device, self._names
         lead, tail = size[:dim], size[dim + 1 :]
         inner, outer = lead + tail, torch.Size((*lead, step, *tail))
         parts = [of(members[at : at + step], dim, inner, device, names, outer) for at in range(0, total, step)]
@@ -397,7 +400,7 @@ class LazyShapeOps:
         """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
         self._refuse_inplace("repeat_interleave", inplace)
         if dim is None:
-            return self.reshape(-1).repeat_interleave(repeats, 0)  # type: ignore[attr-defined,no-any-return]
+            return self.reshape(-1).repeat_interleave(repeats, 0)
         dim = self._positive(dim)
         if dim == self._stack_dim:
             order = torch.arange(len(self._source), device="cpu").repeat_interleave(repeats).tolist()
@@ -424,9 +427,9 @@ class LazyShapeOps:
         if not inplace:
             return out
         if self._lock is not None:
-            raise self._locked_error()  # type: ignore[attr-defined]
+            raise self._locked_error()
         self._become(out)
-        return self  # type: ignore[return-value]
+        return self
 
     def _become(self, out: Any) -> None:
         """Takes over the content of a collection of the same batch size: members take that of their rows."""
@@ -474,11 +477,11 @@ class LazyShapeOps:
             elif rows:
                 for leaf in member._leaves():
                     leaf.fill_(value)
-        return self  # type: ignore[return-value]
+        return self
 
     def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
         """A copy with the rows filled where ``mask`` (over the leading batch dimensions) holds."""
-        return self.clone().masked_fill_(mask, value)  # type: ignore[attr-defined,no-any-return]
+        return self.clone().masked_fill_(mask, value)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """The rows where ``mask`` holds, in one dimension."""
@@ -519,7 +522,7 @@ class LazyShapeOps:
         """Rows gathered along ``dim`` from the dense form, as :func:`torch.gather`."""
         check_gather_out(out, inplace)
         self._refuse_inplace("gather", inplace)
-        return self._dense_form().gather(dim, index, out)  # type: ignore[no-any-return]
+        return self._dense_form().gather(dim, index, out)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Batch dimensions padded; see :meth:`TensorDict.pad`.
@@ -530,9 +533,9 @@ class LazyShapeOps:
         pairs = check_pad(self, pad_size)
         dense = None if inplace else self._dense_or_none()
         if dense is not None:
-            return dense.pad(pad_size, value)  # type: ignore[no-any-return]
+            return dense.pad(pad_size, value)
         if inplace and self._lock is not None:
-            raise self._locked_error()  # type: ignore[attr-defined]
+            raise self._locked_error()
         at = self._stack_dim
         before, after = pairs[at] if at < len(pairs) else (0, 0)
         inner = [n for d, pair in enumerate(pairs) if d != at for n in pair]
@@ -545,9 +548,9 @@ class LazyShapeOps:
             members = [*_blank(members[0], before, value), *members, *_blank(members[-1], after, value)]
         padded = self._restacked(list(members), at, self._names)
         if not inplace:
-            return padded  # type: ignore[no-any-return]
+            return padded
         self._source, self._batch_size = padded._source, padded._batch_size
-        return self  # type: ignore[return-value]
+        return self
 
 
 def _blank(member: Any, count: int, value: float) -> list[Any]:
@@ -564,16 +567,3 @@ def _split_shape(shape: torch.Size, after: int, rows: int) -> tuple[Sequence[int
         if math.prod(shape[cut:]) == after and math.prod(shape[:cut]) == rows:
             return shape[:cut], shape[cut:]
     return shape, None
-
-
-def _through_dense(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._dense_form(), name)(*args, **kwargs)
-
-    method.__name__ = name
-    method.__qualname__ = f"LazyShapeOps.{name}"
-    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where keys or shapes of the members differ."
-    return method
-
-
-LazyShapeOps.rot90 = _through_dense("rot90")  # type: ignore[attr-defined]

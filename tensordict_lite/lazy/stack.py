@@ -9,7 +9,6 @@ is the arithmetic of one dimension, the stack dimension, plus the same operation
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -76,11 +75,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         (torch.Size([2, 2]), torch.Size([4]), [3, 4])
     """
 
-    __slots__ = ("_stack_dim",)
-
-    _source: list[Any]
-    _stack_dim: int
-    _stack_priority = 2
+    __slots__ = ()
+    _stack_priority: float = 2
 
     def __init__(
         self,
@@ -106,73 +102,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         self._types = None
         self._lock = None
         if names is not None:
-            self.names = names  # type: ignore[assignment]
-
-    @classmethod
-    def _of(
-        cls,
-        members: list[Any],
-        dim: int,
-        member_size: torch.Size,
-        device: torch.device | None = None,
-        names: list[str | None] | None = None,
-        batch_size: torch.Size | None = None,
-    ) -> Self:
-        """Trusted constructor: the members are known to go together (``batch_size``: of the stack, if known)."""
-        new = _new_object(cls)
-        new._source = members
-        new._stack_dim = dim
-        if batch_size is None:
-            batch_size = torch.Size((*member_size[:dim], len(members), *member_size[dim:]))
-        new._batch_size = batch_size
-        new._device = device
-        new._names = names
-        new._types = None
-        new._lock = None
-        return new
-
-    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
-        """The same kind of stack around other members; a dense collection around entries by key."""
-        if type(source) is dict:
-            return self._plain_class()._trusted(source, batch_size, self._device, names)
-        new = TensorCollection._rebuild(self, source, batch_size, names)
-        new._stack_dim = self._stack_dim
-        return new
-
-    @classmethod
-    def _class_for(cls, members: Sequence[Any]) -> Any:
-        """The class of a stack like this one around other members."""
-        return cls
-
-    def _with_members(self, members: list[Any]) -> Any:
-        """The same stack around other members of the same batch sizes."""
-        new = _new_object(self._class_for(members))
-        new._source = members
-        new._stack_dim = self._stack_dim
-        new._batch_size = self._batch_size
-        new._device = self._device
-        new._names = self._names
-        new._types = None
-        new._lock = None
-        return new
-
-    def _restacked(
-        self, members: list[Any], dim: int, names: list[str | None] | None = None, locked: bool = True
-    ) -> Any:
-        """A stack of the same type around members of another batch size; ``locked`` as this one is, or not at all."""
-        size = member_size(members, False) if members else self._member_batch_size()
-        new = self._class_for(members)._of(members, dim, size, self._device, names)
-        if locked and self._lock is not None:
-            new._lock_new_members()
-        return new
-
-    def _lock_new_members(self) -> None:
-        """Locks this stack and those members that are not locked yet: others are locked where they come from."""
-        self._lock = []
-        me = weakref.ref(self)
-        for member in self._source:
-            if member._lock is None:
-                member._propagate_lock(me)
+            self.names = names
 
     # -- constructors -------------------------------------------------------------------------------------
 
@@ -207,10 +137,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     def stack_dim(self) -> int:
         """Position of the stack dimension in the batch size."""
         return self._stack_dim
-
-    def _member_batch_size(self) -> torch.Size:
-        size, dim = self._batch_size, self._stack_dim
-        return torch.Size((*size[:dim], *size[dim + 1 :]))
 
     def insert(self, index: int, tensordict: Any) -> None:
         """Inserts a member before position ``index`` along the stack dimension, as :meth:`list.insert`.
@@ -456,7 +382,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             return TensorCollection.__contains__(self, key)
         return bool(self._source) and all(key in member for member in self._source)
 
-    _get_path = _get_path_slowly = DenseCollection._get_path_slowly
+    _get_path_slowly: Callable[..., Any] = DenseCollection._get_path_slowly
+    _get_path = _get_path_slowly
     _index_names = DenseCollection._index_names
     get_at = DenseCollection.get_at
 

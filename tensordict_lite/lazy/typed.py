@@ -62,7 +62,7 @@ class TypedLazyStack(LazyStackedTensorDict):
             return value._as_value()
         return value
 
-    def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:
+    def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]  # names of TensorClass.set
         """Writes a field of every member, see :meth:`TensorClass.set`."""
         path = (key,) if type(key) is str else require_path(key)
         if path[0] not in self._field_specs:

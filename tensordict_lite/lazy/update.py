@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.lazy.members import member_size
+from tensordict_lite.lazy.storage import Stacked
 from tensordict_lite.lazy.whole import copy_whole
 from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
@@ -23,19 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["LazyUpdateOps"]
 
 
-class LazyUpdateOps:
+class LazyUpdateOps(Stacked):
     """``update``, ``update_`` and ``update_at_`` of stacks."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _source: list[Any]
-        _stack_dim: int
-        _batch_size: torch.Size
-        _names: list[str | None] | None
-        _lock: Any
-        _locked_error: Callable[[], RuntimeError]
-        _fitting_pieces: Callable[..., Sequence[Any]]
 
     def update(
         self,
@@ -57,7 +49,7 @@ class LazyUpdateOps:
         """
         if self._lock is not None and not inplace:
             raise self._locked_error()
-        options = {k: kwargs.pop(k) for k in ("non_blocking", "is_leaf") if k in kwargs}
+        options: dict[str, Any] = {k: kwargs.pop(k) for k in ("non_blocking", "is_leaf") if k in kwargs}
         update_batch_size = kwargs.pop("update_batch_size", False)
         kwargs.pop("ignore_lock", None)
         source = input_dict_or_td
@@ -65,21 +57,21 @@ class LazyUpdateOps:
             self.update(source, clone, inplace, keys_to_update=keys_to_update, **options)
             source = kwargs
         if source is None or source is self:
-            return self  # type: ignore[return-value]
+            return self
         if isinstance(source, TensorCollection):
             if update_batch_size:
                 self._update_resized(source, clone, inplace, keys_to_update, options)
-                return self  # type: ignore[return-value]
+                return self
             for member, piece in zip(self._source, self._pieces_of(source)):
                 member.update(piece, clone, inplace, keys_to_update=keys_to_update, **options)
-            return self  # type: ignore[return-value]
+            return self
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
         for key, value in source.items():
             path = require_path(key)
             for member, piece in zip(self._source, self._fitting_pieces(value, path)):
                 member.update({path: piece}, clone, inplace, **options)
-        return self  # type: ignore[return-value]
+        return self
 
     def _update_resized(
         self, source: Any, clone: bool, inplace: bool, keys_to_update: Sequence[Any] | None, options: dict[str, Any]
@@ -157,8 +149,8 @@ class LazyUpdateOps:
                 is_tree = isinstance(value, (Mapping, TensorCollection))
                 if is_tree and not isinstance(value, TensorCollection):
                     if path not in self:
-                        raise missing_key_error(path, self._key_list(), type(self).__name__)  # type: ignore[attr-defined]
-                    entry = self._get_path(path)  # type: ignore[attr-defined]
+                        raise missing_key_error(path, self._key_list(), type(self).__name__)
+                    entry = self._get_path(path)
                     if isinstance(entry, TensorCollection) and not entry._is_non_tensor:
                         entry.update_(value, non_blocking=non_blocking)
                         continue
@@ -167,7 +159,7 @@ class LazyUpdateOps:
                 pieces = [value] * len(self._source) if number else self._fitting_pieces(value, path)
                 for member, piece in zip(self._source, pieces):
                     member.update_({path: piece}, non_blocking=non_blocking)
-        return self  # type: ignore[return-value]
+        return self
 
     def update_at_(
         self,
@@ -187,24 +179,24 @@ class LazyUpdateOps:
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
         if isinstance(source, TensorCollection):
-            rows = self._index(normalise_index(idx, len(self._batch_size)))  # type: ignore[attr-defined]
+            rows = self._index(normalise_index(idx, len(self._batch_size)))
             for key in source.keys(True, True, is_leaf_nontensor):
                 if key not in rows:
                     raise missing_key_error(key, rows._key_list(), type(self).__name__)
             self[idx] = source  # type: ignore[index]
-            return self  # type: ignore[return-value]
+            return self
         for key, value in source.items():
             if isinstance(value, (Mapping, TensorCollection)) and not getattr(value, "_is_non_tensor", False):
-                entry = self._get_path(require_path(key))  # type: ignore[attr-defined]
+                entry = self._get_path(require_path(key))
                 if isinstance(entry, Tensor) or entry._is_non_tensor:
                     raise EntryKindError(str(key), entry, value)
                 entry.update_at_(value, idx, non_blocking=non_blocking)
             else:
-                self.set_at_(key, value, idx)  # type: ignore[attr-defined]
-        return self  # type: ignore[return-value]
+                self.set_at_(key, value, idx)
+        return self
 
     def _pair_leaves(
         self, items: Any, prefix: tuple[str, ...], into: list[Tensor], values: list[Tensor], non_blocking: bool
     ) -> None:
         for key, value in items:
-            self.set_(key, value, non_blocking=non_blocking)  # type: ignore[attr-defined]
+            self.set_(key, value, non_blocking=non_blocking)

@@ -32,13 +32,13 @@ class LazyStringKeysView(StringKeysView):
     __slots__ = ()
 
     def __iter__(self) -> Any:
-        return iter(self._mapping._key_list())  # type: ignore[attr-defined]
+        return iter(self._mapping._key_list())
 
     def __len__(self) -> int:
-        return len(self._mapping._key_list())  # type: ignore[attr-defined]
+        return len(self._mapping._key_list())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key in self._mapping._key_list()  # type: ignore[attr-defined]
+        return isinstance(key, str) and key in self._mapping._key_list()
 
 
 class LazyKeysView(NestedKeysView):
@@ -63,21 +63,6 @@ class LazyValueOps(LazyUpdateOps):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        _source: list[Any]
-        _stack_dim: int
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _names: list[str | None] | None
-        _lock: Any
-        _with_members: Callable[[list[Any]], Any]
-        _restacked: Callable[..., Any]
-        _key_list: Callable[[], list[str]]
-        _get_str: Callable[[str], Any]
-        _plain_class: Callable[[], Any]
-        _locked_error: Callable[[], RuntimeError]
-        _fitting_pieces: Callable[..., Sequence[Any]]
-
     # -- keys ---------------------------------------------------------------------------------------------------
 
     def keys(
@@ -91,7 +76,7 @@ class LazyValueOps(LazyUpdateOps):
         """The keys that all members have, see :meth:`TensorDict.keys`."""
         if include_nested or leaves_only or sort:
             return LazyKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        return LazyStringKeysView(self)  # type: ignore[arg-type]
+        return LazyStringKeysView(self)
 
     def _key_entries(self) -> Any:
         return self._skeleton()._source.items()
@@ -113,7 +98,7 @@ class LazyValueOps(LazyUpdateOps):
                     values = [member._get_str(key) for member in self._source]
                     if not all(isinstance(other, TensorCollection) for other in values):
                         continue
-                    value = type(self)._of(values, 0, values[0]._batch_size)._skeleton()  # type: ignore[attr-defined]
+                    value = type(self)._of(values, 0, values[0]._batch_size)._skeleton()
                 out[key] = value
         return self._plain_class()._trusted(out, self._batch_size)
 
@@ -124,7 +109,7 @@ class LazyValueOps(LazyUpdateOps):
     @property
     def depth(self) -> int:
         """Levels of nested collections above the deepest leaf: 0 for members without any."""
-        return self._skeleton().depth  # type: ignore[no-any-return]
+        return self._skeleton().depth
 
     def get_item_shape(self, key: Any) -> torch.Size:
         """Shape of an entry, -1 where it differs from member to member.
@@ -133,7 +118,7 @@ class LazyValueOps(LazyUpdateOps):
             KeyError: there is no such entry.
         """
         path = require_path(key)
-        if path not in self:  # type: ignore[operator]
+        if path not in self:
             self._raise_missing(path)
         shapes = [member.get_item_shape(path) for member in self._source]
         if any(len(shape) != len(shapes[0]) for shape in shapes):
@@ -164,12 +149,12 @@ class LazyValueOps(LazyUpdateOps):
             ValueError: the path runs through a tensor.
         """
         path = require_path(key)
-        if path not in self:  # type: ignore[operator]
+        if path not in self:
             with suppress(KeyError):
                 self._raise_missing(path)
             return type(None)
         kind: type = self._source[0].entry_class(path)
-        return kind if issubclass(kind, Tensor) else type(self._get_path(path))  # type: ignore[attr-defined]
+        return kind if issubclass(kind, Tensor) else type(self._get_path(path))
 
     # -- member by member -----------------------------------------------------------------------------------------
 
@@ -200,7 +185,7 @@ class LazyValueOps(LazyUpdateOps):
             KeyError: a member has no such entry; nothing is renamed then.
             ValueError: the path runs through a tensor.
         """
-        if require_path(old_key) not in self:  # type: ignore[operator]
+        if require_path(old_key) not in self:
             self._raise_missing(require_path(old_key))
         return self._each_in_place("rename_key_", old_key, new_key, safe)
 
@@ -209,7 +194,7 @@ class LazyValueOps(LazyUpdateOps):
 
         With ``strict`` each member needs the keys.
         """
-        return self._each("rename_keys", mapping, strict=strict)  # type: ignore[no-any-return]
+        return self._each("rename_keys", mapping, strict=strict)
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Self:
         """A stack of the members with joined names, see :meth:`TensorDict.flatten_keys`."""
@@ -262,7 +247,7 @@ class LazyValueOps(LazyUpdateOps):
         """Removes nested collections without a leaf from every member; of a locked stack, where there are none."""
         for member in self._source:
             member.filter_empty_()
-        return self  # type: ignore[return-value]
+        return self
 
     def filter_non_tensor_data(self) -> Self:
         """A stack of the members without their non-tensor entries."""
@@ -274,13 +259,13 @@ class LazyValueOps(LazyUpdateOps):
             raise self._locked_error()
         for key in self._key_list():
             self._del_str(key)
-        return self  # type: ignore[return-value]
+        return self
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at ``key``, after writing ``default`` there when a member has none."""
-        if require_path(key) not in self:  # type: ignore[operator]
-            self.set(key, default, inplace=inplace)  # type: ignore[attr-defined]
-        return self.get(key)  # type: ignore[attr-defined]
+        if require_path(key) not in self:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
 
     def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
         """Removes an entry from every member and returns it, stacked.
@@ -291,12 +276,12 @@ class LazyValueOps(LazyUpdateOps):
         """
         path = require_path(key)
         default = (*default, *kwargs.values())
-        if path not in self:  # type: ignore[operator]
+        if path not in self:
             if default:
                 return default[0]
             self._raise_missing(path)
-        value = self._get_path(path)  # type: ignore[attr-defined]
-        self.del_(path)  # type: ignore[attr-defined]
+        value = self._get_path(path)
+        self.del_(path)
         return value
 
     def create_nested(self, key: Any) -> Self:
@@ -309,11 +294,11 @@ class LazyValueOps(LazyUpdateOps):
         Raises:
             KeyError: a member has no such entry.
         """
-        if require_path(key) not in self:  # type: ignore[operator]
+        if require_path(key) not in self:
             self._raise_missing(require_path(key))
         for member in self._source:
             member.fill_(key, value)
-        return self  # type: ignore[return-value]
+        return self
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
@@ -389,7 +374,7 @@ class LazyValueOps(LazyUpdateOps):
         Raises:
             RuntimeError: the shapes of an entry differ.
         """
-        self._refuse_inplace("contiguous", inplace)  # type: ignore[attr-defined]
+        self._refuse_inplace("contiguous", inplace)
         return self._densified()
 
     def is_contiguous(self) -> bool:
@@ -452,11 +437,11 @@ class LazyValueOps(LazyUpdateOps):
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
         """Softmax of every tensor along a batch dimension."""
-        dim = self._positive(dim)  # type: ignore[attr-defined]
+        dim = self._positive(dim)
         if dim == self._stack_dim:
             dense = self._densified().softmax(dim, dtype)
             return self._restacked(list(dense.unbind(dim)), dim, self._names)
-        return self._each("softmax", self._inner(dim), dtype)  # type: ignore[attr-defined]
+        return self._each("softmax", self._inner(dim), dtype)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
         """The stack with nested tensors of its members as dense ones.
@@ -475,10 +460,10 @@ class LazyValueOps(LazyUpdateOps):
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack of the rows along ``dim``; itself where that is the stack dimension."""
-        dim = self._positive(dim)  # type: ignore[attr-defined]
+        dim = self._positive(dim)
         if dim == self._stack_dim:
             return self
-        return registry.stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
+        return registry.stack_lazily(list(self.unbind(dim)), dim)
 
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:

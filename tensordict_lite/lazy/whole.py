@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -50,6 +50,6 @@ def _pair(member: Any, piece: Any, into: list[Tensor], values: list[Tensor]) -> 
     return True
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> TypeGuard[Tensor]:
     kind = type(value)
     return kind is Tensor or kind is registry.MemoryMappedTensor

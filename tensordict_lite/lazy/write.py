@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.lazy.members import is_ragged
+from tensordict_lite.lazy.storage import Stacked
 from tensordict_lite.ops.values.generated import inplace
 
 if TYPE_CHECKING:
@@ -34,27 +35,10 @@ def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
     )
 
 
-class LazyWriteOps:
+class LazyWriteOps(Stacked):
     """``set`` and its in-place and indexed forms, and how a stack is written as an entry of another collection."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _source: list[Any]
-        _stack_dim: int
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _lock: Any
-        _locked_error: Callable[[], RuntimeError]
-        _key_list: Callable[[], list[str]]
-        _pieces: Callable[[Any], Sequence[Any]]
-        _set_index: Callable[..., None]
-        _set_names: Callable[[Any], None]
-        _get_path: Callable[..., Any]
-        _get_path_slowly: Callable[..., Any]
-        _member_batch_size: Callable[[], torch.Size]
-        select: Callable[..., Any]
-        update_: Callable[..., Any]
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -269,10 +253,11 @@ class LazyWriteOps:
     def _as_value(self) -> Any:
         return self
 
-    _misfit = DenseCollection._misfit
-    _fit = DenseCollection._fit
-    _fit_into = DenseCollection._fit_into
-    _convert = DenseCollection._convert
-    _convert_sequence = DenseCollection._convert_sequence
-    _wrap = DenseCollection._wrap
-    _new_child = DenseCollection._new_child
+    # Assigned here: a tensorclass, which overrides some, comes before `Fitting` among the bases of its stacks.
+    _misfit = Fitting._misfit
+    _fit = Fitting._fit
+    _fit_into = Fitting._fit_into
+    _convert = Fitting._convert
+    _convert_sequence = Fitting._convert_sequence
+    _wrap = Fitting._wrap
+    _new_child = Fitting._new_child

@@ -1,0 +1,111 @@
+"""Lazy storage: the members of a stack in a list, and the primitives that its families are written over."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.fitting import Fitting
+from tensordict_lite.lazy.members import member_size
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["Stacked"]
+
+_new_object = object.__new__
+
+
+class Stacked(Fitting):
+    """Members in ``_source``, stacked along ``_stack_dim``."""
+
+    __slots__ = ("_stack_dim",)
+
+    _source: list[Any]
+    _stack_dim: int
+
+    if TYPE_CHECKING:  # what the families offer each other
+
+        def _positive(self, dim: int) -> int: ...
+        def _inner(self, dim: int) -> int: ...
+        def _refuse_inplace(self, name: str, inplace: bool) -> None: ...
+        def _densified(self) -> Any: ...
+        def _index(self, index: Any) -> Any: ...
+        def _pieces(self, value: Any) -> Sequence[Any]: ...
+        def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]: ...
+        def _get_path_slowly(self, path: tuple[str, ...]) -> Any: ...
+        def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None: ...
+
+    @classmethod
+    def _of(
+        cls,
+        members: list[Any],
+        dim: int,
+        member_size: torch.Size,
+        device: torch.device | None = None,
+        names: list[str | None] | None = None,
+        batch_size: torch.Size | None = None,
+    ) -> Self:
+        """Trusted constructor: the members are known to go together (``batch_size``: of the stack, if known)."""
+        new = _new_object(cls)
+        new._source = members
+        new._stack_dim = dim
+        if batch_size is None:
+            batch_size = torch.Size((*member_size[:dim], len(members), *member_size[dim:]))
+        new._batch_size = batch_size
+        new._device = device
+        new._names = names
+        new._types = None
+        new._lock = None
+        return new
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        """The same kind of stack around other members; a dense collection around entries by key."""
+        if type(source) is dict:
+            return self._plain_class()._trusted(source, batch_size, self._device, names)
+        new = TensorCollection._rebuild(self, source, batch_size, names)
+        new._stack_dim = self._stack_dim
+        return new
+
+    @classmethod
+    def _class_for(cls, members: Sequence[Any]) -> Any:
+        """The class of a stack like this one around other members."""
+        return cls
+
+    def _with_members(self, members: list[Any]) -> Any:
+        """The same stack around other members of the same batch sizes."""
+        new = _new_object(self._class_for(members))
+        new._source = members
+        new._stack_dim = self._stack_dim
+        new._batch_size = self._batch_size
+        new._device = self._device
+        new._names = self._names
+        new._types = None
+        new._lock = None
+        return new
+
+    def _restacked(
+        self, members: list[Any], dim: int, names: list[str | None] | None = None, locked: bool = True
+    ) -> Any:
+        """A stack of the same type around members of another batch size; ``locked`` as this one is, or not at all."""
+        size = member_size(members, False) if members else self._member_batch_size()
+        new = self._class_for(members)._of(members, dim, size, self._device, names)
+        if locked and self._lock is not None:
+            new._lock_new_members()
+        return new
+
+    def _lock_new_members(self) -> None:
+        """Locks this stack and those members that are not locked yet: others are locked where they come from."""
+        self._lock = []
+        me = weakref.ref(self)
+        for member in self._source:
+            if member._lock is None:
+                member._propagate_lock(me)
+
+    def _member_batch_size(self) -> torch.Size:
+        size, dim = self._batch_size, self._stack_dim
+        return torch.Size((*size[:dim], *size[dim + 1 :]))
