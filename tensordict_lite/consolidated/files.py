@@ -122,7 +122,7 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
     if total <= _LENGTH.size:
         raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")
     storage = map_file(path, total, writable=False)
-    data = memoryview(flat_of(storage, total).numpy())
+    data = flat_of(storage, total).numpy().data
     room, about, told = _about(path, data, total)
     try:
         root, spots = parse(path, about, told, room)

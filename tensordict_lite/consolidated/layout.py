@@ -110,13 +110,14 @@ def lay_out(
                 f"the entry {paths()[number]} is a nested tensor of the strided layout, which cannot be consolidated: "
                 "build it with layout=torch.jagged"
             )
-        values, offsets, lengths = leaf._values, leaf._offsets, leaf._lengths
+        jagged: Any = leaf
+        values, offsets, lengths = jagged._values, jagged._offsets, jagged._lengths
         spots.append(
             JaggedSpot(
                 place(values),
                 shared(offsets),
                 None if lengths is None else shared(lengths),
-                leaf._ragged_idx,
+                jagged._ragged_idx,
                 (getattr(leaf, "_maybe_min_seqlen", None), getattr(leaf, "_maybe_max_seqlen", None)),
             )
         )

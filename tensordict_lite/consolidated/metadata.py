@@ -414,7 +414,7 @@ class _Reader:
             return
         spots = [*self.spots, *self.ragged]
         ranges = sorted({(place[0], place[0] + nbytes_of(place)) for place in with_parts(spots)})
-        values = [spot if type(spot) is tuple else spot.values for spot in spots if spot is not None]  # type: ignore[union-attr]
+        values: list[Any] = [spot if type(spot) is tuple else spot.values for spot in spots if spot is not None]  # type: ignore[union-attr]
         full = [place for place in values if nbytes_of(place)]
         if len({place[0] for place in full}) < len(full) or any(a[1] > b[0] for a, b in zip(ranges, ranges[1:])):
             raise DatasetError(self.path, "the metadata is wrong: two tensors overlap")
@@ -431,7 +431,8 @@ def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any
         if type(value) is tuple or type(value) is JaggedSpot:
             entries[key] = next(leaves)
         elif type(value) is RaggedSpot:
-            entries[key] = Ragged._over(value.kind, *next(ragged), level.device)
+            values, offsets = next(ragged)
+            entries[key] = Ragged._over(value.kind, values, offsets, level.device)
         elif type(value) is Level:
             child = make(path, value, leaves, ragged)
             if key in level.ragged:

@@ -107,7 +107,7 @@ def note(node: Any, record: Record) -> Any:
 
 def flat_of(storage: UntypedStorage, nbytes: int) -> Tensor:
     """The first bytes of a storage."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,))
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,), (1,))
 
 
 def kind_of(storage: UntypedStorage) -> type[Tensor] | None:

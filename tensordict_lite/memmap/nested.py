@@ -82,7 +82,8 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
     strides = torch.ones_like(shapes)
     for dim in range(shapes.shape[1] - 2, -1, -1):
         strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
-    offsets = counts.cumsum(0) - counts + buffer.storage_offset()  # torch counts them from the start of the storage
+    # Torch counts them from the start of the storage.
+    offsets: Any = counts.cumsum(0) - counts + buffer.storage_offset()
     try:
         _is_first.pop()
     except IndexError:
@@ -146,7 +147,7 @@ def over_storage(
         raise RuntimeError(
             f"the shapes need {numel * dtype.itemsize:,} bytes of {dtype}; the storage has {storage.nbytes():,}"
         )
-    return _mapped(cls, torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, (numel,)), shapes)
+    return _mapped(cls, torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, (numel,), (1,)), shapes)
 
 
 def map_file(

@@ -78,7 +78,7 @@ class SharedNonTensorData(NonTensorData):
     __slots__ = ()
 
     @property
-    def _payload(self) -> Any:  # type: ignore[override]
+    def _payload(self) -> Any:
         return _slot.__get__(self).get()
 
     @_payload.setter
@@ -131,7 +131,7 @@ class SharedNonTensorData(NonTensorData):
         super(NonTensorDataBase, self).__setstate__(state)
 
 
-def share_objects(node: TensorCollection) -> None:
+def share_objects(node: Kernel) -> None:
     """Puts every object below ``node`` (which is locked) into shared memory; those that are there stay.
 
     Raises:
@@ -148,11 +148,11 @@ def share_objects(node: TensorCollection) -> None:
 
 
 def _share(data: NonTensorData, cell: Cell) -> None:
-    data.__class__ = SharedNonTensorData  # type: ignore[assignment]
+    data.__class__ = SharedNonTensorData
     _slot.__set__(data, cell)
 
 
-def _objects(node: TensorCollection) -> Iterator[NonTensorData]:
+def _objects(node: Kernel) -> Iterator[NonTensorData]:
     if type(node) is NonTensorData:
         yield node
     for child in node._nested():

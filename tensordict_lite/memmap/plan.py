@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection
 from tensordict_lite.gathering import flat_bytes
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import (
     MAX_META_BYTES,
@@ -92,7 +92,7 @@ class Leaf:
 class FolderPlan:
     """One folder: the collection, its metadata, and small files written as they are."""
 
-    node: TensorCollection
+    node: Kernel
     path: str
     """Relative to the root, ``""`` for the root itself."""
     meta: dict[str, Any]
@@ -139,11 +139,11 @@ class SavePlan:
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """File or folder -> what needs it, to find two entries that would share one."""
 
-    def add(self, node: TensorCollection, path: str = "", where: tuple[str, ...] = ()) -> str:
+    def add(self, node: Kernel, path: str = "", where: tuple[str, ...] = ()) -> str:
         """Plans a collection at a folder; returns the name of its class, for the metadata of the parent."""
         return planner_for(type(node))(self, node, path, where)
 
-    def folder(self, node: TensorCollection, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> FolderPlan:
+    def folder(self, node: Kernel, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> FolderPlan:
         """Plans a folder and takes its path."""
         if path:
             self.claim(path, where)
@@ -210,7 +210,7 @@ class SavePlan:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(flat_bytes(tensor.as_subclass(Tensor)).numpy())
+    return flat_bytes(tensor.as_subclass(Tensor)).numpy().data
 
 
 def pickle_allowed(value: Any) -> bool:
@@ -224,7 +224,7 @@ def pickle_allowed(value: Any) -> bool:
     return value is True
 
 
-def plan_for(node: TensorCollection, options: SaveOptions, ragged_text: bool = False) -> SavePlan:
+def plan_for(node: Kernel, options: SaveOptions, ragged_text: bool = False) -> SavePlan:
     """The plan of a whole collection.
 
     Raises:
@@ -246,10 +246,10 @@ def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
         kind = "has no data (it is on the meta device)"
     elif tensor.is_quantized:
         kind = "is quantized, and its scale would be lost; save tensor.int_repr() and the scale"
-    elif tensor.is_nested and getattr(tensor, "_ragged_idx", 1) != 1:
+    elif tensor.is_nested and (ragged := getattr(tensor, "_ragged_idx", 1)) != 1:
         kind = (
-            f"is jagged in dimension {tensor._ragged_idx} and not in 1, so its elements do not lie one after the "
-            f"other; save tensor.transpose(1, {tensor._ragged_idx})"
+            f"is jagged in dimension {ragged} and not in 1, so its elements do not lie one after the "
+            f"other; save tensor.transpose(1, {ragged})"
         )
     elif not tensor.is_nested and tensor.layout is not _STRIDED:
         kind = f"has the layout {tensor.layout}; save tensor.to_dense(), or its indices and values"
@@ -322,7 +322,7 @@ def pickled(plan: SavePlan, value: Any, content: Any, where: tuple[str, ...]) ->
     return pickle.dumps(content)
 
 
-def mapped_root(node: TensorCollection, plan: SavePlan | None = None) -> str | None:
+def mapped_root(node: Kernel, plan: SavePlan | None = None) -> str | None:
     """The folder that every tensor is mapped from, whole and under the name that it would be saved with."""
     known = getattr(node, "_memmap_path", None)
     if known:
@@ -361,7 +361,7 @@ def is_whole(tensor: Tensor) -> bool:
     )
 
 
-def replaced_file(node: TensorCollection) -> str | None:
+def replaced_file(node: Kernel) -> str | None:
     """A file that a tensor is mapped from and in whose place a later save has put another; None if there is none."""
     for leaf in node._leaves():
         file = file_of(leaf)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.api import save_archive, wants_archive
 from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
@@ -71,7 +71,7 @@ class TensorDictFuture:
         return self._future.done()
 
 
-def save_collection(node: TensorCollection, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> Any:
+def save_collection(node: Kernel, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> Any:
     """Write a collection and map it: what ``memmap``, ``memmap_``, ``memmap_like`` and ``save`` do.
 
     Args:
@@ -84,6 +84,7 @@ def save_collection(node: TensorCollection, prefix: str | os.PathLike[str] | Non
         The mapped collection, or a :class:`TensorDictFuture` of it.
     """
     if wants_archive(prefix, options):
+        assert prefix is not None
         return save_archive(node, prefix, options)
     job = _Save(node, prefix, options)
     if options.return_early and options.num_threads > 1:
@@ -97,7 +98,7 @@ def save_collection(node: TensorCollection, prefix: str | os.PathLike[str] | Non
 class _Save:
     """One save: plan, decide what is written, write, put in place, map."""
 
-    def __init__(self, node: TensorCollection, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> None:
+    def __init__(self, node: Kernel, prefix: str | os.PathLike[str] | None, options: SaveOptions) -> None:
         self.node = node
         self.options = options
         self.like = options.like
@@ -110,7 +111,7 @@ class _Save:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def run(self) -> TensorCollection:
+    def run(self) -> Kernel:
         if self.root is None:
             return self._finish(self._anonymous())
         while True:
@@ -271,7 +272,9 @@ class _Save:
     def _is_in_place(self, root: str, folder: FolderPlan, name: str) -> bool:
         """Whether a tensor of an entry that is no leaf is mapped from the very file that it is to be written to."""
         content = folder.blobs.get(name)
-        file = file_of(content) if isinstance(content, Tensor) else None
+        if not isinstance(content, Tensor):
+            return False
+        file = file_of(content)
         if file is None or not _same(file, f"{root}/{folder.join(name)}"):
             return False
         return is_whole(content) and is_placed(content.untyped_storage(), file) and not is_changed_copy(content)
@@ -299,7 +302,7 @@ class _Save:
 
     # -- the result --------------------------------------------------------------------------------------
 
-    def _finish(self, mapped: list[Tensor]) -> TensorCollection:
+    def _finish(self, mapped: list[Tensor]) -> Kernel:
         if self.options.inplace:
             out = self.node
             locked = out._lock is not None
@@ -335,11 +338,11 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
         total += -(-tensor.nbytes // _ALIGN) * _ALIGN
     storage = anonymous_storage(total)
     for tensor, start in zip(tensors, starts):
-        place = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        place: Any = torch.empty(0, dtype=tensor.dtype, device="cpu")
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
 
 
-def mark_mapped(out: TensorCollection, plan: SavePlan, root: str | None, original: TensorCollection) -> None:
+def mark_mapped(out: Kernel, plan: SavePlan, root: str | None, original: Kernel) -> None:
     """Locks a collection whose leaves are mapped, and tells every level where it is."""
     paths: dict[int, list[str]] = {}
     for folder in plan.folders:

@@ -211,8 +211,9 @@ class FolderSchema:
         if not isinstance(rows, TensorCollection):
             raise ValueError(f"rows are a TensorDict or a tensorclass, got a {type(rows).__name__}")
         size = tuple(rows._batch_size)
+        lead: tuple[int, ...] = ()
         if size == self.batch:
-            count, lead = 1, ()
+            count = 1
         elif size[1:] == self.batch and len(size) == len(self.batch) + 1:
             count, lead = size[0], size[:1]
         else:
@@ -278,7 +279,8 @@ def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | No
 
 def listed_rows(meta: dict[str, Any]) -> Any:
     """The ragged column that is a list in metadata; None where they hold other objects."""
-    rows, kind = meta.get("data"), meta.get("_ragged", "str")
+    rows: Any = meta.get("data")
+    kind = meta.get("_ragged", "str")
     is_plain = type(rows) is list and meta.get("_batch_dims", 1) == 1 and "_batch_size" not in meta
     return Ragged._of_list(kind, rows, None) if is_plain and kind in ("str", "json") else None
 

@@ -74,7 +74,12 @@ class MemoryMappedTensor(Tensor):
         ('MemoryMappedTensor', 'Tensor')
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's Parameter
+
+    _buffer: Tensor
+    """Of a nested tensor, all elements in one row."""
+    _empty_file: str
+    """Of a tensor without elements, its file, which no storage names."""
 
     def __new__(
         cls,
@@ -164,7 +169,7 @@ class MemoryMappedTensor(Tensor):
         storage = self.untyped_storage()
         if holds_many(storage):
             return False
-        own = file_of(storage) or self.__dict__.get("_empty_file")
+        own: Any = file_of(storage) or self.__dict__.get("_empty_file")
         anonymous = own is None or is_anonymous(own)
         if path is None:
             return anonymous
@@ -237,9 +242,8 @@ class MemoryMappedTensor(Tensor):
     def _over(
         cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int], start: int = 0
     ) -> MemoryMappedTensor:
-        return _as_subclass(
-            torch.empty(0, dtype=dtype, device="cpu").set_(storage, start // dtype.itemsize, tuple(shape)), cls
-        )
+        out: Any = torch.empty(0, dtype=dtype, device="cpu")  # torch's stubs ask for the strides too
+        return _as_subclass(out.set_(storage, start // dtype.itemsize, tuple(shape)), cls)
 
     @classmethod
     def from_handler(

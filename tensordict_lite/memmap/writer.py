@@ -189,8 +189,8 @@ class DatasetWriter:
                     write_tensor_to(self._file(leaf.file), tensor, path, rows * leaf.row_bytes)
             for number, ragged in enumerate(self._schema.ragged if blocks else ()):
                 at = len(self._schema.leaves) + 2 * number
-                parts = [[block[place] for block in blocks] for place in (at, at + 1)]
-                values, lengths = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+                pairs = [[block[place] for block in blocks] for place in (at, at + 1)]
+                values, lengths = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pairs)
                 self._write_ragged(ragged, values, lengths, rows)
             for file in self._schema.files if durable else ():
                 if os.path.lexists(os.path.join(self.path, file)):  # one without content may be missing
@@ -281,7 +281,8 @@ class DatasetWriter:
 
     def _require_same_dataset(self, head: Any) -> None:
         """Raises where the files that are open here are no more those of the dataset, or the dataset has others."""
-        files = {self._folder: self.path, **{fd: os.path.join(self.path, name) for name, fd in self._files.items()}}
+        files: dict[int | None, str] = {self._folder: self.path}
+        files |= {fd: os.path.join(self.path, name) for name, fd in self._files.items()}
         is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
         if not is_same or not self._schema.is_that_of(self.path, head):
             raise DatasetError(
@@ -491,8 +492,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
                     file.write(content)
             files += [folder.join(name) for name in folder.blobs]
         for leaf in plan.leaves:
-            file = os.path.join(staging.root, leaf.file)
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(os.path.join(staging.root, leaf.file), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 reserve(fd, capacity * _row_bytes(leaf), path)
             finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ from tensordict_lite.persistent.loaded import LoadedOps
 from tensordict_lite.persistent.writing import FileWrites
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import default_is_leaf
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PersistentTensorDict"]
 
@@ -117,7 +114,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
     # -- opening and closing ----------------------------------------------------------------------------------
 
     @classmethod
-    def from_h5(
+    def from_h5(  # type: ignore[override]  # the options by name
         cls,
         filename: str | os.PathLike[str],
         *,
@@ -153,7 +150,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return new
 
     @classmethod
-    def from_zarr(
+    def from_zarr(  # type: ignore[override]  # the options by name
         cls,
         filename: Any,
         *,
@@ -194,7 +191,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         )
 
     @classmethod
-    def from_dict(
+    def from_dict(  # type: ignore[override]  # a file is needed
         cls,
         input_dict: Any,
         filename: Any,
@@ -250,7 +247,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return new
 
     @classmethod
-    def from_schema(
+    def from_schema(  # type: ignore[override]  # a file is needed
         cls,
         schema: Any,
         *,
@@ -365,10 +362,10 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
     def _lockable(self) -> Any:
         return ()  # nested collections are made at each access, and locked as this one is
 
-    def _entries(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+    def _entries(self) -> Iterator[tuple[str, Any]]:
         return ((key, self._get_str(key)) for key in self._key_list())
 
-    _key_entries = _entries  # type: ignore[assignment]
+    _key_entries = _entries
 
     def _set_names(self, names: list[str | None] | None) -> None:
         self._names = names
@@ -507,7 +504,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         """All entries in memory."""
         return self._loaded().to_tensordict(**kwargs)
 
-    def contiguous(self, **kwargs: Any) -> TensorDict:
+    def contiguous(self, **kwargs: Any) -> TensorDict:  # type: ignore[override]  # in memory
         """All entries in memory."""
         return self._loaded()
 
@@ -565,7 +562,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         file = self._group.file
-        root = (file.filename, self.mode, "h5")
+        root: tuple[Any, ...] = (file.filename, self.mode, "h5")
         if isinstance(self._group, zarrstore.Group):
             root = (file.place, self.mode, "zarr", file.allow_pickle)
         how = {"batch_size": tuple(self._batch_size), "device": self._device, "names": self._names}

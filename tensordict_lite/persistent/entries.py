@@ -351,5 +351,5 @@ def shared_size(group: Any, dims: int | None) -> torch.Size:
     shapes = [shape_of(entry) for _, entry in datasets(group) if entry.shape or not is_text(entry)]
     if not shapes:
         return torch.Size(())
-    shared = os.path.commonprefix([list(shape) for shape in shapes])  # type: ignore[type-var]
+    shared = os.path.commonprefix([list(shape) for shape in shapes])
     return torch.Size(shared[:dims])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.keys import path_of, require_path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FileWrites"]
 
 
-class FileWrites:
+class FileWrites(DenseCollection):
     """The methods that write single entries or rows. Mixin of the collection in a file."""
 
     __slots__ = ()
@@ -29,18 +30,9 @@ class FileWrites:
     if TYPE_CHECKING:
         _group: Any
         _options: dict[str, Any]
-        _batch_size: torch.Size
-        _lock: Any
-        _allocate_like: Any
         _child: Any
-        _fit: Any
-        _get_path: Any
-        _get_str: Any
         _has: Any
-        _key_list: Any
         _loaded: Any
-        _locked_error: Any
-        _set_str: Any
         _store: Any
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
@@ -130,13 +122,13 @@ class FileWrites:
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         """Writes the entries of a mapping or another collection; nested collections are merged."""
-        return self._merge(input_dict_or_td, kwargs, inplace, self._lock is not None)
+        return self._write_entries(input_dict_or_td, kwargs, inplace, self._lock is not None)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
         """Overwrites entries that exist."""
-        return self._merge(input_dict_or_td, kwargs, True, True)
+        return self._write_entries(input_dict_or_td, kwargs, True, True)
 
-    def _merge(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
+    def _write_entries(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
         wanted = kwargs.pop("keys_to_update", None)
         for option in ("non_blocking", "is_leaf", "update_batch_size", "ignore_lock"):
             kwargs.pop(option, None)
@@ -149,7 +141,7 @@ class FileWrites:
             nested = isinstance(value, Mapping) or (isinstance(value, TensorCollection) and not value._is_non_tensor)
             if nested and self._has(path) and entries.is_group(self._group["/".join(path)]):
                 rest = {} if below is None or () in below else {"keys_to_update": below}
-                self._get_path(path)._merge(value, rest, inplace, only)
+                self._get_path(path)._write_entries(value, rest, inplace, only)
             elif only or (inplace and self._has(path)):
                 self.set_(path, value)
             else:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import ArchiveError, DatasetError
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_of
 from tensordict_lite.memmap.archive.read import Archive, opened
@@ -67,7 +67,7 @@ def wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -
     return bool(wanted)
 
 
-def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options: SaveOptions) -> Any:
+def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOptions) -> Any:
     """Write a collection to one file and load it. With ``like``, there is room that is zero, and writes reach the file.
 
     Returns:
@@ -92,8 +92,9 @@ def save_archive(node: TensorCollection, prefix: str | os.PathLike[str], options
         starts = write_archive(fd, path, members, method, None, num_threads)
         size = os.fstat(fd).st_size
     if method != STORED:
-        how = {"robust_key": options.robust_key, "allow_pickle": options.allow_pickle}
-        return load_collection(path, num_threads=num_threads, **how)
+        return load_collection(
+            path, num_threads=num_threads, robust_key=options.robust_key, allow_pickle=options.allow_pickle
+        )
     storage = hold_many(map_file(path, size, writable=like))
     out = node._with_leaves(_mapped(plan, storage, starts[described:]))
     out._set_device(_CPU)

@@ -94,6 +94,8 @@ def inflate(path: str, entry: ZipEntry, packed: Any) -> Iterator[bytes]:
         ArchiveError: they are not what the entry says, in size, CRC or form.
     """
     crc32, total, done = crc.fastest(), 0, 0
+    failures: tuple[type[Exception], ...] = (zlib.error, OSError, EOFError, ValueError, struct.error)
+    failures += _errors_of(entry)
     try:
         for block in _blocks(entry, packed):
             done += len(block)
@@ -101,7 +103,7 @@ def inflate(path: str, entry: ZipEntry, packed: Any) -> Iterator[bytes]:
                 break
             total = crc32(block, total)
             yield block
-    except (zlib.error, OSError, EOFError, ValueError, struct.error, *_errors_of(entry)) as err:
+    except failures as err:
         raise ArchiveError(path, f"the entry {entry.name!r} cannot be decompressed ({err})") from None
     if done != entry.size:
         more = "more" if done > entry.size else f"{done:,}"

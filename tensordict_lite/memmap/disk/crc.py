@@ -37,7 +37,7 @@ def fastest() -> Callable[..., int]:
     except ImportError:  # the extra `archives`
         return zlib.crc32
     function: Any = isal_zlib.crc32
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def combine(first: int, second: int, second_length: int) -> int:

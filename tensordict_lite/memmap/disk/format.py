@@ -22,7 +22,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -597,7 +597,7 @@ def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> N
         raise DatasetError(path, f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {found:,}")
 
 
-def is_count(value: Any, limit: int) -> bool:
+def is_count(value: Any, limit: int) -> TypeGuard[int]:
     """Whether a value out of JSON is a number of things, up to a limit."""
     return type(value) is int and 0 <= value <= limit
 

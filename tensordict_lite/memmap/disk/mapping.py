@@ -168,7 +168,7 @@ def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
 _STORAGES_END = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 
-def _lasting(storage: UntypedStorage) -> UntypedStorage:
+def _lasting(storage: Any) -> UntypedStorage:
     """The object that tensors over these bytes give as theirs: what is noted on it lasts as long as they do.
 
     Up to torch 2.5 the one that ``from_file`` returns is another, and ends with its last name.
@@ -191,7 +191,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
         if f"({errno.ENOMEM})" not in str(err):
             raise
         storage = _map_unreserved(path, nbytes)
-    storage._private_file = path  # torch forgets the name of a private mapping
+    storage.__dict__["_private_file"] = path  # torch forgets the name of a private mapping
     return storage
 
 
@@ -291,7 +291,7 @@ def remember(handle: SharedHandle, storage: UntypedStorage, writable: bool) -> N
 
 
 def _remember(key: tuple[int, int, int, bool], storage: UntypedStorage) -> None:
-    _mappings[key] = weakref.ref(storage, lambda _, key=key: _mappings.pop(key, None))
+    _mappings[key] = weakref.ref(storage, lambda _: _mappings.pop(key, None))
 
 
 def anonymous_storage(nbytes: int) -> UntypedStorage:
@@ -330,7 +330,7 @@ def own_storage(fd: int, path: str, nbytes: int, unlink: str | None = None) -> U
     except BaseException:
         release(os.getpid(), fd, unlink)
         raise
-    _remember((*storage._memfd, nbytes, True), storage)
+    _remember((*storage.__dict__["_memfd"], nbytes, True), storage)
     weakref.finalize(storage, release, os.getpid(), fd, unlink).atexit = unlink is not None
     return storage
 
@@ -400,7 +400,7 @@ def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
     """
     storage = map_file(path, nbytes)
     info = os.fstat(fd)
-    storage._memfd = (info.st_dev, info.st_ino)
+    storage.__dict__["_memfd"] = (info.st_dev, info.st_ino)
     return storage
 
 
@@ -411,7 +411,7 @@ def file_of(storage: UntypedStorage) -> str | None:
 
 def hold_many(storage: UntypedStorage) -> UntypedStorage:
     """Notes that the file behind a storage is that of many tensors (an archive), so that it is none of them."""
-    storage._many_tensors = True
+    storage.__dict__["_many_tensors"] = True
     return storage
 
 
@@ -464,7 +464,7 @@ def handle_of(storage: UntypedStorage) -> SharedHandle:
         device, inode = getattr(storage, "_memfd", (0, 0))
         handle = SharedHandle(path, storage.nbytes(), device, inode)
         if inode:  # one object for all tensors of an anonymous storage: a pickle holds it once
-            storage._handle = handle
+            storage.__dict__["_handle"] = handle
     return handle
 
 
@@ -488,7 +488,7 @@ def region_of(tensor: Tensor) -> Region | None:
     if not writable and (file_of(storage) is None or _is_written(tensor)):
         return None
     return Region(
-        handle_of(storage), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable
+        handle_of(storage), tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), writable
     )
 
 

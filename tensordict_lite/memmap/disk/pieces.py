@@ -61,7 +61,10 @@ class Pieces:
         Nothing of that is checked.
         """
         if _untracked is None:
-            out = [self._of(dtype).new_empty(0).set_(self.storage, at // dtype.itemsize, n) for at, dtype, n in places]
+            out = [
+                self._of(dtype).new_empty(0).set_(self.storage, at // dtype.itemsize, n, strides_of(n))
+                for at, dtype, n in places
+            ]
         else:
             whole, out = self._whole, []
             with _untracked():
@@ -77,6 +80,6 @@ class Pieces:
 
     def _of(self, dtype: torch.dtype) -> Tensor:
         room = (self.storage.nbytes() // dtype.itemsize,)
-        flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage, 0, room)
+        flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage, 0, room, (1,))
         self._whole[dtype] = flat
         return flat
