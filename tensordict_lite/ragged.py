@@ -316,7 +316,7 @@ class RaggedPart(NamedTuple):
     kind: str
     values: Tensor
     offsets: Tensor
-    index: Tensor | None
+    index: Tensor | None  # type: ignore[assignment]  # in the place of a tuple's index()
     """int64 ``[n]``, the rows; None: all of them."""
     stamps: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
     """Which files the two tensors are mapped from, where they are."""
@@ -409,7 +409,7 @@ class Ragged(NonTensorStack):
         return cls._of_rows(column, range(len(offsets) - 1), 0, _NO_SIZE, device)
 
     @classmethod
-    def from_list(cls, rows: Sequence[Any], **kwargs: Any) -> Any:
+    def from_list(cls, rows: Sequence[Any], **kwargs: Any) -> Any:  # type: ignore[override]  # of rows
         """From strings, bytes, or tensors, arrays and lists of numbers that differ in their first dimension.
 
         Raises:
@@ -480,8 +480,9 @@ class Ragged(NonTensorStack):
             >>> Ragged.from_nested(torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])).lengths
             tensor([2, 1])
         """
-        if tensor.layout is torch.jagged and tensor._ragged_idx == 1 and tensor._lengths is None:
-            return cls(tensor.values().detach(), tensor.offsets().to("cpu", torch.int64))
+        jagged: Any = tensor
+        if tensor.layout is torch.jagged and jagged._ragged_idx == 1 and jagged._lengths is None:
+            return cls(jagged.values().detach(), jagged.offsets().to("cpu", torch.int64))
         return cls._of_tensors([element.detach() for element in tensor.unbind()])
 
     @classmethod
@@ -565,7 +566,9 @@ class Ragged(NonTensorStack):
             raise TypeError(f"a nested tensor holds numbers, and the rows are {self.kind}: use flat() for their bytes")
         return torch.nested.nested_tensor_from_jagged(*self.flat())
 
-    def pad(self, length: Any = None, value: Any = 0, left: bool = False, **kwargs: Any) -> Any:
+    def pad(  # type: ignore[override]  # the rows, not the batch
+        self, length: Any = None, value: Any = 0, left: bool = False, **kwargs: Any
+    ) -> Any:
         """Rows of one length.
 
         Args:
@@ -584,7 +587,7 @@ class Ragged(NonTensorStack):
                     [ True, False]]))
         """
         if isinstance(length, Sequence) or "pad_size" in kwargs:
-            return super().pad(*([] if length is None else [length]), value=value, **kwargs)
+            return super().pad(kwargs.pop("pad_size", length), value=value, **kwargs)
         column = self._ragged()
         starts, ends = column.spans(self._rows)
         lengths = ends - starts
@@ -700,10 +703,10 @@ class Ragged(NonTensorStack):
             super()._set_index(index, value)
 
     @property
-    def _source(self) -> list[Any]:  # type: ignore[override]
+    def _source(self) -> list[Any]:
         if self._objects is not None:
             self._origin = self._objects, self._rows
-        return NonTensorStack._source.fget(self)  # type: ignore[attr-defined, no-any-return]
+        return NonTensorStack._source.fget(self)  # type: ignore[attr-defined]
 
     @_source.setter
     def _source(self, members: list[Any]) -> None:
@@ -746,7 +749,8 @@ class Ragged(NonTensorStack):
         return self._view(column, range(0))
 
     def _moved(self, move: Any) -> Any:
-        return NonTensorStack._of_objects(self._payloads(), 0, _NO_SIZE, self._device)._moved(move)
+        values: Any = self._payloads()
+        return NonTensorStack._of_objects(values, 0, _NO_SIZE, self._device)._moved(move)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         make, args, *state = super().__reduce_ex__(protocol)

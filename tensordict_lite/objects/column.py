@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
 
@@ -102,6 +102,7 @@ class ObjectRows(LazyStackedTensorDict):
 
     __slots__ = ("_members", "_objects", "_rows")
 
+    _members: list[Any] | None
     _objects: PayloadColumn | None
     _rows: Sequence[int]
 
@@ -131,7 +132,7 @@ class ObjectRows(LazyStackedTensorDict):
     # -- all members, for who knows nothing of columns ------------------------------------------------------
 
     @property
-    def _source(self) -> list[Any]:  # type: ignore[override]
+    def _source(self) -> list[Any]:
         if self._members is None:
             column, rows = self._objects, self._rows
             if column is not None:
@@ -140,7 +141,7 @@ class ObjectRows(LazyStackedTensorDict):
                     self._lock_made(members)
                 self._members = members
                 self._objects = None
-        return self._members
+        return self._members  # type: ignore[return-value]  # there is a column or a list
 
     @_source.setter
     def _source(self, members: list[Any]) -> None:
@@ -210,18 +211,18 @@ class ObjectRows(LazyStackedTensorDict):
     @property
     def is_locked(self) -> bool:
         """Whether objects can only be replaced in place."""
-        return self._lock is not None if self._objects is not None else LazyStackedTensorDict.is_locked.fget(self)
+        return self._lock is not None if self._objects is not None else super().is_locked
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:
-        LazyStackedTensorDict.is_locked.fset(self, value)
+        LazyStackedTensorDict.is_locked.fset(self, value)  # type: ignore[attr-defined]  # mypy sees no property
 
-    def _lockable(self) -> Iterable[TensorCollection]:
+    def _lockable(self) -> Iterable[Kernel]:
         column = self._objects
         return super()._lockable() if column is None else column.made(self._rows)
 
     def _lock_made(self, members: Iterable[NonTensorData]) -> None:
-        me = weakref.ref(self)
+        me: weakref.ref[Kernel] = weakref.ref(self)
         for member in members:
             if member._lock is None:
                 member._propagate_lock(me)
@@ -280,7 +281,7 @@ class ObjectRows(LazyStackedTensorDict):
         if rows != range(len(rows)) or (len(picked) and picked.min() < 0):
             picked = numbers_of(rows)[picked]
         found = array("q")  # a quarter of a list of numbers
-        found.frombytes(memoryview(np.ascontiguousarray(picked)).cast("B"))
+        found.frombytes(np.ascontiguousarray(picked).data.cast("B"))
         return found
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:

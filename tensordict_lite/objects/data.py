@@ -212,7 +212,9 @@ class NonTensorDataBase(DenseCollection):
         """:meth:`update`, also on a locked collection."""
         return self.update(input_dict_or_td, clone, True)
 
-    copy_ = update_
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """:meth:`update`, also on a locked collection."""
+        return self.update(tensordict, False, True)
 
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
         """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
@@ -439,7 +441,7 @@ def _stacked(item: list[Any], device: Any) -> Any:
     elif isinstance(first, TensorCollection) and not first._is_non_tensor:
         if not all(isinstance(part, TensorCollection) and not part._is_non_tensor for part in item):
             raise RuntimeError("a list of tensordicts and other values cannot be stacked: all must be tensordicts")
-        return torch.stack(item)  # type: ignore[arg-type]
+        return torch.stack(item)
     elif isinstance(_innermost(first), (bool, int, float)):
         try:
             return torch.as_tensor(item, device=device)

@@ -130,7 +130,7 @@ def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
 
 
 def _restored(parameter: Any, state: dict[str, Any]) -> MetaData:
-    new = _new_object(MetaData[_SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter])
+    new = _new_object(MetaData.__class_getitem__(_SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter))
     new.__setstate__(state)
     return new
 
@@ -159,4 +159,4 @@ def typed_by_name(name: str) -> type[MetaData]:
         if cls.__name__ == name:
             return cls
     kind = _SAVED_TYPES.get(name.removeprefix("MetaData[").removesuffix("]"))
-    return MetaData if kind is None else MetaData[kind]
+    return MetaData if kind is None else MetaData.__class_getitem__(kind)

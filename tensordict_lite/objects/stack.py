@@ -60,7 +60,9 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
         size = first._batch_size
         length = sum(item._batch_size[dim] for item in items)
         return first._rebuild({}, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
-    columns = [item._payloads() for item in items if isinstance(item, NonTensorStack) and item._stack_dim == dim]
+    columns: list[Any] = [
+        item._payloads() for item in items if isinstance(item, NonTensorStack) and item._stack_dim == dim
+    ]
     if len(columns) == len(items) and all(column is not None for column in columns):
         values = list(chain.from_iterable(columns))
         return NonTensorStack._of_objects(values, dim, first._member_batch_size(), first._device)
@@ -121,7 +123,7 @@ class NonTensorStack(ObjectRows):
         return NonTensorData(value, device=device)
 
     @classmethod
-    def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:
+    def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:  # type: ignore[override]  # of values
         """A stack of the elements of nested lists, one dimension a level.
 
         Example:
@@ -315,7 +317,7 @@ class NonTensorStack(ObjectRows):
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
         """Rows turned, as :func:`torch.rot90`."""
-        return self._moved(lambda positions: positions.rot90(k, dims))
+        return self._moved(lambda positions: positions.rot90(k, tuple(dims)))
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Refused: objects have no entries.

@@ -28,7 +28,7 @@ __all__ = ["UnbatchedEntry", "UnbatchedTensor"]
 _new_object = object.__new__
 
 
-_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+_BASE = Tensor._base.__get__  # type: ignore[union-attr]  # of the class, it is a descriptor
 
 
 class UnbatchedTensor(Tensor):
@@ -80,7 +80,7 @@ class UnbatchedTensor(Tensor):
                 return UnbatchedTensor(out, source._batch_size)
         return out
 
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch has options, of no use here
         return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
 
 
@@ -121,7 +121,7 @@ class UnbatchedEntry(NonTensorDataBase):
             held = UnbatchedTensor(held, self._batch_size)
             if not held.requires_grad:  # the alias of a leaf of autograd would be another node
                 self._payload = held
-        return held  # type: ignore[no-any-return]
+        return held
 
     def _plain(self) -> Tensor:
         """The tensor without its class, over the same memory."""
@@ -247,7 +247,7 @@ class UnbatchedEntry(NonTensorDataBase):
     # -- combining -----------------------------------------------------------------------------------------
 
     @classmethod
-    def _join(cls, items: Sequence[Any], size: torch.Size, names: Any) -> Any:
+    def _joined(cls, items: Sequence[Any], size: torch.Size, names: Any) -> Any:
         first = items[0]
         for item in items:
             if not isinstance(item, UnbatchedEntry):
@@ -265,13 +265,13 @@ class UnbatchedEntry(NonTensorDataBase):
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
         size, names = items[0]._batch_size, items[0]._names
         new_names = None if names is None else [*names[:dim], None, *names[dim:]]
-        return cls._join(items, torch.Size((*size[:dim], len(items), *size[dim:])), new_names)
+        return cls._joined(items, torch.Size((*size[:dim], len(items), *size[dim:])), new_names)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
         size = items[0]._batch_size
         length = sum(item._batch_size[dim] for item in items)
-        return cls._join(items, torch.Size((*size[:dim], length, *size[dim + 1 :])), items[0]._names)
+        return cls._joined(items, torch.Size((*size[:dim], length, *size[dim + 1 :])), items[0]._names)
 
 
 def _as_entry(value: Any, size: torch.Size, device: torch.device | None) -> UnbatchedEntry:

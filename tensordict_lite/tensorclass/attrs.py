@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.tensorclass.decorator import tensorclass
+from tensordict_lite.tensorclass.decorator import TensorClass
 from tensordict_lite.views import as_read
 
 __all__ = ["TensorAttrs", "describe"]
 
 
-@tensorclass
-class TensorAttrs:
+class TensorAttrs(TensorClass):
     """Device, dtype and shape of one tensor; a field is ``None`` when it was not asked for.
 
     Args:

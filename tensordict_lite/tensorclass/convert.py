@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,16 @@ class TensorClassConversions(DenseCollection):
     """Constructors that check keys and convert nested fields, and exports that know of ``None`` fields."""
 
     __slots__ = ()
-    _field_specs: dict[str, FieldSpec]
+    _field_specs: ClassVar[dict[str, FieldSpec]]
+
+    @classmethod
+    def _check_keys(cls, keys: Sequence[str]) -> None:
+        unknown = [key for key in keys if key not in cls._field_specs]
+        if unknown:
+            raise ValueError(
+                f"keys {sorted(keys)} must correspond to the fields of {cls.__name__}, which are "
+                f"{sorted(cls._field_specs)}: {sorted(unknown)} do not belong to the class"
+            )
 
     @classmethod
     def from_tensordict(
@@ -68,7 +77,7 @@ class TensorClassConversions(DenseCollection):
         if both:
             raise KeyError(f"{both[0]} is present in both tensor and non-tensor dicts of {cls.__name__}")
         if type(tensordict._source) is not dict:
-            return cls._from_lazy(tensordict, extra)  # type: ignore[no-any-return]
+            return cls._from_lazy(tensordict, extra)
         new = TensorCollection._trusted.__func__(  # type: ignore[attr-defined]
             cls, cls._typed_entries(tensordict._source), tensordict._batch_size, tensordict._device, tensordict._names
         )
@@ -83,7 +92,7 @@ class TensorClassConversions(DenseCollection):
         if path is not None:
             new._memmap_path = path
         new._run_post_init()
-        return new  # type: ignore[no-any-return]
+        return new
 
     @classmethod
     def _typed_entries(cls, source: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +317,8 @@ def from_dataclass(
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorCollection)):
-            value = from_dataclass(value, batch_size=batch_size, device=device, **flags)
+            options: dict[str, Any] = {"batch_size": batch_size, "device": device, **flags}
+            value = from_dataclass(value, **options)
         values[field.name] = value
     new = object.__new__(cls)
     fill_slots(new, batch_size, device)

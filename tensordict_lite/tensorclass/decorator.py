@@ -100,14 +100,14 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     _flags = Flags()
     _field_specs: ClassVar[dict[str, FieldSpec]] = {}
     _cast_filter: ClassVar[Any] = None
-    _stack_priority = TensorClassConversions._stack_priority + 0.5  # type: ignore[attr-defined]
+    _stack_priority = TensorClassConversions._stack_priority + 0.5
 
     if TYPE_CHECKING:
         # What every constructor takes besides the fields. The types are descriptors, because what may be passed
         # is wider than what the attribute gives back.
-        batch_size: BatchSizeField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+        batch_size: BatchSizeField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
         device: DeviceField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
-        names: NamesField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+        names: NamesField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
 
         def __init_subclass__(
             cls,
@@ -142,7 +142,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
 
     # No __getattr__ here, not for a better message either: it makes each read of any attribute a third slower.
 
-    @property
+    @property  # type: ignore[misc]  # not to be assigned here
     def shape(self) -> torch.Size:
         """Same as :attr:`batch_size`, which is the one to assign to."""
         return self._batch_size
@@ -211,7 +211,9 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             return value
         return value._as_value()
 
-    def set(self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False, **kwargs: Any) -> Self:
+    def set(  # type: ignore[override]  # the interface calls it `value` here
+        self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
         """Writes a field, or an entry below one.
 
         Args:
@@ -278,15 +280,6 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         kind = self._field_specs[key].tensorclass
         return nested if kind is None else kind.from_tensordict(nested)  # type: ignore[attr-defined]
 
-    @classmethod
-    def _check_keys(cls, keys: Sequence[str]) -> None:
-        unknown = [key for key in keys if key not in cls._field_specs]
-        if unknown:
-            raise ValueError(
-                f"keys {sorted(keys)} must correspond to the fields of {cls.__name__}, which are "
-                f"{sorted(cls._field_specs)}: {sorted(unknown)} do not belong to the class"
-            )
-
     # -- indexing ------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Self:
@@ -296,7 +289,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                 f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to read a "
                 f"field, use the attribute or get({index!r})"
             )
-        return _dense_getitem(self, index)  # type: ignore[no-any-return]
+        return _dense_getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if _is_key(index):

@@ -97,7 +97,9 @@ def own_annotations(cls: type) -> dict[str, Any]:
     try:
         return inspect.get_annotations(cls)
     except NameError:  # Python 3.14 evaluates annotations when they are read: the class itself has no name so far
-        return annotationlib.get_annotations(cls, format=annotationlib.Format.STRING)
+        if sys.version_info >= (3, 14):
+            return annotationlib.get_annotations(cls, format=annotationlib.Format.STRING)
+        raise
 
 
 def field_specs(cls: type, names: Iterable[str], namespaces: list[Mapping[str, Any]]) -> dict[str, FieldSpec]:
@@ -363,7 +365,9 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
         "_device_of": normalise_device,
         "_unknown_field": unknown_field_error,
     }
-    positional, keyword, lines = [], [], []
+    positional: list[str] = []
+    keyword: list[str] = []
+    lines = []
     for name, field in fields.items():
         if name not in specs and name not in init_vars:
             continue  # a ClassVar
@@ -406,7 +410,7 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
     init.__signature__ = signature.replace(
         parameters=[p for p in signature.parameters.values() if p.name != "_td_unknown"]
     )
-    return init  # type: ignore[no-any-return]
+    return init
 
 
 def _default_source(name: str, field: Any, scope: dict[str, Any]) -> str:

@@ -76,7 +76,7 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
     __field_defaults__: ClassVar[dict[str, Any]] = {}
     _typed_options: ClassVar[frozenset[str]] = frozenset()
     _is_open_base: ClassVar[bool] = True
-    _stack_priority = DenseCollection._stack_priority + 0.25  # type: ignore[attr-defined]
+    _stack_priority = DenseCollection._stack_priority + 0.25
 
     def __init_subclass__(cls, **options: bool) -> None:
         given = {name: options.pop(name) for name in _OPTIONS if name in options}
@@ -172,7 +172,7 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         path = getattr(td, "_memmap_path", None)
         if path is not None:
             new._memmap_path = path
-        return new  # type: ignore[no-any-return]
+        return new
 
 
 def _warn_without_effect(names: Any) -> None:
