@@ -18,7 +18,7 @@ import torch.fx
 from torch.fx import Proxy
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.keys import unravel_key
+from tensordict_lite.keys import require_path, unravel_key
 
 __all__ = ["TracedEntries", "is_traced", "read_inputs", "record", "write_outputs"]
 
@@ -84,7 +84,7 @@ def named_inputs(
     count = len(positional)
     entries = {}
     for place, key in enumerate(in_keys):
-        name = key if type(key) is str else separator.join(unravel_key((key,)))
+        name = key if type(key) is str else separator.join(require_path(key))
         if place < count:
             if name in kwargs:
                 raise RuntimeError(f"Duplicated argument in args and kwargs: {name!r} is given by position and by name")

@@ -52,6 +52,23 @@ def test_a_module_on_any_batch(size: tuple[int, ...]) -> None:
     assert out is td and out.batch_size == size and torch.equal(out["o", "p"], layer(td["x"]))
 
 
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("ab", "ab"), (("ab",), "ab"), ((("ab",),), "ab"), (("a", "b"), "a_b"), (("a", ("b",)), "a_b")],
+    ids=str,
+)
+def test_dispatch_names_a_key_however_it_is_spelled(key: Any, name: str) -> None:
+    class Doubled(nn.Module):
+        in_keys = [key]
+        out_keys = ["y"]
+
+        @dispatch
+        def forward(self, tensordict):
+            return tensordict.set("y", tensordict[key] * 2)
+
+    assert Doubled()(**{name: torch.ones(())}) == 2 == Doubled()(torch.ones(()))
+
+
 def test_a_missing_entry_names_the_module_and_the_keys_there() -> None:
     module = TensorDictModule(nn.Linear(4, 2), ["absent"], ["o"])
     with pytest.raises(KeyError, match=r"TensorDictModule\(Linear\) reads \['absent'\].*it has .*'x'"):
