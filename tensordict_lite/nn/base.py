@@ -39,6 +39,8 @@ class TensorDictModuleBase(nn.Module):
     """
 
     _select_hook: Any = None
+    _in_keys: list[NestedKey]
+    _out_keys: list[NestedKey]
     _all_out_keys: list[NestedKey]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -57,7 +59,7 @@ class TensorDictModuleBase(nn.Module):
     @property
     def in_keys(self) -> list[NestedKey]:
         """The keys that the module reads."""
-        return self._in_keys  # type: ignore[no-any-return]
+        return self._in_keys
 
     @in_keys.setter
     def in_keys(self, value: Any) -> None:
@@ -66,7 +68,7 @@ class TensorDictModuleBase(nn.Module):
     @property
     def out_keys(self) -> list[NestedKey]:
         """The keys that the module writes: those that :meth:`select_out_keys` chose, or all."""
-        return self._out_keys  # type: ignore[no-any-return]
+        return self._out_keys
 
     @out_keys.setter
     def out_keys(self, value: Any) -> None:

@@ -66,7 +66,7 @@ class TensorDictModule(TensorDictModuleBase):
 
     def __init__(
         self,
-        module: Callable[..., Any],
+        module: Any,
         in_keys: NestedKey | list[NestedKey] | Mapping[Any, Any],
         out_keys: NestedKey | list[NestedKey],
         *,

@@ -131,7 +131,7 @@ class CudaGraphModule:
 
     def _copied(self, value: Any) -> Any:
         if _is_collection(value):
-            return value.select(*self.in_keys, strict=False).clone() if self._takes_td else value.clone()
+            return value.select(*(self.in_keys or ()), strict=False).clone() if self._takes_td else value.clone()
         return value.clone() if isinstance(value, Tensor) else value
 
     def _static_inputs(self) -> list[Any]:

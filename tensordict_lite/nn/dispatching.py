@@ -151,13 +151,13 @@ class _Call:
 
     def _keys(self, keys: Any, owner: tuple[Any, ...]) -> list[Any]:
         if not isinstance(keys, str):
-            return keys  # type: ignore[no-any-return]
+            return keys
         if not owner:
             raise RuntimeError(
                 f"dispatch reads the keys from the attribute {keys!r} of self, and this function has no self: give "
                 "them, @dispatch(source=[...], dest=[...])"
             )
-        return getattr(owner[0], keys)  # type: ignore[no-any-return]
+        return getattr(owner[0], keys)
 
 
 def make_input(entries: Mapping[Any, Any], auto_batch_size: bool) -> TensorDict:

@@ -44,7 +44,7 @@ class EnsembleModule(TensorDictModuleBase):
         self.num_copies = num_copies
         self.expand_input = expand_input
         own = TensorDict.from_module(module)
-        params = own.data.expand(num_copies).clone()
+        params: Any = own.data.expand(num_copies).clone()
         self.reset_parameters_recursive(params)
         params = params.apply(_as_own, own.expand(num_copies), filter_empty=False)
         self.params_td = TensorDictParams(params, no_convert=True)

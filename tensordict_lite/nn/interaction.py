@@ -57,7 +57,7 @@ def interaction_type() -> InteractionType | None:
         ...     interaction_type().name
         'MEAN'
     """
-    return _TYPE.get()  # type: ignore[no-any-return]
+    return _TYPE.get()
 
 
 class set_interaction_type(Mode):
@@ -113,12 +113,12 @@ def deterministic_value(dist: Any) -> torch.Tensor:
         NotImplementedError: the distribution has neither ``deterministic_sample`` nor the mean or mode.
     """
     try:
-        return dist.deterministic_sample  # type: ignore[no-any-return]
+        return dist.deterministic_sample
     except AttributeError:
         pass
     for kind, value in _SPECIAL:
         if isinstance(dist, kind):
-            return value(dist)  # type: ignore[no-any-return]
+            return value(dist)
     inner = dist
     while isinstance(inner, D.Independent):
         inner = inner.base_dist
@@ -129,4 +129,4 @@ def deterministic_value(dist: Any) -> torch.Tensor:
             "Give the class an attribute deterministic_sample.",
             stacklevel=2,
         )
-    return getattr(dist, name)  # type: ignore[no-any-return]
+    return getattr(dist, name)

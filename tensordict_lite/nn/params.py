@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
@@ -18,6 +17,7 @@ from tensordict_lite.nn.slots import ModuleState, SlotLevel, TensorSlots
 from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
+from tensordict_lite.strided import UninitializedTensorMixin
 
 __all__ = ["TensorDictParams"]
 
@@ -26,7 +26,7 @@ _TRAINED = (torch.float16, torch.float32, torch.float64)
 Hook = Callable[[Any, Tensor], Any]
 
 
-class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
+class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):  # type: ignore[misc]  # apply() is that of collections
     """The tensors of a collection as parameters (float16, float32 and float64) and buffers (the rest) of a module.
 
     It is both: entries are read and written as in a :class:`TensorDict`, and a module that holds it finds
@@ -288,7 +288,8 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
             out = here.to(*args, **kwargs)
         if out is here and out._batch_size == self._batch_size:
             return self
-        olds, known = iter(here._leaves()), {}
+        olds = iter(here._leaves())
+        known: dict[int, Any] = {}
 
         def moved(new: Tensor) -> Tensor:
             old = next(olds)
@@ -358,10 +359,13 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`torch.nn.Module.state_dict`, under dotted names; ``flatten=False`` nests them."""
         if not kwargs.pop("flatten", True):
-            return self._plain().state_dict(*args, flatten=False, **kwargs)
+            plain: Any = self._plain()
+            return plain.state_dict(*args, flatten=False, **kwargs)
         return nn.Module.state_dict(self, *args, **kwargs)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False, **kwargs: Any) -> Any:
+    def load_state_dict(  # type: ignore[override]  # that of a module
+        self, state_dict: Any, strict: bool = True, assign: bool = False, **kwargs: Any
+    ) -> Any:
         """As :meth:`torch.nn.Module.load_state_dict`; nested state dictionaries are flattened first."""
         flat = TensorDict(state_dict).flatten_keys(".").to_dict() if _is_nested(state_dict) else state_dict
         nn.Module.load_state_dict(self, flat, strict=strict, assign=assign)
@@ -401,7 +405,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("TensorDictParams holds parameters and computes nothing: it has no forward()")
 
-    __hash__ = nn.Module.__hash__
+    __hash__ = nn.Module.__hash__  # type: ignore[assignment]  # collections have none
 
     def __len__(self) -> int:
         return DenseCollection.__len__(self)

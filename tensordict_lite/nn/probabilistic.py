@@ -192,7 +192,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def out_keys(self) -> list[NestedKey]:
         """The keys of the values, then those of the log-probabilities, if they are written."""
         if not self.return_log_prob:
-            return self._out_keys  # type: ignore[no-any-return]
+            return self._out_keys
         return [*self._out_keys, *self.log_prob_keys]
 
     @out_keys.setter
@@ -229,7 +229,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
         """The keys of the values."""
-        return self._out_keys  # type: ignore[no-any-return]
+        return self._out_keys
 
     # -- distribution ------------------------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             return dist._draw(self.num_samples, method)
         both = getattr(dist, method + "_and_log_prob", None)
         if both is not None:
-            return both(self.num_samples)  # type: ignore[no-any-return]
+            return both(self.num_samples)
         value = getattr(dist, method)(self.num_samples)
         return value, dist.log_prob(value)
 

@@ -196,7 +196,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         if not self.return_composite:
             last = self[len(self) - 1]
-            return last.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))  # type: ignore[no-any-return]
+            return last.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))
         td = tensordict.copy()
         dists: dict[Any, Distribution] = {}
         with self._interaction():
@@ -235,7 +235,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             RuntimeError: no module is probabilistic.
         """
         for module in self._probabilistic():
-            return module.get_dist(tensordict)  # type: ignore[no-any-return]
+            return module.get_dist(tensordict)
         raise RuntimeError(f"Could not find any ProbabilisticTensorDictModule in {self}.")
 
     def log_prob(
@@ -271,7 +271,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             with self._interaction():
                 self._collect(tensordict.copy(), dists, True, True, kwargs)
             dist = CompositeDistribution.from_distributions(tensordict, dists)
-        scores = dist.log_prob(tensordict)
+        scores: Any = dist.log_prob(tensordict)
         if isinstance(scores, TensorCollection):
             for module in self._probabilistic():
                 module._renamed(scores)

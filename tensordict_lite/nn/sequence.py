@@ -52,7 +52,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     def __init__(
         self,
-        *modules: Callable[[Any], Any],
+        *modules: Any,
         partial_tolerant: bool = False,
         selected_out_keys: list[NestedKey] | None = None,
         inplace: bool | str | None = None,
@@ -82,7 +82,7 @@ class TensorDictSequential(TensorDictModuleBase):
     @property
     def in_keys(self) -> list[NestedKey]:
         """The keys that the sequence reads: no earlier module of it writes them."""
-        return self._in_keys  # type: ignore[no-any-return]
+        return self._in_keys
 
     @in_keys.setter
     def in_keys(self, value: Any) -> None:
@@ -121,7 +121,8 @@ class TensorDictSequential(TensorDictModuleBase):
     # -- as a container ----------------------------------------------------------------------------------------
 
     def _children(self) -> Any:
-        return self._modules["module"]._modules.values()
+        container: Any = self._modules["module"]
+        return container._modules.values()
 
     def _is_named(self) -> bool:
         return isinstance(self.module, nn.ModuleDict)
@@ -157,11 +158,11 @@ class TensorDictSequential(TensorDictModuleBase):
         self._compute_keys()
 
     def __delitem__(self, index: int | slice | str) -> None:
-        if self._is_named() and not isinstance(index, slice):
-            del self.module[self._name_at(index)]
-        elif self._is_named():
+        if self._is_named() and isinstance(index, slice):
             for name in list(self.module._modules)[index]:
                 del self.module[name]
+        elif self._is_named():
+            del self.module[self._name_at(index)]
         else:
             del self.module[index]
         self._compute_keys()

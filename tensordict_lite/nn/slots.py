@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.strided import UninitializedTensorMixin
 
 __all__ = ["SlotLevel", "ModuleState", "TensorSlots"]
 
@@ -60,12 +61,10 @@ class TensorSlots(dict[str, Any]):
         super().__delitem__(name)
 
 
-class ModuleState:
+class ModuleState(DenseCollection):
     """Mixin of the attributes that are entries, and of sub-modules beside the entries."""
 
     __slots__ = ()
-
-    _source: dict[str, Any]
 
     # Dotted names in whose place ``to_module`` has put tensors that gradients go through, and that are no Parameters.
     _places: set[str]
@@ -80,8 +79,8 @@ class ModuleState:
             _set(self, name, value)
         elif isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)):
             self._forget(name)
-            self.set(name, value)  # type: ignore[attr-defined]
-        elif isinstance(value, nn.Module) and not isinstance(value, TensorCollection):
+            self.set(name, value)
+        elif not isinstance(value, TensorCollection) and isinstance(value, nn.Module):
             self._drop(name)
             self._forget(name)
             self.__dict__["_modules"][name] = value
@@ -93,14 +92,14 @@ class ModuleState:
     def _assign(self, name: str, value: Any) -> None:
         """In the place of a tensor: None takes it out, a plain tensor may replace a buffer."""
         if value is None:
-            self.del_(name)  # type: ignore[attr-defined]
+            self.del_(name)
         elif self._is_parameter(name, self._source[name]):
             raise TypeError(
                 f"cannot assign {_kind(value)!r} as parameter {name!r} (torch.nn.Parameter or None expected): "
                 f"wrap it in a torch.nn.Parameter, or copy into the one that is there, params.set_({name!r}, ...)"
             )
         elif isinstance(value, Tensor):
-            self.set(name, nn.Buffer(value))  # type: ignore[attr-defined]
+            self.set(name, nn.Buffer(value))
         else:
             raise TypeError(
                 f"cannot assign {type(value).__name__!r} as buffer {name!r} (torch.nn.Buffer, torch.Tensor or None "
@@ -118,7 +117,7 @@ class ModuleState:
         elif name in self.__dict__["_modules"]:
             del self.__dict__["_modules"][name]
         elif name in self._source:
-            self.del_(name)  # type: ignore[attr-defined]
+            self.del_(name)
         else:
             object.__delattr__(self, name)
 
@@ -138,7 +137,7 @@ class ModuleState:
                 f"cannot assign {_kind(param)!r} object to parameter {name!r} (torch.nn.Parameter or None "
                 "required): wrap a tensor in a torch.nn.Parameter"
             )
-        self.set(name, param)  # type: ignore[attr-defined]
+        self.set(name, param)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Adds a buffer, which is an entry then, or replaces one; None adds nothing.
@@ -160,7 +159,7 @@ class ModuleState:
             raise TypeError(
                 f"cannot assign {type(tensor).__name__!r} object to buffer {name!r} (torch.Tensor or None required)"
             )
-        self.set(name, nn.Buffer(tensor, persistent=persistent))  # type: ignore[attr-defined]
+        self.set(name, nn.Buffer(tensor, persistent=persistent))
         if not persistent:
             self.__dict__["_non_persistent_buffers_set"].add(name)
 
@@ -172,7 +171,7 @@ class ModuleState:
 
     def _drop(self, name: str) -> None:
         if name in self._source:
-            self.del_(name)  # type: ignore[attr-defined]
+            self.del_(name)
 
 
 def _kind(value: Any) -> str:

@@ -60,7 +60,7 @@ class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
 
     def __call__(self, x: InputClass) -> OutputClass:
         """Calls the module, with the hooks of :class:`torch.nn.Module`."""
-        return super().__call__(x)  # type: ignore[no-any-return]
+        return super().__call__(x)
 
     def as_td_module(self) -> TensorClassModuleWrapper:
         """A module of tensordicts around this one, see :class:`TensorClassModuleWrapper`.
@@ -127,7 +127,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         if not isinstance(given, TensorDict):
             given = given.to_tensordict()
         result = self.module(kind.from_tensordict(given))
-        return result.to_tensordict()  # type: ignore[no-any-return]
+        return result.to_tensordict()
 
     def __repr__(self) -> str:
         return _render(self, {"module": self.module})

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import vmap as _torch_vmap
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensordict_lite.registry import register
@@ -41,11 +40,13 @@ def stack_uninitialized(leaves: list[Tensor], requires_grad: bool) -> Any:
     if len(kinds) > 1:
         raise RuntimeError("some of the lazy modules have been called and others not: call all of them, or none")
     first = leaves[0]
-    out: Any
+    cls: Any  # torch's stubs do not tell what these take
     if isinstance(first, UninitializedParameter):
-        out = StackedUninitializedParameter(requires_grad=requires_grad, device=first.device, dtype=first.dtype)
+        cls = StackedUninitializedParameter
+        out = cls(requires_grad=requires_grad, device=first.device, dtype=first.dtype)
     else:
-        out = StackedUninitializedBuffer(device=first.device, dtype=first.dtype)
+        cls = StackedUninitializedBuffer
+        out = cls(device=first.device, dtype=first.dtype)
     out.stack_shape = torch.Size((len(leaves),))
     return out
 
@@ -67,7 +68,7 @@ class _Row:
         if self._slot is None:
             raise RuntimeError("a row of uninitialised parameters gets its shape in a module: use to_module()")
         slots, key = self._slot
-        slots[key] = _torch_vmap._add_batch_dim(self._stack, self._dim, self._level)
+        slots[key] = torch._C._functorch._add_batch_dim(self._stack, self._dim, self._level)
 
 
 class RowOfUninitializedParameter(_Row, UninitializedParameter):
@@ -80,8 +81,8 @@ class RowOfUninitializedBuffer(_Row, UninitializedBuffer):
 
 def row_of_uninitialized(stack: Any, dim: int) -> Any:
     """What a function under the innermost ``torch.vmap`` sees of a stack that has no shape yet."""
-    cls = RowOfUninitializedParameter if isinstance(stack, UninitializedParameter) else RowOfUninitializedBuffer
-    out: Any = cls(device=stack.device, dtype=stack.dtype)
+    cls: Any = RowOfUninitializedParameter if isinstance(stack, UninitializedParameter) else RowOfUninitializedBuffer
+    out = cls(device=stack.device, dtype=stack.dtype)
     out._stack, out._dim, out._level = stack, dim, torch._C._functorch.maybe_current_level()
     return out
 

@@ -161,7 +161,7 @@ def skip_existing() -> bool | list[NestedKey]:
         ...     skip_existing()
         ['value']
     """
-    return _SKIP.get()  # type: ignore[no-any-return]
+    return _SKIP.get()
 
 
 def is_skipped(mode: Any, tensordict: Any, in_keys: Sequence[Any], out_keys: Sequence[Any]) -> bool:
@@ -252,7 +252,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
         ...     composite_lp_aggregate()
         True
     """
-    return _AGGREGATE.get()  # type: ignore[no-any-return]
+    return _AGGREGATE.get()
 
 
 class set_composite_lp_aggregate(Mode):

@@ -5,6 +5,7 @@ import torch
 import tdmap
 from tdmap.reducers import Count, Mean
 from tensordict_lite import TensorDict
+from tensordict_lite.nn import TensorDictModule, TensorDictSequential
 
 data = TensorDict({"x": torch.arange(10.0)}, [10])
 
@@ -16,6 +17,13 @@ def double(chunk: TensorDict) -> TensorDict:
 class Log(tdmap.events.Callback):
     def on_job_ended(self, event: tdmap.events.JobEnded) -> None:
         reveal_type(event.done_rows)  # R: int
+
+
+class Pipe:  # which is not callable
+    def send(self, rows: TensorDict) -> None: ...
+
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
 
 class Longest(tdmap.reducers.Reducer[int]):
@@ -41,3 +49,7 @@ reveal_type(data.pipeline().batch(4))  # R: tdmap.pipeline.pipeline.Pipeline
 reveal_type(tdmap.WorkerPool(2).num_workers)  # R: int
 reveal_type(tdmap.types.ChunkPlan(10, 2).num_chunks)  # R: int
 tdmap.map(data, double, num_workers="two")  # E: arg-type
+TensorDictModule(Pipe(), ["x"], ["y"], method="both")
+TensorDictSequential({"first": torch.nn.Linear(2, 2)}, inplace=True)
+data.send(Pipe())
+data.recieve(Pipe())  # E: attr-defined

@@ -307,7 +307,7 @@ class CompositeDistribution(Distribution):
                 out[key] = -dist.log_prob(dist.rsample(torch.Size((samples_mc,)))).mean(0)
         return out
 
-    def entropy(  # type: ignore[override]
+    def entropy(
         self, samples_mc: int = 1, *, aggregate_probabilities: bool | None = None, include_sum: bool | None = None
     ) -> Any:
         """Entropies, one entry ``<key>_entropy`` a component, or their sum.

@@ -60,7 +60,7 @@ class OneHotCategorical(Categorical):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of the category of a one-hot tensor: where it is largest."""
-        return super().log_prob(value.argmax(-1))
+        return super().log_prob(value.argmax(-1))  # type: ignore[no-untyped-call]
 
     @property
     def mode(self) -> Tensor:
@@ -74,7 +74,7 @@ class OneHotCategorical(Categorical):
 
     def sample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """One-hot samples of shape ``[*sample_shape, *batch_shape, categories]``."""
-        return self._one_hot(super().sample(torch.Size(sample_shape or ())))
+        return self._one_hot(super().sample(torch.Size(sample_shape or ())))  # type: ignore[no-untyped-call]
 
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """One-hot samples with the gradient of a relaxed sample of temperature 1 (straight through)."""

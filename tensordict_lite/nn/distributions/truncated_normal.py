@@ -198,8 +198,9 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
         """The same with another batch shape, as views."""
-        parts = [part.expand(torch.Size(batch_shape)) for part in (self.loc, self.scale, *self._bounds)]
-        return TruncatedNormal(*parts, validate_args=False)
+        parts: list[Any] = [part.expand(torch.Size(batch_shape)) for part in (self.loc, self.scale, *self._bounds)]
+        loc, scale, low, high = parts
+        return TruncatedNormal(loc, scale, low, high, validate_args=False)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------
