@@ -508,7 +508,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         """All entries in memory."""
         return self._loaded()
 
-    def select(self, *keys: Any, inplace: bool = False, strict: bool = True) -> Any:
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
         """The entries under these keys, in memory; no other is read."""
         if inplace:
             raise NotImplementedError("select(inplace=True) would remove entries from the file: use del_()")

@@ -421,6 +421,13 @@ def test_from_dict_keeps_names_compression_and_size(tmp_path: Path) -> None:
     assert zeros["obs"].shape == (3, 2) and zeros["n", "done"].tolist() == [False] * 3
 
 
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"as_tensordict": True}], ids=str)
+def test_select_takes_the_options_of_a_tree(tmp_path: Path, options: dict[str, bool]) -> None:
+    tree = TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}, [2])
+    with PersistentTensorDict.from_dict(tree, tmp_path / "d.h5") as data:
+        assert plain(data.select("a", **options)) == plain(tree.select("a", **options))
+
+
 def test_it_pickles_by_its_file(tmp_path: Path) -> None:
     data = tree(ours).to_h5(tmp_path / "a.h5")
     data.file.flush()
