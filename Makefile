@@ -32,7 +32,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy --strict tdmap/
+	$(BIN)/mypy --strict tdmap/ tensordict_lite/
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
