@@ -158,7 +158,7 @@ class Workload:
             return lambda: tdmap.map(self.data, fn, num_workers=self.workers, out=out)
 
         def run() -> None:
-            plan = plan_for(self.data, fn, 0, None, None, out, OUT_CHUNKS)
+            plan = plan_for(self.data, 0, None, None, out, OUT_CHUNKS)
             with DeviceBuffer(out, self.link) as sink:
                 Execution(num_workers=self.workers).run(Job(Source(self.data), plan, fn), sink)
 

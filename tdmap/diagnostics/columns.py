@@ -90,7 +90,7 @@ class ColumnReducer(Reducer[Any]):
         >>> from tensordict_lite import TensorDict
         >>> import tdmap
         >>> data = TensorDict({"x": torch.tensor([1.0, 3.0, float("nan")])}, [3])
-        >>> found = tdmap.reduce(data, Column("x"), num_workers=0)
+        >>> found = tdmap.reduce(data, ColumnReducer("x"), num_workers=0)
         >>> found.count, found.nan, found.mean
         (3, 1, 2.0)
     """

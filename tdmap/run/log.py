@@ -320,9 +320,10 @@ def begun(
         changes = changes_of(history, identity, ranks, path)
         if not changes:
             return history
+        done = History(path)  # what the machine may have lost when it went down counts, too
         # A rank does not hold the lock of a run of one program, which may be at work.
-        if history.has_results or history.by_ranks or (ranks and history.begun):
-            refuse_other(folder, changes, history.is_complete)
+        if done.has_results or done.by_ranks or (ranks and done.begun):
+            refuse_other(folder, changes, done.is_complete)
     header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
     header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
     clean(folder)

@@ -31,7 +31,7 @@ def _described(meta: dict[str, Any]) -> Any:
     if meta.get("_class") == CLASS:
         return meta.get("kind")
     entries = {**meta, **meta.get("_entries", {})}
-    return _of_a_row(meta["shape"]), {
+    return _of_a_row(meta.get("shape")), {
         key: (entry.get("type"), entry.get("dtype"), *(_of_a_row(entry.get(name)) for name in ("shape", "values")))
         for key, entry in entries.items()
         if isinstance(entry, dict) and key != "_entries"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tdmap import tuning
-from tdmap.datasets import convert, from_arrow, read, to_arrow, write
+from tdmap.datasets import SkippedLines, convert, from_arrow, read, to_arrow, write
 from tdmap.datasets.textfiles.blocks import Records, blocks_of
 from tensordict_lite import Ragged, TensorDict
 
@@ -368,3 +368,9 @@ def test_rows_without_fields_are_not_left_out(tmp_path: Path) -> None:
             read(tmp_path / "x.jsonl", nulls="mask")
     (tmp_path / "x.jsonl").write_text('{}\n{"a": 1}\n{}\n')
     assert values(read(tmp_path / "x.jsonl", nulls="mask"), "a") == [None, 1, None]
+
+
+def test_deep_values_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"v": 1}\n' + '{"v": ' + "[" * 100_000 + "]" * 100_000 + '}\n{"v": 2}\n')
+    with pytest.warns(SkippedLines, match="line 2"):
+        assert read(tmp_path / "x.jsonl", on_error="skip")["v"].tolist() == [1, 2]

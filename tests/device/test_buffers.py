@@ -40,7 +40,8 @@ def negate(td: TensorDict) -> TensorDict:
 
 
 def run(data, fn, out, link, *, dim=0, chunksize=4, policy=None, bounds=(), **options):
-    options.setdefault("num_workers", 2)
+    if "pool" not in options:
+        options.setdefault("num_workers", 2)
     plan = plan_for(data, dim, chunksize, None, out)
     with DeviceBuffer(out, link, *bounds) as sink:
         return Execution(**options).run(Job(Source(data), plan, fn, policy or Policy()), sink)

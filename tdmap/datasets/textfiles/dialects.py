@@ -311,8 +311,11 @@ class JsonLines:
         return b"\n".join(lines), torn
 
     def _refusal(self, lines: list[bytes], types: Types) -> Exception | None:
+        block = b"\n".join(lines)
+        if too_deep(block) is not None:  # the parser would not survive it
+            return ValueError(f"lists and objects lie in each other more than {DEEPEST} levels deep")
         try:
-            self._read(b"\n".join(lines), types, "infer")
+            self._read(block, types, "infer")
         except pyarrow().ArrowInvalid as error:
             refused: Exception = error
             return refused

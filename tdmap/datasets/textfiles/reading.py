@@ -88,7 +88,10 @@ class TextTypes:
         try:
             return self._fitted(block, dialect)
         except ValueError as error:
-            rest, torn = dialect.without_torn(block)
+            try:
+                rest, torn = dialect.without_torn(block)
+            except pyarrow().ArrowInvalid:  # for another reason than a torn line
+                raise error from None
             if not torn:
                 raise
             if not self._skip:

@@ -189,7 +189,7 @@ class Cell:
     """One object, the same in every process.
 
     Example:
-        >>> cell = Arena(1).cells()[0]
+        >>> cell = ObjectTable(1).cells()[0]
         >>> cell.set({"step": 1})
         >>> cell.get()
         {'step': 1}
