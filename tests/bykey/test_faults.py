@@ -17,7 +17,7 @@ from tensordict_lite import TensorDict
 @pytest.fixture(autouse=True)
 def small_pieces():
     """Workers do every job, in many chunks."""
-    with tuning.use(partition_bytes=4096, light_bytes=0):
+    with tuning.use(partition_bytes=4096, light_bytes=0, near_bytes=0):
         yield
 
 

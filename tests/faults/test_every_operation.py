@@ -140,7 +140,7 @@ def test_workers_and_drivers_are_killed_at_random(name, output, seed, tmp_path):
     place, deaths, status = Place(name, output, tmp_path), 0, -1
     while status:
         chaos = AtRandom(1000 * seed + deaths)
-        with tuning.use(light_bytes=0):
+        with tuning.use(light_bytes=0, near_bytes=0):
             status = in_child(lambda: place.call(num_workers=2, retries=1000, callbacks=[chaos]))  # noqa: B023
         assert status in (0, signal.SIGKILL)
         deaths += 1
