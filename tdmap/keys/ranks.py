@@ -22,6 +22,12 @@ WORD = 8
 ROWS = 1 << 20
 """Rows whose words are read at a time."""
 
+TIED = 16
+"""Words in which rows are equal before the rest of them is compared as a whole: documents that are there twice."""
+
+WHOLE_BYTES = 64 << 20
+"""Bytes of such rows that may be in memory at a time; more of them are compared word by word."""
+
 
 class Spans(Protocol):
     """Rows that lie anywhere in flat values: row i is `values[starts[i] : ends[i]]`."""
@@ -52,11 +58,12 @@ class TextRows(NamedTuple):
         return cls(entry.kind, column.values, *entry.spans())
 
 
-def ranks_of(columns: Sequence[Spans]) -> list[Tensor]:
+def ranks_of(columns: Sequence[Spans], whole_bytes: int = WHOLE_BYTES) -> list[Tensor]:
     """A number for each row of each column: equal rows have equal numbers, larger ones larger numbers.
 
     Args:
         columns: of strings, or all of bytes.
+        whole_bytes: see `WHOLE_BYTES`.
 
     Returns:
         int64 `[n]` for each column, from 0 without gaps over all of them.
@@ -92,6 +99,8 @@ def ranks_of(columns: Sequence[Spans]) -> list[Tensor]:
         rows = rows[np.repeat(sizes > 1, sizes) & (left > WORD)]
         rows.sort()
         depth += 1
+        if depth == TIED:
+            rows = _rank_whole(columns, lengths, ranks, rows, depth, whole_bytes)
     dense = _without_gaps(ranks)
     ends = np.cumsum([len(column.starts) for column in columns])[:-1]
     return [torch.from_numpy(part.copy()) for part in np.split(dense, ends)]
@@ -101,6 +110,37 @@ def _without_gaps(ranks: Any) -> Any:
     used = np.zeros(len(ranks) + 1, np.int64)
     used[ranks + 1] = 1
     return np.cumsum(used)[ranks + 1] - 1
+
+
+def _rank_whole(columns: Sequence[Spans], lengths: Any, ranks: Any, rows: Any, depth: int, whole_bytes: int) -> Any:
+    """Tell rows apart by all that is left of them, group by group of those that are equal so far.
+
+    Returns:
+        The rows of groups that are too large for memory, ascending.
+    """
+    grouped = rows[np.argsort(ranks[rows], kind="stable")]
+    large = [rows[:0]]
+    for group in np.split(grouped, np.flatnonzero(np.diff(ranks[grouped])) + 1):
+        if (lengths[group] - depth * WORD).sum() > whole_bytes:
+            large.append(group)
+            continue
+        texts = [_rest(columns, row, depth) for row in group.tolist()]
+        order = sorted(range(len(texts)), key=texts.__getitem__)
+        first = 0
+        for place, number in enumerate(order):
+            if texts[number] != texts[order[first]]:
+                first = place
+            ranks[group[number]] += first
+    return np.sort(np.concatenate(large))
+
+
+def _rest(columns: Sequence[Spans], row: int, depth: int) -> bytes:
+    """The bytes of a row behind the first `depth` words; rows are counted over all columns."""
+    for column in columns:
+        if row < len(column.starts):
+            return column.values[int(column.starts[row]) + depth * WORD : int(column.ends[row])].numpy().tobytes()
+        row -= len(column.starts)
+    raise IndexError(row)
 
 
 def _words(columns: Sequence[Spans], rows: Any, depth: int) -> Any:

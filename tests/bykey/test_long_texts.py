@@ -1,0 +1,37 @@
+"""Keys that are equal in their first hundreds of bytes: their order is that of Python, and equal ones are one key."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.keys import ranks
+from tensordict_lite import Ragged, TensorDict
+
+
+def texts(count: int) -> list[str]:
+    """Texts with common beginnings of up to 5 000 bytes, some of them equal, some the beginning of others."""
+    chance = random.Random(3)
+    begins = ["", "a" * 120, "a" * 128, "a" * 136, "b" * 5000, "b" * 4999, "é" * 64 + "x"]
+    ends = ["", "\0", "\0\0", "a", "z", "é", "a" * 8, "a" * 9, "tail" * 50]
+    return [chance.choice(begins) + chance.choice(ends) for _ in range(count)]
+
+
+@pytest.mark.parametrize("whole_bytes", [ranks.WHOLE_BYTES, 20_000, 0])
+@pytest.mark.parametrize("kind", ["str", "bytes"])
+def test_long_keys_are_in_the_order_of_python(kind, whole_bytes):
+    rows = texts(200) if kind == "str" else [text.encode() for text in texts(200)]
+    columns = [ranks.TextRows.of(Ragged.from_list(part)) for part in (rows[:70], rows[70:])]
+    found = ranks.ranks_of(columns, whole_bytes)
+    numbers = {key: number for number, key in enumerate(sorted(set(rows)))}
+    assert torch.cat(found).tolist() == [numbers[key] for key in rows]
+
+
+def test_documents_that_are_there_twice_are_found(tmp_path):
+    long = "word " * 200_000
+    rows = [long, "short", long + "x", long, "short", "other"]
+    data = TensorDict({"text": Ragged.from_list(rows), "n": torch.arange(6)}, [6]).memmap(tmp_path / "in")
+    assert tdmap.drop_duplicates(data, "text", num_workers=0)["n"].tolist() == [0, 1, 2, 5]
