@@ -451,7 +451,7 @@ def called_with(
         numbers: of one tensor, int64: the rows that the plan cuts, where they are in another order.
 
     Raises:
-        TypeError: `fn_kwargs` is no mapping of names.
+        TypeError: `fn_kwargs` is not a mapping with string keys.
     """
     if fn_kwargs is not None:
         if not isinstance(fn_kwargs, Mapping) or not all(isinstance(name, str) for name in fn_kwargs):

@@ -252,7 +252,7 @@ def _to_shards(job: Job, ctx: Context, resume: Resume) -> Data:
 
 
 def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None, resume: Resume) -> Any:
-    """Rows that there are: in memory, in files, or on a device; or those that the results are made of."""
+    """Write into a given dataset, in memory, in files or on a device, or into the source itself."""
     out, execution = ctx.output.given, ctx.execution
     in_place = out is job.source.data
     if job.policy.skip == DROP:
