@@ -10,6 +10,7 @@ are asked for. Slices, masks and choices of rows share the tensors, which may be
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from array import array
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.building.arrays import require_unmasked
-from tensordict_lite.errors import DatasetError
+from tensordict_lite.errors import DatasetError, InplaceWriteError
 from tensordict_lite.gathering import gather_rows, offsets_of
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, region_of
@@ -265,8 +266,26 @@ class RaggedColumn(PayloadColumn):
             payload.data_ptr() == row.data_ptr() and payload.shape == row.shape and payload.dtype is row.dtype
         )
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether the elements of numbers are in a file or in shared memory, where others see them."""
+        return self.kind == "tensor" and (self.values.is_shared() or region_of(self.values) is not None)
+
     def assign(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
-        """Give rows other elements, for every holder of the column. Copies all values, unless all rows change."""
+        """Give rows other elements, for every holder of the column.
+
+        Numbers in a file or in shared memory are overwritten there; anything else is replaced.
+
+        Raises:
+            InplaceWriteError: numbers in a file or in shared memory, and the rows have other lengths.
+        """
+        if self.is_placed:
+            self._overwrite(rows, values, offsets)
+        else:
+            self.replace(rows, values, offsets)
+
+    def replace(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
+        """Give rows other elements, in new memory, for every holder of the column. Copies all, unless all rows change."""
         made = [row for row in list(self._cells) if not self.is_changed((row,))]
         if not is_range(rows, 0, len(self)):
             own, bounds = self.flat(range(len(self)))
@@ -279,6 +298,19 @@ class RaggedColumn(PayloadColumn):
         self.values, self.offsets = values, offsets
         for row in made:
             self._cells[row]._payload = self._read((row,))[0]
+
+    def _overwrite(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
+        starts, ends = self.spans(rows)
+        lengths = offsets.diff()
+        if not torch.equal(ends - starts, lengths):
+            row = int((ends - starts != lengths).nonzero()[0])
+            raise InplaceWriteError(
+                f"row {rows[row]} of ragged numbers in a file or in shared memory has {int(ends[row] - starts[row])} "
+                f"elements, and {int(lengths[row])} cannot be written in their place: give rows of the same lengths, "
+                "or set the whole entry of a copy in memory and save that"
+            )
+        index = torch.arange(len(values)) + torch.repeat_interleave(starts - offsets[:-1], lengths)
+        self.values.as_subclass(Tensor).index_copy_(0, index, values.to(self.values.dtype))
 
     def pickled(self, rows: Sequence[int]) -> Any:
         """The tensors, where they say all; otherwise the objects."""
@@ -671,6 +703,11 @@ class Ragged(NonTensorStack):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
+    def _take_column(self, column: RaggedColumn) -> None:
+        """Lie in another column, which holds the same rows and no others."""
+        self._members, self._origin = None, None
+        self._objects, self._rows = column, range(len(column))
+
     def _set_rows(self, column: PayloadColumn, rows: Sequence[int], *args: Any) -> None:
         self._origin = None
         super()._set_rows(column, rows, *args)
@@ -681,26 +718,48 @@ class Ragged(NonTensorStack):
         Rows of another kind or dtype, and other objects, make this a stack of objects.
         """
         column = self.column
-        if column is not None and self._fits_rows(input_dict_or_td, len(self._rows)):
-            values, offsets = input_dict_or_td.flat()
-            column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
-            self._save()
-            return self
+        if column is not None:
+            new = self._as_rows(input_dict_or_td, len(self._rows))
+            if new is not None:
+                values, offsets = new.flat()
+                column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
+                self._save()
+                return self
         return super().update_(input_dict_or_td, clone, **kwargs)
 
-    def _fits_rows(self, other: Any, count: int) -> bool:
-        """Whether another entry is so many ragged rows as these are."""
-        if not is_ragged(other) or len(other._rows) != count:
-            return False
-        return (other.kind, other.dtype, other.row_shape) == (self.kind, self.dtype, self.row_shape)
+    def _as_rows(self, other: Any, count: int) -> Any:
+        """Another entry, or a list, as so many ragged rows like these; None where it is something else.
+
+        Raises:
+            InplaceWriteError: these are numbers in a file or in shared memory, which holds nothing else.
+        """
+        is_placed = self._ragged().is_placed
+        if is_placed and not is_ragged(other):
+            rows = other._payloads() if isinstance(other, NonTensorStack) else other
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                other = Ragged.from_list(rows or ())
+        if is_ragged(other) and len(other._rows) == count:
+            if (other.kind, other.row_shape) == (self.kind, self.row_shape):
+                if is_placed or other.dtype == self.dtype:  # in place, numbers are converted as those of tensors are
+                    return other
+        if is_placed:
+            what = repr(other) if is_ragged(other) else f"a {type(other).__name__}"
+            raise InplaceWriteError(
+                f"{count:,} rows of {form_name(self.kind, self.dtype, self.row_shape)} in a file or in shared memory "
+                f"take as many rows of the same form, got {what}"
+            )
+        return None
 
     def _set_index(self, index: Any, value: Any) -> None:
-        rows = self._index(index) if isinstance(value, Ragged) and self.column is not None else None
-        if is_ragged(rows) and rows._fits_rows(value, len(rows)):
-            rows.update_(value)
-            self._save()
-        else:
-            super()._set_index(index, value)
+        if self.column is not None and (isinstance(value, Ragged) or self._ragged().is_placed):
+            if type(index) is int:
+                index, value = slice(index, index + 1 or None), value if is_ragged(value) else [value]
+            rows = self._index(index)
+            if is_ragged(rows) and rows._as_rows(value, len(rows)) is not None:
+                rows.update_(value)
+                self._save()
+                return
+        super()._set_index(index, value)
 
     @property
     def _source(self) -> list[Any]:

@@ -650,6 +650,8 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
             continue
         if isinstance(old, NonTensorData) and not isinstance(column, NonTensorData):
             parent._source[path[-1]] = old._assign_rows((slice(None),) * len(old._batch_size), column)
+        elif is_ragged(old) and form_of(old) == form_of(column):
+            old._ragged().replace(old._rows, *column.flat())  # the files are replaced below
         else:
             old.update_(column)
     root = mapped_root(data) if columns else None

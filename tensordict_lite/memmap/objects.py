@@ -42,7 +42,7 @@ def rewrite(node: Any, folder: str) -> None:
     _require_batch(node, folder)
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
     old_text = text.files_in(folder)
-    plan = plan_for(node, SaveOptions(allow_pickle=True, reference_format=not old_text)).folders[0]
+    plan = plan_for(node, SaveOptions(allow_pickle=not old_text, reference_format=not old_text)).folders[0]
     text.rename_files(plan)
     if plan.blobs and not pickled and plan.meta.get("_class") != text.CLASS:
         raise RuntimeError(

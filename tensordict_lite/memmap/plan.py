@@ -32,7 +32,7 @@ from tensordict_lite.memmap.disk.format import (
 from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.ragged import is_ragged
+from tensordict_lite.ragged import Ragged, RaggedColumn, is_ragged
 
 _STRIDED = torch.strided
 
@@ -123,6 +123,28 @@ class FolderPlan:
 
 
 @dataclass(slots=True)
+class RaggedFiles:
+    """Rows of different lengths, and the files that are to hold their values and offsets."""
+
+    rows: Ragged
+    values: tuple[str, Tensor]
+    """Path relative to the root, and content."""
+    offsets: tuple[str, Tensor]
+
+    def mapped(self, root: str | None) -> RaggedColumn:
+        """The rows as the files hold them; without a root, in shared memory."""
+        column = RaggedColumn(self.rows.kind, self.values[1], self.offsets[1], device=torch.device("cpu"))
+        if root is None:
+            column.share_memory_()
+        else:
+            column.values, column.offsets = (
+                MemoryMappedTensor._map(path, content.dtype, content.shape, os.access(path, os.W_OK))
+                for path, content in ((f"{root}/{file}", content) for file, content in (self.values, self.offsets))
+            )
+        return column
+
+
+@dataclass(slots=True)
 class SavePlan:
     """Everything that is written for a collection."""
 
@@ -136,6 +158,7 @@ class SavePlan:
     """Whether what is no tensor is written, too; otherwise only files and folders are looked at."""
     leaves: list[Leaf] = field(default_factory=list)
     folders: list[FolderPlan] = field(default_factory=list)
+    ragged: list[RaggedFiles] = field(default_factory=list)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """File or folder -> what needs it, to find two entries that would share one."""
 
@@ -205,6 +228,7 @@ class SavePlan:
             if path is not file:
                 self.claim(path, where)
             folder.blobs[path.rpartition("/")[2]] = content.contiguous()
+        self.ragged.append(RaggedFiles(rows, (file, values), (nested.offsets_file(file), offsets)))
         return leaf_meta(str(values.dtype), tuple(shapes.shape), True, layout="ragged", values=list(values.shape))
 
 

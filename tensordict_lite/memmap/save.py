@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +35,7 @@ from tensordict_lite.memmap.plan import (
 )
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.ragged import RaggedColumn
 
 __all__ = ["TensorDictFuture", "save_collection"]
 
@@ -103,6 +104,7 @@ class _Save:
         self.options = options
         self.like = options.like
         self.plan: SavePlan = plan_for(node, options)
+        self.columns: list[tuple[int, RaggedColumn]] = []
         self.root = absolute_path(prefix) if prefix is not None else self._own_root()
 
     def _own_root(self) -> str | None:
@@ -118,7 +120,11 @@ class _Save:
             with contextlib.suppress(Superseded):  # by a save of a dataset that this one is a part of
                 return self._finish(self._in_folder(self.root))
 
+    def _map_ragged(self, root: str | None) -> None:
+        self.columns = [(id(ragged.rows), ragged.mapped(root)) for ragged in self.plan.ragged]
+
     def _anonymous(self) -> list[Tensor]:
+        self._map_ragged(None)
         tensors = [t.detach() if t.requires_grad else t for t in (leaf.tensor for leaf in self.plan.leaves)]
         is_packed = [self._is_packed(tensor) for tensor in tensors]
         if sum(is_packed) < _ARENA_LEAVES:
@@ -239,6 +245,7 @@ class _Save:
                 leaf.tensor if keep and _is_read_only(leaf, root) else _map_leaf(f"{root}/{leaf.file}", leaf)
                 for leaf, keep in zip(self.plan.leaves, keeps)
             ]
+            self._map_ragged(root)
         except BaseException as problem:
             is_gone = isinstance(problem, FileNotFoundError) and staging.is_gone()
             staging.abort()
@@ -310,7 +317,7 @@ class _Save:
                 out._replace_leaves(mapped)
         else:
             out = self.node._with_leaves(iter(mapped))
-        mark_mapped(out, self.plan, self.root, self.node)
+        mark_mapped(out, self.plan, self.root, self.node, self.columns)
         if self.options.share_non_tensor:
             share_objects(out)
         return out
@@ -342,30 +349,41 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
 
 
-def mark_mapped(out: Kernel, plan: SavePlan, root: str | None, original: Kernel) -> None:
-    """Locks a collection whose leaves are mapped, and tells every level where it is."""
+def mark_mapped(
+    out: Kernel, plan: SavePlan, root: str | None, original: Kernel, columns: Sequence[tuple[int, RaggedColumn]]
+) -> None:
+    """Locks a collection whose leaves are mapped, and tells every level where it is.
+
+    ``columns``: the mapped ones of ragged entries, by the ``id`` of what they were in the original.
+    """
     paths: dict[int, list[str]] = {}
     for folder in plan.folders:
         known = paths.setdefault(id(folder.node), [])
         if not (known and folder.path == f"{known[-1]}/_tensordict".lstrip("/")):  # a tensorclass is at the outer one
             known.append(folder.path)
-    _mark(out, original, paths, root)
+    _mark(out, original, paths, root, dict(columns))
     if out._lock is None:
         out._propagate_lock(None)
 
 
-def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | None) -> None:
+def _mark(
+    node: Any, original: Any, paths: dict[int, list[str]], root: str | None, columns: dict[int, RaggedColumn]
+) -> None:
     own = paths.get(id(original))
     node._changed_under_lock()
     node._device = _CPU
     if own:  # else it is an object of a stack of objects, which are in one file
         path = own.pop(0)  # an object may be in several places
         node._memmap_path = "" if root is None else (f"{root}/{path}" if path else root)
+    column = columns.get(id(original))
+    if column is not None:
+        node._take_column(column)
+        return
     if getattr(node, "_objects", None) is not None:  # a column of objects
         node._objects.device = _CPU
         return
     for child, original_child in zip(node._nested(), original._nested()):
-        _mark(child, original_child, paths, root)
+        _mark(child, original_child, paths, root, columns)
 
 
 def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:

@@ -20,7 +20,7 @@ import torch
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, TEXTS, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader
-from tensordict_lite.memmap.plan import FolderPlan, SavePlan
+from tensordict_lite.memmap.plan import FolderPlan, RaggedFiles, SavePlan
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
@@ -52,6 +52,9 @@ def plan_text(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> s
         kind, values, offsets = text
     folder = plan.folder(node, path, where, text_meta(kind, len(offsets) - 1, len(values)))
     folder.blobs = dict(zip(TEXTS, (values, offsets)))
+    if column is not None:
+        files = (folder.join(name) for name in TEXTS)
+        plan.ragged.append(RaggedFiles(node, *zip(files, (values, offsets))))
     return "TextStack"
 
 
