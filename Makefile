@@ -1,7 +1,7 @@
 # Needs Python (3.11 or later, with venv) and make; everything else goes into .venv.
 #   make demo    the main job on real photographs
 #   make test    the test suite (installs what it needs first)
-#   make check   linter, formatter, floors (who may import whom), strict types
+#   make check   linter, formatter, layers (which module may import which), strict types
 #   make bench   the benchmarks and their charts, into benchmarks/results, and the tables of the README
 #   make gpu     a checklist, tests and figures that need a CUDA device; fails where there is none (see docs/devices.md)
 #   make soak    the long chaos and stress runs

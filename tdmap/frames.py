@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
 
+from tensordict_lite.api import engine
 from tensordict_lite.callers import HERE as LITE
 from tensordict_lite.callers import warn_caller
-from tensordict_lite.doors import engine
 
 FULL = "TDMAP_FULL_TRACEBACK"
 """Environment variable: when it is set, nothing is left out."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_DOOR = os.path.abspath(engine.__file__)
+_ENGINE_METHODS = os.path.abspath(engine.__file__)
 
 
 def is_engine_frame(filename: str) -> bool:
     """Whether code of this file belongs to the engine."""
-    return filename.startswith(_HERE) or filename == _DOOR
+    return filename.startswith(_HERE) or filename == _ENGINE_METHODS
 
 
 def without_engine(tail: TracebackType | None, all_of_it: bool = False) -> TracebackType | None:

@@ -1,1 +1,1 @@
-"""Rows: reading them, writing them, and what kinds there are. The only room that knows how collections store them."""
+"""Rows: reading and writing them, and the kinds of datasets. Only this package knows how collections store rows."""

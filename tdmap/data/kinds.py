@@ -1,6 +1,6 @@
 """What a dataset may be, and what it consists of.
 
-Everything else in the engine treats a dataset and a result as opaque values. The files of this room are the only
+Everything else in the engine treats a dataset and a result as opaque values. The files of this package are the only
 ones that look into the collections of `tensordict_lite`. Dense ones go through the trusted constructor, because a chunk
 of a valid collection is valid; other kinds (lazy stacks, non-tensor data) go through their public interface.
 """

@@ -241,13 +241,13 @@ def _shuffle(plan: Plan, stage: Shuffle) -> Plan:
             "own."
         )
     raise ValueError(
-        f".{stage} needs rows that can be numbered, and {_culprit(plan)} makes them unknown until it has run. Put "
+        f".{stage} needs rows that can be numbered, and {_blocker(plan)} makes them unknown until it has run. Put "
         ".shuffle() before it, use .cache(path) between the two, or shuffle a part at a time with "
         f".shuffle({stage.seed}, buffer=10_000)."
     )
 
 
-def _culprit(plan: Plan) -> str:
+def _blocker(plan: Plan) -> str:
     if isinstance(plan, Head):
         return next((f".{s}" for s in plan.tail if isinstance(s, (FlatMap, Unbatch))), "a stage before it")
     if len(plan.sources) > 1:

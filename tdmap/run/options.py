@@ -137,7 +137,7 @@ def options_of(fn: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(taken[0].__annotations__) if taken else worker_options()
 
 
-HABITS = {
+OTHER_NAMES = {
     "workers": "num_workers",
     "n_jobs": "num_workers",
     "num_proc": "num_workers",
@@ -163,7 +163,7 @@ HINTS = {
 def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
     """The error for an option that an operation does not take."""
     known = sorted(options)
-    meant = HABITS.get(option)
+    meant = OTHER_NAMES.get(option)
     close = [meant] if meant in known else difflib.get_close_matches(option, known, 1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     hint = HINTS.get(option, hint)

@@ -28,7 +28,7 @@ from tdmap.data.sizes import row_bytes_of
 from tdmap.process_state import on_host
 from tdmap.stores.sources import OpenRows, RowSource
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
-from tensordict_lite.doors.engine import EngineOps
+from tensordict_lite.api.engine import EngineOps
 from tensordict_lite.views import is_leaf_nontensor
 
 MOST_OPEN = 64

@@ -9,7 +9,7 @@ lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``,
 tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
 ===================  =============================================================================================
 
-The rest of this room knows no class: ``register_all`` tells it. The class of a saved
+The rest of this package knows no class: ``register_all`` tells it. The class of a saved
 tensorclass is looked up among those that the program has defined; it is never imported.
 """
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tensordict_lite.doors.consolidation import ConsolidationOps
-from tensordict_lite.doors.construct import ConstructOps
-from tensordict_lite.doors.convert import ConvertOps
-from tensordict_lite.doors.distributed import DistributedOps
-from tensordict_lite.doors.engine import EngineOps
-from tensordict_lite.doors.frames import FrameOps
-from tensordict_lite.doors.module import ModuleOps
-from tensordict_lite.doors.storage import StorageOps
-from tensordict_lite.doors.text import TextOps
+from tensordict_lite.api.consolidation import ConsolidationOps
+from tensordict_lite.api.construct import ConstructOps
+from tensordict_lite.api.convert import ConvertOps
+from tensordict_lite.api.distributed import DistributedOps
+from tensordict_lite.api.engine import EngineOps
+from tensordict_lite.api.frames import FrameOps
+from tensordict_lite.api.module import ModuleOps
+from tensordict_lite.api.storage import StorageOps
+from tensordict_lite.api.text import TextOps
 from tensordict_lite.ops.apply import ApplyOps
 from tensordict_lite.ops.arrow_types import ArrowTypeOps
 from tensordict_lite.ops.autograd import AutogradOps

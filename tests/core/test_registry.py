@@ -1,4 +1,4 @@
-"""What lower rooms use of higher ones is there as soon as the package is."""
+"""What lower packages use of higher ones is there as soon as the package is."""
 
 from __future__ import annotations
 

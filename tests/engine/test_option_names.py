@@ -149,7 +149,7 @@ def test_a_traceback_shows_the_users_frames_alone(name, options, table):
     shown = "".join(traceback.format_exception(caught.value))
     assert "in boom" in shown and "in helper" in shown and "return 1 // 0" in shown
     engine = [line for line in shown.splitlines() if line.startswith(f'  File "{ROOT / "tdmap"}')]
-    assert not engine and "doors/engine.py" not in shown
+    assert not engine and "api/engine.py" not in shown
 
 
 def test_all_frames_are_shown_on_request(table, monkeypatch):

@@ -1,1 +1,1 @@
-"""Crews, which run the chunks of a job: one kind a file."""
+"""Executors run the chunks of a job: one kind a file."""

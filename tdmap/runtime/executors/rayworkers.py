@@ -43,9 +43,9 @@ from tdmap.runtime.executors.windows import (
 )
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
-from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.messages import Done, Grant, Joined, Lost, Segment, Skipped
 from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
+from tdmap.runtime.wire.pickle_errors import explain_unpicklable
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import PoolMember

@@ -18,9 +18,9 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.undo import Room, Undo, undo_room
 from tdmap.runtime.wire import byvalue
-from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
+from tdmap.runtime.wire.pickle_errors import explain_unpicklable
 from tdmap.runtime.workers.surroundings import Surroundings
 from tensordict_lite.errors import DatasetError
 

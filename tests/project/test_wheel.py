@@ -70,7 +70,7 @@ def test_the_sdist_holds_what_check_and_docs_need(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {
         "Makefile", "constraints.txt", "zensical.toml", "pyproject.toml", "README.md", "docs/index.md",
-        "docs/site/pages.py", "examples/notebook.ipynb", "tests/house/test_wheel.py", "benchmarks/__main__.py",
+        "docs/site/pages.py", "examples/notebook.ipynb", "tests/project/test_wheel.py", "benchmarks/__main__.py",
     }  # fmt: skip
     assert wanted - names == set()
 

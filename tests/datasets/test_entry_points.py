@@ -71,8 +71,8 @@ class Squares:
         return {"x": row}
 
 
-def doors(tmp_path: Path) -> dict[str, Any]:
-    """Each way in, as a function of a number of rows, a folder and options."""
+def entry_points(tmp_path: Path) -> dict[str, Any]:
+    """Each entry point, as a function of a number of rows, a folder and options."""
 
     def frame(rows: int) -> Any:
         return pandas.DataFrame({"x": range(rows)})
@@ -102,9 +102,9 @@ def to_arrow_of(rows: int) -> Any:
     return pytest.importorskip("pyarrow").table({"x": range(rows)})
 
 
-@pytest.mark.parametrize("door", ["pandas", "polars", "arrow", "hugging face", "torch", "parquet", "csv"])
-def test_a_dataset_that_is_there_is_replaced_when_asked(tmp_path: Path, door: str) -> None:
-    enter, out = doors(tmp_path)[door], tmp_path / "out"
+@pytest.mark.parametrize("name", ["pandas", "polars", "arrow", "hugging face", "torch", "parquet", "csv"])
+def test_a_dataset_that_is_there_is_replaced_when_asked(tmp_path: Path, name: str) -> None:
+    enter, out = entry_points(tmp_path)[name], tmp_path / "out"
     enter(3, out)
     with pytest.raises(FileExistsError):
         enter(5, out)

@@ -1,4 +1,4 @@
-"""The page about the architecture is held to the code: floors, glossary, the state of a process."""
+"""The page about the architecture is held to the code: layers, glossary, the state of a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import floors
+from tests.project import layers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
 GLOSSARY = PAGE[PAGE.index("## Glossary") :]
@@ -26,23 +26,23 @@ def test_every_noun_of_the_glossary_lives_where_it_says(noun: str, module: str) 
 
 
 def test_every_file_that_keeps_state_for_its_process_is_listed() -> None:
-    texts = {path: (floors.ROOT / path).read_text() for path in floors.sources() if path.startswith("tdmap/")}
+    texts = {path: (layers.ROOT / path).read_text() for path in layers.sources() if path.startswith("tdmap/")}
     hooked = {path for path, text in texts.items() if re.search(r"register_at_fork\(|atexit\.register\(", text)}
     section = PAGE[PAGE.index("## State of the process") : PAGE.index("## Glossary")]
     assert set(re.findall(r"^\| `(tdmap/[\w/]+\.py)` \|", section, re.MULTILINE)) == hooked
 
 
-def test_every_module_is_drawn_on_its_floor() -> None:
+def test_every_module_is_drawn_in_its_layer() -> None:
     drawing = PAGE[PAGE.index("## Layers of tdmap") : PAGE.index("**Imports stand at the top")]
     named = set(re.findall(r"\w+", drawing))
-    on_floors = {name.rsplit(".", 1)[1] for name in floors.placed() if "." in name}
-    hidden = {name for name in on_floors - named if not name.startswith("cli")}
-    workers = {name.rsplit(".", 1)[1] for name in floors.placed() if name.startswith("tdmap.runtime.")}
+    in_layers = {name.rsplit(".", 1)[1] for name in layers.placed() if "." in name}
+    hidden = {name for name in in_layers - named if not name.startswith("cli")}
+    workers = {name.rsplit(".", 1)[1] for name in layers.placed() if name.startswith("tdmap.runtime.")}
     assert hidden - workers == set(), "of the workers, the drawing names some; all others are there"
 
 
 @pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
 def test_every_path_on_the_page_leads_to_a_file(page: str) -> None:
-    paths = re.findall(r"[\w/]+/\w+\.py\b", (floors.ROOT / page).read_text())
-    roots = [floors.ROOT / name for name in ("", "tdmap", "tensordict_lite")]
+    paths = re.findall(r"[\w/]+/\w+\.py\b", (layers.ROOT / page).read_text())
+    roots = [layers.ROOT / name for name in ("", "tdmap", "tensordict_lite")]
     assert paths and [path for path in paths if not any((root / path).exists() for root in roots)] == []

@@ -1,7 +1,7 @@
-"""What the plan of the house forbids, read from the source: `python -m tests.house.floors --write` records it anew.
+"""Violations of the plan in `docs/design.md`, read from the source.
 
-`known_violations.txt` beside this file lists what was there when the plan was drawn. The list may only shrink: mend
-something, and record it anew. Only a merge of work that was begun before may add lines.
+`python -m tests.project.layers --write` records them in `known_violations.txt` beside this file. The list may only
+shrink: correct a violation and record again. Only a merge of work that was begun before may add lines.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ PACKAGES = ("tdmap", "tensordict_lite")
 ALWAYS_THERE = {"numpy", "torch", *PACKAGES, *sys.stdlib_module_names} - {"bz2", "lzma"}
 """What is imported at the top of a file. Any other package may be missing, or is slow to import, and so is imported
 where it is needed; Python itself may be built without two of its modules."""
-DOORS = re.compile(
+LAZY_IMPORTS = re.compile(
     r"tdmap/cli/"  # the command answers --help before torch is there
-    r"|tensordict_lite/doors/"  # methods of a collection whose work is done in rooms above
-    r"|(.*/)?doors\.py$"  # the same of other classes; these do nothing else
+    r"|tensordict_lite/api/"  # methods of a collection that call functions of higher layers
 )
 """Files that import inside functions on purpose."""
 
 SLOTS = frozenset("_batch_size _entries _leaves _names _payload _rebuild _source _stack_dim _with_leaves".split())
-"""Of collections, for `tensordict_lite` alone, and for the room of `tdmap` that cuts and writes rows."""
+"""Of collections, for `tensordict_lite` alone, and for the package of `tdmap` that slices and writes rows."""
 MAY_READ_SLOTS = ("tdmap/data/",)
 
 
@@ -75,28 +74,28 @@ def imported_by(node: ast.AST, modules: set[str] | None = None) -> list[str]:
 
 
 def placed() -> set[str]:
-    """The modules that the contract in pyproject.toml gives a floor."""
+    """The modules that the contract in pyproject.toml gives a layer."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = next(contract["layers"] for contract in settings["contracts"] if contract["name"] == "Floors")
+    layers = next(contract["layers"] for contract in settings["contracts"] if contract["name"] == "Layers")
     return {name for layer in layers for name in re.split(r"[\s:|]+", layer) if name}
 
 
-def modules_without_a_floor() -> Iterator[str]:
+def modules_without_a_layer() -> Iterator[str]:
     """A module that the contract in pyproject.toml does not place."""
-    with_a_floor = placed()
+    with_a_layer = placed()
     for path in sources():
         name = module_of(path)
         parents = {name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)}
-        holds_placed = path.endswith("__init__.py") and any(other.startswith(f"{name}.") for other in with_a_floor)
-        if not with_a_floor & parents and not holds_placed:
+        holds_placed = path.endswith("__init__.py") and any(other.startswith(f"{name}.") for other in with_a_layer)
+        if not with_a_layer & parents and not holds_placed:
             yield name
 
 
 def imports_inside_functions() -> Iterator[str]:
-    """An import that runs when a function is called: it hides a floor that is wrong, or an import that is slow."""
+    """An import that runs when a function is called: it hides a wrong layer, or an import that is slow."""
     known = {module_of(path) for path in sources()}
     for path, tree in sources().items():
-        if DOORS.match(path):
+        if LAZY_IMPORTS.match(path):
             continue
         nodes = list(ast.walk(tree))
         elsewhere = {inner for node in nodes if is_type_checking(node) for inner in ast.walk(node)}
@@ -108,19 +107,8 @@ def imports_inside_functions() -> Iterator[str]:
                         yield f"{path} imports {name}"
 
 
-def doors_that_do_more() -> Iterator[str]:
-    """A method of a `doors.py` that does more than import and call: its work belongs where it calls."""
-    for path, tree in sources().items():
-        if path.rpartition("/")[2] == "doors.py":
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef):
-                    kinds = [type(part) for part in node.body[ast.get_docstring(node) is not None :]]
-                    if kinds not in ([ast.ImportFrom, ast.Return], [ast.ImportFrom, ast.Expr]):
-                        yield f"{path} does more in {node.name}"
-
-
 def private_slots() -> Iterator[str]:
-    """`tdmap` reads what is private to `tensordict_lite` in a room that should not need to."""
+    """`tdmap` reads what is private to `tensordict_lite` in a package that should not need to."""
     for path, tree in sources().items():
         if path.startswith("tdmap/") and not path.startswith(MAY_READ_SLOTS):
             for node in ast.walk(tree):
@@ -190,11 +178,10 @@ def circles() -> Iterator[str]:
 CHECKS: dict[str, Callable[[], Iterator[str]]] = {
     check.__name__.replace("_", " "): check
     for check in (
-        modules_without_a_floor,
+        modules_without_a_layer,
         circles,
         patched_classes,
         private_slots,
-        doors_that_do_more,
         imports_inside_functions,
     )
 }
