@@ -59,7 +59,6 @@ from tensordict_lite.nn import (
 )
 from tensordict_lite.nn import uninitialized as _uninitialized  # noqa: F401  (registers its part)
 from tensordict_lite.objects import metadata as _metadata
-from tensordict_lite.objects import tuple as _tuple  # noqa: F401  (registers its part)
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.objects.metadata import MetaData
 from tensordict_lite.objects.stack import NonTensorStack

@@ -1,4 +1,4 @@
-"""Collections as other things: dicts, lists, numpy, named tuples, pytrees, state dicts."""
+"""Collections as other things: dicts, lists, numpy, named tuples, pytrees, state dicts, text."""
 
 from __future__ import annotations
 
@@ -335,6 +335,17 @@ class ConvertOps(StateOps):
             new = self._with_members([copy.deepcopy(member, memo) for member in self._source])
         memo[id(self)] = new
         return new
+
+    def __repr__(self) -> str:
+        from tensordict_lite.show.printing import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show: see :mod:`tensordict_lite.show.html`."""
+        from tensordict_lite.show.printing import render_html
+
+        return render_html(self)
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tensordict_lite.api.module_swap import Swap, put_back, read, read_state_dict, restore
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict, restore
 from tensordict_lite.strided import UninitializedTensorMixin
 
 if TYPE_CHECKING:

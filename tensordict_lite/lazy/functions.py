@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.dense.joining import joined_into
-from tensordict_lite.lazy.members import member_size, stack_position
 from tensordict_lite.lazy.ragged import nested, padded
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
+from tensordict_lite.lazy.storage import member_size, stack_position
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.registry import register
 from tensordict_lite.settings import settings

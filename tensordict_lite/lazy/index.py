@@ -24,7 +24,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import InplaceWriteError
 from tensordict_lite.indexing import index_batch_size, rows_mismatch
 from tensordict_lite.lazy.storage import Stacked
-from tensordict_lite.lazy.whole import copy_whole
+from tensordict_lite.lazy.write import copy_whole
 from tensordict_lite.ops.put import as_rows
 from tensordict_lite.views import is_leaf_nontensor
 

@@ -26,15 +26,15 @@ from tensordict_lite.indexing import normalise_index
 from tensordict_lite.kernel import as_size
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.index import LazyIndexOps
-from tensordict_lite.lazy.members import (
+from tensordict_lite.lazy.ragged import member_tensors, nested, padded
+from tensordict_lite.lazy.shape import LazyShapeOps
+from tensordict_lite.lazy.storage import (
     member_device,
     member_names,
     member_size,
     stack_error,
     stack_position,
 )
-from tensordict_lite.lazy.ragged import member_tensors, nested, padded
-from tensordict_lite.lazy.shape import LazyShapeOps
 from tensordict_lite.lazy.values import LazyValueOps
 from tensordict_lite.lazy.write import LazyWriteOps
 from tensordict_lite.settings import MISSING, settings

@@ -12,9 +12,8 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.lazy.members import member_size
-from tensordict_lite.lazy.storage import Stacked
-from tensordict_lite.lazy.whole import copy_whole
+from tensordict_lite.lazy.storage import Stacked, member_size
+from tensordict_lite.lazy.write import copy_whole
 from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 

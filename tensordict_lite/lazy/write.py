@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import path_of, require_path
-from tensordict_lite.lazy.members import is_ragged
-from tensordict_lite.lazy.storage import Stacked
+from tensordict_lite.lazy.storage import Stacked, is_ragged
 from tensordict_lite.ops.values.generated import inplace
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["LazyWriteOps"]
+__all__ = ["LazyWriteOps", "copy_whole"]
 
 
 def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
@@ -261,3 +261,44 @@ class LazyWriteOps(Stacked):
     _convert_sequence = Fitting._convert_sequence
     _wrap = Fitting._wrap
     _new_child = Fitting._new_child
+
+
+def copy_whole(members: Sequence[Any], pieces: Sequence[Any]) -> bool:
+    """Copies every piece into its member; False where an entry has to be looked at, and is to be written once more.
+
+    That is one that the member does not have, what is no plain tensor, and what does not fit.
+    """
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    for member, piece in zip(members, pieces):
+        if not _pair(member, piece, into, values):
+            return False
+    try:
+        inplace(torch._foreach_copy_, Tensor.copy_, into, values)
+    except RuntimeError:  # raised again, with the name of the entry, when they are written one by one
+        return False
+    return True
+
+
+def _pair(member: Any, piece: Any, into: list[Tensor], values: list[Tensor]) -> bool:
+    entries, items = member._source, piece._source
+    if type(entries) is not dict or type(items) is not dict or piece._batch_size != member._batch_size:
+        return False
+    for one in (member, piece):
+        if one._is_non_tensor or one._is_unbatched:
+            return False
+    for key, item in items.items():
+        entry = entries.get(key)
+        if _is_plain(entry) and _is_plain(item):
+            into.append(entry)
+            values.append(item)
+        elif entry is None or isinstance(entry, Tensor) or isinstance(item, Tensor):
+            return False
+        elif not _pair(entry, item, into, values):
+            return False
+    return True
+
+
+def _is_plain(value: Any) -> TypeGuard[Tensor]:
+    kind = type(value)
+    return kind is Tensor or kind is registry.MemoryMappedTensor

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensordict_lite.api.module_swap import register_params
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import require_path
 from tensordict_lite.nn.slots import ModuleState, SlotLevel, TensorSlots
-from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.strided import UninitializedTensorMixin

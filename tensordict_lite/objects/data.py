@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
+    "TupleEntry",
     "filled",
     "from_sequence",
     "holds_collections",
@@ -487,3 +488,13 @@ register(
     is_non_tensor=is_non_tensor,
     same_payload=same_payload,
 )
+
+
+class TupleEntry(NonTensorData):
+    """Non-tensor data that holds a tuple of tensors or collections, and is a node of pytrees with these children."""
+
+    __slots__ = ()
+    _is_tuple = True
+
+
+register(TupleEntry=TupleEntry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tensordict_lite.api.consolidation import ConsolidationOps
 from tensordict_lite.api.construct import ConstructOps
 from tensordict_lite.api.convert import ConvertOps
 from tensordict_lite.api.distributed import DistributedOps
@@ -10,14 +9,12 @@ from tensordict_lite.api.engine import EngineOps
 from tensordict_lite.api.frames import FrameOps
 from tensordict_lite.api.module import ModuleOps
 from tensordict_lite.api.storage import StorageOps
-from tensordict_lite.api.text import TextOps
 from tensordict_lite.ops.apply import ApplyOps
 from tensordict_lite.ops.arrow_types import ArrowTypeOps
 from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.keys.mapping import MappingOps
 from tensordict_lite.ops.memory import MemoryOps
-from tensordict_lite.ops.naming import NameOps
 from tensordict_lite.ops.rows import RowOps
 from tensordict_lite.ops.shape import ShapeOps
 from tensordict_lite.ops.values.comparison import ComparisonOps
@@ -30,7 +27,6 @@ __all__ = ["Families"]
 class Families(
     MappingOps,
     ShapeOps,
-    NameOps,
     ArrowTypeOps,
     RowOps,
     ApplyOps,
@@ -43,12 +39,10 @@ class Families(
     ConstructOps,
     ConvertOps,
     StorageOps,
-    ConsolidationOps,
     ModuleOps,
     DistributedOps,
     EngineOps,
     FrameOps,
-    TextOps,
 ):
     """All of them. Named one by one, so that a type checker follows the bases."""
 

@@ -17,13 +17,54 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.ops.reshaping import Shapes, expanded_entry, reshaped_entry, viewed_entry
 from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["ShapeOps", "expand_sizes", "permute_dims", "positive_dim"]
+__all__ = [
+    "ShapeOps",
+    "Shapes",
+    "expand_sizes",
+    "expanded_entry",
+    "permute_dims",
+    "positive_dim",
+    "reshaped_entry",
+    "viewed_entry",
+]
+
+
+class Shapes(dict[torch.Size, "tuple[int, ...]"]):
+    """The shapes of entries with another batch size, by those they have: many have the same."""
+
+    __slots__ = ("find",)
+
+    find: Callable[[torch.Size], tuple[int, ...]]
+
+    def __missing__(self, shape: torch.Size) -> tuple[int, ...]:
+        self[shape] = found = self.find(shape)
+        return found
+
+
+def viewed_entry(value: Any, shape: tuple[int, ...]) -> Any:
+    """``view``. Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none."""
+    return value.view(*shape) if shape else value.view(shape)
+
+
+def reshaped_entry(value: Any, shape: tuple[int, ...]) -> Any:
+    """``reshape``; of a subclass of tensors a view where that does, which takes torch a third less.
+
+    Functions of torch take a tuple of sizes in a third less than methods do.
+    """
+    if type(value) is Tensor:
+        return torch.reshape(value, shape)
+    if isinstance(value, Tensor) and value.is_contiguous():
+        return value.view(shape)
+    return value.reshape(shape)
+
+
+def expanded_entry(value: Any, shape: tuple[int, ...]) -> Any:
+    return torch.broadcast_to(value, shape) if type(value) is Tensor else value.expand(shape)
 
 
 def positive_dim(dim: int, ndim: int, shape: torch.Size) -> int:
@@ -578,6 +619,54 @@ class ShapeOps(Kernel):
             order[a], order[b] = b, a
         names = None if self._names is None else [self._names[d] for d in order]
         return self._reshaped(lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names)
+
+    def refine_names(self, *names: Any) -> Self:
+        """Names for unnamed batch dimensions, in place; ``...`` stands for the ones to leave alone.
+
+        Raises:
+            RuntimeError: a dimension already has another name.
+        """
+        current: list[str | None] = self.names
+        wanted = list(names)
+        if Ellipsis in wanted:
+            at = wanted.index(Ellipsis)
+            fill = len(current) - (len(wanted) - 1)
+            wanted[at : at + 1] = current[at : at + fill]
+        if len(wanted) != len(current):
+            raise RuntimeError(f"refine_names: got {len(wanted)} names for {len(current)} batch dimensions")
+        for old, new in zip(current, wanted):
+            if old is not None and new != old:
+                raise RuntimeError(
+                    f"refine_names: cannot coerce TensorDict names {current} with {list(names)}: {old!r} is already set"
+                )
+        self._assign_names(wanted)
+        return self._unchanged()
+
+    def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> list[str | None]:
+        current: list[str | None] = self.names
+        if rename_map:
+            if names:
+                raise ValueError("rename() takes either positional names or a mapping, not both")
+            missing = [name for name in rename_map if name not in current]
+            if missing:
+                raise ValueError(
+                    f"Some names to be renamed were not part of the tensordict names: {list(rename_map)} vs {current}."
+                )
+            return [rename_map.get(name, name) if name is not None else None for name in current]
+        if len(names) == 1 and names[0] is None:
+            return [None] * len(current)
+        return list(names)
+
+    def rename(self, *names: Any, **rename_map: str) -> Self:
+        """A shallow copy with other dimension names, positional or as ``old="new"``."""
+        out = self.clone(recurse=False)
+        out._assign_names(self._renamed(names, rename_map))
+        return out
+
+    def rename_(self, *names: Any, **rename_map: str) -> Self:
+        """Other dimension names, in place."""
+        self._assign_names(self._renamed(names, rename_map))
+        return self._unchanged()
 
 
 def _implicit_squeeze(out: Any) -> Any:

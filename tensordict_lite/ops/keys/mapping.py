@@ -11,8 +11,8 @@ from torch import Tensor
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.keys.join import JoinOps
-from tensordict_lite.ops.keys.keyed import KeyedOps
-from tensordict_lite.ops.keys.restructure import RestructureOps
+from tensordict_lite.ops.keys.nesting import NestingOps
+from tensordict_lite.ops.keys.select import SelectOps
 from tensordict_lite.ops.keys.update import UpdateOps
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import (
@@ -37,7 +37,7 @@ __all__ = ["MappingOps"]
 _new_object = object.__new__
 
 
-class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
+class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
     """Everything that a collection does as a mapping from (nested) keys to entries."""
 
     __slots__ = ()

@@ -16,12 +16,12 @@ from tensordict_lite.views import entry_of, leaf_items
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["KeyedOps"]
+__all__ = ["SelectOps"]
 
 KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
 
 
-class KeyedOps(Kernel):
+class SelectOps(Kernel):
     """``select``, ``exclude``, ``rename_key_``, ``rename_keys``, ``split_keys`` and ``separates``."""
 
     __slots__ = ()

@@ -16,12 +16,12 @@ from tensordict_lite.views import entry_of, public
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["RestructureOps"]
+__all__ = ["NestingOps"]
 
 IsLeaf = Callable[[type], bool]
 
 
-class RestructureOps(Kernel):
+class NestingOps(Kernel):
     """``flatten_keys``, ``unflatten_keys``, ``empty`` and the filters."""
 
     __slots__ = ()
