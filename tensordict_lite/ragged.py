@@ -285,7 +285,7 @@ class RaggedColumn(PayloadColumn):
             self.replace(rows, values, offsets)
 
     def replace(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
-        """Give rows other elements, in new memory, for every holder of the column. Copies all, unless all rows change."""
+        """Give rows other elements, for every holder of the column. Copies all values, unless all rows change."""
         made = [row for row in list(self._cells) if not self.is_changed((row,))]
         if not is_range(rows, 0, len(self)):
             own, bounds = self.flat(range(len(self)))
