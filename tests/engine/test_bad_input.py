@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict, lazy_stack
+from tensordict_lite import TensorDict
 
 EXECUTORS = ["serial", "thread", "process"]
 
@@ -110,41 +110,6 @@ def test_a_result_that_cannot_travel_is_an_error(data):
         list(tdmap.map_iter(data, make_socket, num_workers=2, chunksize=10))
 
 
-def test_wrong_shape_names_key_wanted_and_got(run, data):
-    out = TensorDict({"meta": {"y": torch.zeros(40, 4)}}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"\('meta', 'y'\).*\(5, 4\).*\(5, 3\)"):
-        run(data, lambda td: TensorDict({"meta": {"y": td["x"]}}, td.batch_size), out=out, chunksize=5)
-
-
-def test_a_broadcastable_shape_is_refused_too(run, data):
-    out = TensorDict({"y": torch.zeros(40, 3)}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match="'y'"):
-        run(data, lambda td: TensorDict({"y": td["x"][:, :1]}, td.batch_size), out=out, chunksize=5)
-
-
-def test_wrong_dtype_names_key_wanted_and_got(run, data):
-    out = TensorDict({"y": torch.zeros(40, 3, dtype=torch.int32)}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"'y'.*int32.*float32"):
-        run(data, lambda td: TensorDict({"y": td["x"]}, td.batch_size), out=out, chunksize=5)
-
-
-def test_tensor_for_collection_is_refused(run, data):
-    out = TensorDict({"y": torch.zeros(40, 3)}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match="TensorDict.*Tensor"):
-        run(data, lambda td: td["x"], out=out, chunksize=5)
-
-
-def test_out_of_another_length_is_refused_before_any_work(run, data):
-    out = TensorDict({"x": torch.zeros(30, 3)}, [30])
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"40 rows.*\(30,\)"):
-        run(data, lambda td: td, out=out, chunksize=5)
-
-
-def test_values_that_cannot_be_joined(run, data):
-    with pytest.raises(TypeError, match="returned a int"):
-        run(data, lambda td: 3, chunksize=5)
-
-
 @pytest.mark.parametrize("dim", [1, -2, 7])
 def test_dim_out_of_range(run, data, dim):
     with pytest.raises(IndexError, match=rf"dim={dim}.*\(40,\)"):
@@ -208,47 +173,9 @@ def _is_read_only(tensor) -> bool:
     return region is not None and not region.writable
 
 
-def test_a_result_without_any_entry_of_out_is_refused(run, data):
-    out = TensorDict({"y": torch.zeros(40, 3), "n": torch.zeros(40)}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"\['Y'\].*none of them is in out.*\['n', 'y'\]"):
-        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=out)
-    nested = TensorDict({"meta": {"y": torch.zeros(40, 3)}}, [40])
-    with pytest.raises(tdmap.errors.OutputMismatch, match="none of them is in out"):
-        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=nested)
-    with pytest.raises(tdmap.errors.OutputMismatch, match="the new entry 'Y', and out=data changes a dataset in place"):
-        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=data)
-
-
-def test_results_that_a_folder_cannot_hold_name_the_entry_and_why(data, tmp_path):
-    words = lambda td: TensorDict({"meta": {"word": [{i} for i in range(td.shape[0])]}}, td.batch_size)  # noqa: E731
-    with pytest.raises(
-        tdmap.errors.OutputMismatch, match=r"\('meta', 'word'\) holds a set, and a folder holds strings"
-    ):
-        tdmap.map(data, words, num_workers=1, out=tmp_path / "words")
-    with pytest.raises(
-        tdmap.errors.OutputMismatch, match=r"as many rows as its chunk \(5\), and the result has the shape \(1,\)"
-    ):
-        tdmap.map(data, lambda td: td[:1], num_workers=1, chunksize=5, out=tmp_path / "fewer")
-    ragged = lambda td: lazy_stack([TensorDict({"x": torch.zeros(n)}, []) for n in range(td.shape[0])])  # noqa: E731
-    with pytest.raises(tdmap.errors.OutputMismatch, match="LazyStackedTensorDict, whose rows may differ in shape"):
-        tdmap.map(data, ragged, num_workers=1, out=tmp_path / "ragged")
-
-
 def test_nested_tensors_cannot_be_cut_into_rows():
     ragged = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
     with pytest.raises(TypeError, match="the entry 'tokens' is a nested tensor.*lazy stack"):
         tdmap.map(TensorDict({"tokens": ragged}, [2]), lambda td: td, num_workers=1)
     with pytest.raises(TypeError, match="the data is a nested tensor"):
         tdmap.map(ragged, lambda td: td, num_workers=1)
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["written", "joined"])
-def test_results_that_do_not_go_together_name_their_rows(first):
-    data = TensorDict({"x": torch.arange(1000)}, [1000])
-
-    def fn(chunk):
-        rows = len(chunk) if first else 3
-        return TensorDict({"y": torch.zeros(rows, 4 if chunk["x"][0] < 500 else 5)}, [rows])
-
-    with pytest.raises(tdmap.errors.OutputMismatch, match=r"rows 500:600: .*'y' is float32 \(1, 5\) where .* \(1, 4\)"):
-        tdmap.map(data, fn, num_workers=2, chunksize=100)

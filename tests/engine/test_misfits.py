@@ -1,4 +1,4 @@
-"""`on_error`: a result that does not fit the output is an error of its rows, and the others go on."""
+"""Results that do not fit their output, or would get lost without a word: the error names the entry and what to do."""
 
 from __future__ import annotations
 
@@ -10,173 +10,235 @@ import torch
 
 import tdmap
 from tdmap.errors import OutputMismatch
-from tensordict_lite import Ragged, TensorDict, tensorclass
+from tensordict_lite import Ragged, TensorDict, lazy_stack
 
-BAD = [5, 17]
-GOOD = [row for row in range(40) if row not in BAD]
-
-
-@pytest.fixture(params=["serial", "thread", "process"])
-def options(request):
-    return {"executor": request.param, "num_workers": 2, "chunksize": 8}
-
-
-def has_bad(td):
-    return any(row in BAD for row in td["meta", "row"].tolist())
-
-
-def wide(td):
-    """Bad rows have a column too many, in the entry that comes last."""
-    y = td["x"] * 2
-    return TensorDict({"a": y[:, 0], "y": torch.cat([y, y], 1) if has_bad(td) else y}, td.batch_size)
-
-
-def text(td):
-    return "nothing" if has_bad(td) else TensorDict({"a": td["x"][:, 0], "y": td["x"]}, td.batch_size)
-
-
-def complex_rows(td):
-    y = td["x"] * 2
-    return TensorDict({"a": y[:, 0], "y": y.to(torch.complex64) if has_bad(td) else y}, td.batch_size)
-
-
-@pytest.mark.parametrize("fn", [wide, text, complex_rows])
-@pytest.mark.parametrize("nested", [False, True])
-def test_rows_that_do_not_fit_a_given_output_keep_what_they_had(options, data, fn, nested):
-    out = TensorDict({"a": torch.full((40,), -1.0), "y": torch.full((40, 3), -1.0)}, [40])
-    out["__valid__"] = torch.zeros(40, dtype=torch.bool)
-    if nested:
-        out["meta"] = {"row": torch.zeros(40)}
-    errors = tdmap.RowErrors()
-    tdmap.map(data, fn, out=out, on_error=errors, **options)
-    assert errors.rows == BAD and all(isinstance(bad.error, OutputMismatch) for bad in errors)
-    assert (out["a"][BAD] == -1).all() and (out["y"][BAD] == -1).all()
-    assert (out["y"][GOOD] != -1).any(-1).all()
-    assert torch.equal(out["__valid__"], errors.mask(40))
-
-
-@pytest.mark.parametrize("bad", [[5, 17], [0, 39], [0, 1, 2, 3, 4, 5, 6, 7]])
-def test_rows_that_do_not_fit_a_new_folder_are_zero(options, data, tmp_path, bad):
-    def fn(td):
-        rows = td["meta", "row"].tolist()
-        if any(row in bad for row in rows):
-            if rows[0] < 8:
-                raise ValueError("the first result sets the schema, so it is not one of these")
-            return TensorDict({"z": td["x"]}, td.batch_size) if 17 in rows else None
-        return TensorDict({"y": td["x"] + 1}, td.batch_size)
-
-    errors = tdmap.RowErrors()
-    result = tdmap.map(data, fn, out=tmp_path / "out", on_error=errors, **options)
-    assert errors.rows == bad
-    assert torch.equal(result["y"], (data["x"] + 1) * errors.mask(40)[:, None])
-
-
-def test_rows_that_do_not_fit_in_place_stay_as_they_were(options, data):
-    def spoil(td):
-        td["x"].add_(1)
-        return TensorDict({"x": td["x"].repeat(1, 2)}, td.batch_size) if has_bad(td) else None
-
-    before, errors = data["x"].clone(), tdmap.RowErrors()
-    tdmap.map(data, spoil, out=data, on_error=errors, **options)
-    assert errors.rows == BAD
-    assert torch.equal(data["x"], before + errors.mask(40)[:, None])
-
-
-def test_rows_one_by_one(options, data):
-    out = TensorDict({"y": torch.zeros(40, 3)}, [40])
-    errors = tdmap.RowErrors()
-
-    def one(td):
-        return TensorDict({"y": td["x"][: 2 if int(td["meta", "row"]) in BAD else 3] + 1}, [])
-
-    tdmap.map(data, one, out=out, on_error=errors, **{**options, "chunksize": 0})
-    assert errors.rows == BAD
-    assert torch.equal(out["y"], (data["x"] + 1) * errors.mask(40)[:, None])
-
-
-@tensorclass
-class Row:
-    y: torch.Tensor
-
-
-UNLIKE = {
-    "an entry more": lambda rows: rows.copy().set("z", rows["y"]),
-    "none of the entries": lambda rows: rows.select(),
-    "a class": lambda rows: Row(rows["y"], batch_size=rows.batch_size),
-    "a batch dimension more": lambda rows: TensorDict(rows.to_dict(), [*rows.batch_size, 3]),
+WORKERS = {
+    "here": {"executor": "serial"},
+    "threads": {"executor": "thread", "num_workers": 2},
+    "processes": {"num_workers": 2},
 }
 
 
-@pytest.mark.parametrize("change", UNLIKE.values(), ids=UNLIKE)
-def test_a_later_result_unlike_the_first_is_an_error_of_its_rows(options, data, change, tmp_path):
-    def fn(td):
-        rows = TensorDict({"y": td["x"] + 1}, td.batch_size)
-        return change(rows) if has_bad(td) and len(td) == 1 or int(td["meta", "row"][0]) == 16 else rows
-
-    errors = tdmap.RowErrors()
-    result = tdmap.map(data, fn, out=tmp_path / "out", on_error=errors, **options)
-    assert errors.rows and all(isinstance(bad.error, OutputMismatch) for bad in errors)
-    assert torch.equal(result["y"], (data["x"] + 1) * errors.mask(40)[:, None])
-    with pytest.raises(OutputMismatch):
-        tdmap.map(data, fn, out=tmp_path / "none", **options)
+@pytest.fixture(params=WORKERS)
+def run(request):
+    return lambda data, fn, **options: tdmap.map(data, fn, **{"chunksize": 5, **WORKERS[request.param], **options})
 
 
-def test_results_of_another_shape_everywhere_are_an_error(options, data):
-    out = TensorDict({"y": torch.zeros(40, 7)}, [40])
-    with pytest.raises(OutputMismatch, match="'y'"):
-        tdmap.map(data, lambda td: TensorDict({"y": td["x"]}, td.batch_size), out=out, on_error="skip", **options)
-    assert not out["y"].any()
+def column(shape=(3,), dtype=torch.float32, rows=40):
+    return torch.zeros(rows, *shape, dtype=dtype)
 
 
-def test_without_on_error_the_job_ends(options, data):
-    out = TensorDict({"a": torch.zeros(40), "y": torch.zeros(40, 3)}, [40])
-    with pytest.raises(OutputMismatch):
-        tdmap.map(data, wide, out=out, **options)
+def table(rows=40, **entries):
+    return TensorDict(entries, [rows])
 
 
-@pytest.mark.parametrize("out", ["in place", "another"])
-@pytest.mark.parametrize("by_row", [False, True], ids=["chunks", "rows"])
-def test_a_nested_entry_that_does_not_fit_is_named_with_its_path(options, out, by_row):
-    data = TensorDict({"a": {"b": {"c": torch.zeros(8, 2)}}}, [8])
-
-    def fn(td):
-        return TensorDict({"a": {"b": {"c": torch.zeros(*td.batch_size, 3)}}}, td.batch_size)
-
-    chunks = {"chunksize": 0} if by_row else {}
-    with pytest.raises(OutputMismatch, match=r"^\('a', 'b', 'c'\): "):
-        tdmap.map(data, fn, out=data if out == "in place" else data.clone(), **{**options, **chunks})
-    assert (data["a", "b", "c"] == 0).all()
+def of(**entries):
+    """A function that returns entries that are made of a chunk."""
+    return lambda chunk: TensorDict({key: make(chunk) for key, make in entries.items()}, chunk.batch_size)
 
 
-def sparse(rows):
-    return {"y": torch.eye(rows).to_sparse()}
+def x(chunk):
+    return chunk["x"] * 1.0
 
 
-def ragged(rows):
-    return {"y": torch.nested.nested_tensor([torch.ones(n + 1) for n in range(rows)], layout=torch.jagged)}
+def first(chunk):
+    return x(chunk)[..., 0]
 
 
-@pytest.mark.parametrize(("make", "kind"), [(sparse, "layout torch.sparse_coo"), (ragged, "ragged")])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_gathered_results_that_are_not_dense_name_the_entry_and_a_way_out(make, kind, workers):
-    data = TensorDict({"x": torch.zeros(8)}, [8])
-    with pytest.raises(OutputMismatch, match=rf"^row.*: 'y' is .*{kind}, .* or use map_iter") as found:
-        tdmap.map(data, lambda td: make(len(td)), num_workers=workers)
-    assert found.value.__cause__ is None and found.value.__suppress_context__
+def folder(data, path):
+    return path / "out"
 
 
-@pytest.mark.parametrize("out", [None, "folder"])
-def test_rows_of_different_lengths_name_the_entry_and_both_shapes(tmp_path, out):
-    data = TensorDict({"n": torch.arange(1, 9)}, [8])
-    shapes = r"'y' is float32 \(\d, 2\) where the others are float32 \(\d, 2\)"
-    with pytest.raises(OutputMismatch, match=shapes):
-        tdmap.map(
-            data,
-            lambda row: {"y": torch.zeros(int(row["n"]), 2)},
-            chunksize=0,
-            num_workers=2,
-            out=None if out is None else tmp_path / out,
-        )
+def late(make, other):
+    """A function whose results are others from row 20 on."""
+    return lambda chunk: (make if int(chunk["meta", "row"].reshape(-1)[0]) < 20 else other)(chunk)
+
+
+CASES = {
+    "a shape": (lambda d, p: table(y=column((4,))), of(y=x), r"'y'.*\(5, 4\).*\(5, 3\)"),
+    "a nested shape": (
+        lambda d, p: table(meta={"y": column((4,))}),
+        of(meta=lambda chunk: TensorDict({"y": x(chunk)}, chunk.batch_size)),
+        r"^\('meta', 'y'\): .*\(5, 4\).*\(5, 3\)",
+    ),
+    "a shape that broadcasts": (lambda d, p: table(y=column()), of(y=lambda c: x(c)[:, :1]), "'y'"),
+    "a shape in place": (lambda d, p: d, of(x=lambda c: x(c)[:, :1]), "^'x'"),
+    "a dtype": (lambda d, p: table(y=column(dtype=torch.int32)), of(y=x), "'y'.*int32.*float32"),
+    "a tensor for a collection": (lambda d, p: table(y=column()), x, "TensorDict.*Tensor"),
+    "another length": (lambda d, p: table(30, x=column(rows=30)), x, r"40 rows.*\(30,\)"),
+    "no entry of out": (lambda d, p: table(y=column(), n=column(())), of(Y=x), r"\['Y'\].*none of them.*\['n', 'y'\]"),
+    "no nested entry of out": (lambda d, p: table(meta={"y": column()}), of(Y=x), "none of them is in out"),
+    "a name that is nearly one": (
+        lambda d, p: table(value=column(), row=column(())),
+        of(valeu=x, row=first),
+        "Did you mean 'value' instead of 'valeu'",
+    ),
+    "a nested name that is nearly one": (
+        lambda d, p: table(meta={"value": column(), "row": column(())}),
+        of(meta=lambda chunk: TensorDict({"valeu": x(chunk)}, chunk.batch_size)),
+        "in 'meta', and none of them is in out.*Did you mean 'value' instead of 'valeu'",
+    ),
+    "a new entry in place": (lambda d, p: d, of(Y=x), "the new entry 'Y', and out=data changes a dataset in place"),
+    "a new nested entry in place": (
+        lambda d, p: d,
+        lambda chunk: chunk.clone().set(("meta", "half"), x(chunk)),
+        r"new entry \('meta', 'half'\).*no room",
+    ),
+    "a set in a folder": (
+        folder,
+        of(meta=lambda c: TensorDict({"word": [{row} for row in range(len(c))]}, [len(c)])),
+        r"\('meta', 'word'\) holds a set, and a folder holds strings",
+    ),
+    "None for a folder": (folder, lambda chunk: None, "returned None"),
+    "a tensor for a folder": (folder, x, "holds a collection"),
+    "fewer rows in a folder": (folder, lambda chunk: chunk[:1], r"as many rows as its chunk \(5\).*the shape \(1,\)"),
+    "rows that differ in shape": (
+        folder,
+        lambda chunk: lazy_stack([TensorDict({"x": torch.zeros(n)}, []) for n in range(len(chunk))]),
+        "LazyStackedTensorDict, whose rows may differ in shape",
+    ),
+    "other names later": (folder, late(of(y=x), of(z=x)), "look alike"),
+    "another shape later": (
+        folder,
+        late(of(y=x), of(y=lambda c: x(c)[:, :2])),
+        r"'y' is float32 \(\d, 2\) where .* \(\d, 3\)",
+    ),
+    "other lengths and shapes later": (
+        lambda d, p: None,
+        late(lambda c: c[:3].select("x"), lambda c: TensorDict({"x": x(c)[:3, :2]}, [3])),
+        r"'x' is float32 \(\d, 2\) where .* \(\d, 3\)",
+    ),
+    "another dtype later, in shards": (
+        folder, late(of(y=x), of(y=lambda c: x(c).long())), "'y' is .*int64", {"rows_per_shard": 20}
+    ),
+    "rows of several lengths": (
+        lambda d, p: None,
+        lambda row: {"y": torch.zeros(int(row["meta", "row"]) + 1, 2)},
+        r"'y' is float32 \(\d+, 2\) where the others are float32 \(\d+, 2\)",
+        {"chunksize": 0},
+    ),
+    "rows of several lengths in a folder": (
+        folder,
+        lambda row: {"y": torch.zeros(int(row["meta", "row"]) + 1, 2)},
+        r"'y' is float32 \(\d+, 2\) where the others are float32 \(\d+, 2\)",
+        {"chunksize": 0},
+    ),
+    "sparse": (
+        lambda d, p: None, lambda c: {"y": torch.eye(len(c)).to_sparse()},
+        "^row.*: 'y' is .*layout torch.sparse_coo, .* or use map_iter",
+    ),
+    "nested": (
+        lambda d, p: None,
+        lambda c: {"y": torch.nested.nested_tensor([torch.ones(n + 1) for n in range(len(c))], layout=torch.jagged)},
+        "^row.*: 'y' is .*ragged, .* or use map_iter",
+    ),
+}  # fmt: skip
+"""Where results go, the function, what the error says, and options of the call."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_result_that_does_not_fit_names_the_entry(run, data, case, tmp_path):
+    place, fn, message, *options = CASES[case]
+    out, before = place(data, tmp_path), data.clone()
+    with pytest.raises(OutputMismatch, match=message) as caught:
+        run(data, fn, out=out, **dict(*options))
+    assert not isinstance(caught.value.__cause__, RuntimeError)
+    assert (data == before).all() and not (tmp_path / "out").exists()
+    assert not isinstance(out, TensorDict) or out is data or all((leaf == 0).all() for leaf in out.values(True, True))
+
+
+def test_a_value_that_cannot_be_joined_is_named(run, data):
+    with pytest.raises(TypeError, match="returned a int"):
+        run(data, lambda chunk: 3)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["no out", "out=data"])
+@pytest.mark.parametrize("key", ["y", "x", ("meta", "row")], ids=str)
+def test_an_entry_that_is_assigned_and_not_returned(run, data, key, in_place):
+    def assign(chunk):
+        chunk[key] = chunk["x"] * 2 if key == "y" else chunk[key] * 2
+
+    before, said = data.clone(), str(key).replace("(", r"\(").replace(")", r"\)") if key != "x" and key != "y" else key
+    said = said if isinstance(key, tuple) else f"'{key}'"
+    with pytest.raises(OutputMismatch, match=rf"assigned chunk\[{said}\] and returned None.*Return the chunk"):
+        run(data, assign, out=data if in_place else None)
+    assert (data == before).all()
+    assert list(tdmap.map_iter(data, assign, num_workers=2, chunksize=10)) == [None] * 4, "where None is a result"
+
+
+def test_rows_that_are_written_in_place_are_no_mistake(run, data):
+    def write(chunk):
+        chunk["x"] *= 2  # in place, and assigned: the same tensor
+        chunk["meta", "row"][:] = 0
+
+    expected = data["x"] * 2
+    assert run(data, write) is None
+    assert torch.equal(data["x"], expected) and not data["meta", "row"].any()
+
+
+def test_more_entries_and_fewer_entries_than_out_are_no_mistake(run, data):
+    out = table(x=column(), label=torch.ones(40))
+    assert run(data, of(x=x, debug=x), out=out) is out
+    assert torch.equal(out["x"], data["x"]) and bool(out["label"].all())
+
+
+@pytest.mark.parametrize(
+    "made, wanted, value",
+    [
+        (torch.int64, torch.uint8, 402),
+        (torch.int64, torch.int32, 2**31),
+        (torch.int32, torch.uint8, -1),
+        (torch.int64, torch.uint64, -1),
+        (torch.uint64, torch.int64, 2**63),
+        (torch.float64, torch.float16, 1e6),
+        (torch.float32, torch.float16, -7e4),
+        (torch.float64, torch.float32, 1e300),
+        (torch.int64, torch.float16, 70_000),
+    ],
+    ids=str,
+)
+def test_a_value_that_its_output_has_no_room_for(run, data, made, wanted, value):
+    values, out = torch.tensor([value], dtype=made), table(y=column((), wanted))
+    with pytest.raises(OutputMismatch, match=rf"'y': out has dtype {wanted}.* with the value .*no room"):
+        run(data, of(y=lambda chunk: values.expand(len(chunk))), out=out)
+    assert not out["y"].to(torch.float64).any(), "nothing wrong is written"
+
+
+@pytest.mark.parametrize(
+    "made, wanted, value",
+    [
+        (torch.int64, torch.uint8, 255),
+        (torch.float64, torch.float32, 0.1),
+        (torch.float32, torch.bfloat16, float("inf")),
+        (torch.float64, torch.float16, float("nan")),
+        (torch.uint8, torch.float32, 200),
+        (torch.complex128, torch.complex64, 1 + 2j),
+        (torch.bool, torch.int8, True),
+    ],
+    ids=str,
+)
+def test_a_cast_that_keeps_values_or_rounds_them(run, data, made, wanted, value):
+    values, out = torch.tensor([value], dtype=made), table(y=column((), wanted))
+    run(data, of(y=lambda chunk: values.expand(len(chunk))), out=out)
+    assert torch.equal(out["y"].nan_to_num(7.0), values.to(wanted).expand(40).nan_to_num(7.0))
+
+
+def test_values_without_room_can_be_skipped(data):
+    out, errors = table(y=column((), torch.uint8)), tdmap.RowErrors()
+    tdmap.map(data, of(y=lambda c: c["meta", "row"] * 7), out=out, on_error=errors, num_workers=2, chunksize=8)
+    assert errors.rows == [37, 38, 39]
+    assert out["y"].tolist() == [row * 7 if row < 37 else 0 for row in range(40)]
+
+
+def test_rows_of_which_the_function_returns_none_are_named(run, data):
+    with pytest.warns(RuntimeWarning, match=r"returned None for 10 of 40 rows \(rows 5:10, rows 20:25\)"):
+        result = run(data, lambda chunk: None if int(chunk["meta", "row"][0]) in (5, 20) else chunk.clone())
+    assert result["meta", "row"].tolist() == [row for row in range(40) if row // 5 not in (1, 4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(data, lambda chunk: None) is None
+        out = table(y=torch.ones(40))
+        assert run(data, lambda chunk: None, out=out) is out and out["y"].all()
 
 
 def test_columns_of_dicts_that_are_ragged_or_read_only():

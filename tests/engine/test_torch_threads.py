@@ -105,3 +105,11 @@ def test_where_no_thread_can_start_the_workers_set_their_own(monkeypatch):
         assert in_new_thread(use) == 2
     finally:
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_processes_have_as_many_threads_as_they_are_told_and_can_use_them(threads):
+    a = torch.randn(16, 256, 256)
+    options = {"num_workers": 1, "worker_threads": threads, "mp_start_method": "forkserver", "chunksize": 8}
+    found = tdmap.map(a, lambda x: (x @ x) * (torch.get_num_threads() == threads), **options)
+    assert torch.allclose(found, a @ a, atol=1e-3)

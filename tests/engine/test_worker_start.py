@@ -156,3 +156,8 @@ def test_a_process_forks_only_what_survives_a_fork(threads, use, method, tmp_pat
     script.write_text(THREADS.format(threads=threads, use=use))
     done = interpreters.run([script])
     assert done.stdout.split() == [method], done.stderr
+
+
+def test_standard_input_of_workers_is_empty():
+    found = tdmap.map(torch.arange(4), lambda x: x * 0 + len(os.read(0, 10)), num_workers=2, mp_start_method="fork")
+    assert found.tolist() == [0] * 4

@@ -315,21 +315,3 @@ def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(
 def test_a_url_of_this_machine_is_a_folder(tmp_path: Path) -> None:
     tdmap.map(numbers(0, 8), keep, out=f"file://{tmp_path}/set", num_workers=0)
     assert same(tdmap.open(tmp_path / "set"), numbers(0, 8))
-
-
-@pytest.mark.parametrize("mode", ["skip", "drop"])
-def test_rows_that_raise_are_collected_and_shards_of_them_alone_are_written(
-    mode: str, bucket: str, options: dict[str, Any]
-) -> None:
-    def fail(chunk: Any) -> TensorDict:
-        if set(chunk["x"].tolist()) & {1, 5, 6, 7, 8, 9}:
-            raise ValueError("bad row")
-        return TensorDict({"x": chunk["x"] + 1}, chunk.batch_size)
-
-    errors, out = tdmap.RowErrors(mode=mode), f"{bucket}/out"
-    tdmap.map(numbers(0, 20), fail, num_workers=2, on_error=errors, out=out, rows_per_shard=5, storage_options=options)
-    assert errors.rows == [1, 5, 6, 7, 8, 9]
-    found = tdmap.open(out, storage_options=options)[:]["x"].tolist()
-    assert found == [
-        0 if row in errors.rows else row + 1 for row in range(20) if mode == "skip" or row not in errors.rows
-    ]

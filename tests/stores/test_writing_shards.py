@@ -74,31 +74,6 @@ def fail_on(rows: set[int]) -> Any:
     return fn
 
 
-@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
-def test_rows_that_raise_are_skipped_and_told(mode: Any, tmp_path: Path) -> None:
-    with pytest.warns(tdmap.errors.SkippedRows) as caught:
-        result = tdmap.map(
-            numbers(0, 20), fail_on({3, 11}), num_workers=2, on_error=mode, out=tmp_path / "set", rows_per_shard=8
-        )
-    assert [bad.row for bad in caught.pop(tdmap.errors.SkippedRows).message.errors] == [3, 11]  # type: ignore[union-attr]
-    wanted = torch.arange(1, 21)
-    if mode == "drop":
-        assert result["x"].tolist() == [row for row in wanted.tolist() if row not in (4, 12)]
-        return
-    wanted[[3, 11]] = 0
-    assert torch.equal(result["x"], wanted)
-    if mode == "mark":
-        assert (~result["__valid__"]).nonzero()[:, 0].tolist() == [3, 11]
-
-
-@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
-def test_rows_that_raise_are_collected_by_an_empty_list_of_errors(mode: Any, tmp_path: Path) -> None:
-    errors = tdmap.RowErrors(mode=mode)
-    tdmap.map(numbers(0, 20), fail_on({3, 11}), num_workers=2, on_error=errors, out=tmp_path / "set", rows_per_shard=8)
-    assert errors.rows == [3, 11]
-    assert "bad row" in str(errors[0].error)
-
-
 def words_without(rows: set[int]) -> Any:
     def fn(chunk: Any) -> TensorDict:
         if rows & set(chunk["x"].tolist()):
@@ -106,21 +81,6 @@ def words_without(rows: set[int]) -> Any:
         return TensorDict({"x": chunk["x"] + 1, "word": [f"w{x}" for x in chunk["x"].tolist()]}, [len(chunk)])
 
     return fn
-
-
-@pytest.mark.parametrize("bad", [range(5), range(10, 15), range(5, 20)], ids=str)
-@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
-def test_all_rows_of_a_shard_may_raise(mode: Any, bad: range, tmp_path: Path) -> None:
-    errors, fn = tdmap.RowErrors(mode=mode), words_without(set(bad))
-    how: Any = {"num_workers": 2, "chunksize": 2, "out": tmp_path / "set", "rows_per_shard": 5}
-    tdmap.map(numbers(0, 20), fn, on_error=errors, **how)
-    result = tdmap.open(tmp_path / "set")[:]
-    assert errors.rows == list(bad)
-    rows = [row for row in range(20) if mode != "drop" or row not in bad]
-    assert result["x"].tolist() == [0 if row in bad else row + 1 for row in rows]
-    assert list(result["word"]) == [None if row in bad else f"w{row}" for row in rows]
-    if mode == "mark":
-        assert result["__valid__"].tolist() == [row not in bad for row in range(20)]
 
 
 def of_lengths(first: int, count: int) -> TensorDict:
@@ -165,18 +125,6 @@ def test_results_that_did_not_fit_in_an_earlier_session_count(how: Any, tmp_path
     assert any("36 of the first 40 results" in note for note in caught.value.__notes__)
 
 
-def test_when_all_rows_of_all_shards_raise_the_first_exception_is_raised(tmp_path: Path) -> None:
-    errors = tdmap.RowErrors()
-    for resume in (False, True, True):
-        with pytest.raises(ValueError, match="bad day") as caught:
-            tdmap.map(
-                numbers(0, 20), words_without(set(range(20))), num_workers=2, on_error=errors, out=tmp_path / "set",
-                rows_per_shard=5, resume=resume,
-            )  # fmt: skip
-        assert any("every one of 20 rows" in note for note in caught.value.__notes__)
-        assert errors.rows == list(range(20))
-
-
 def test_results_of_a_shard_that_do_not_fit_are_judged_with_those_of_the_others(tmp_path: Path) -> None:
     odd: set[int] = set()
 
@@ -217,20 +165,6 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
         tdmap.map(numbers(0, 20), fail_on({11}), num_workers=2, out=out, rows_per_shard=4)
     assert not out.exists() or not list(out.glob("shard*"))
     assert len(tdmap.map(numbers(0, 20), fail_on(set()), num_workers=2, out=out, rows_per_shard=4)) == 20
-
-
-def test_a_worker_that_is_killed_costs_its_shard(tmp_path: Path) -> None:
-    flag = tmp_path / "once"
-
-    def fn(chunk: Any) -> Any:
-        if int(chunk["x"][0]) == 12 and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return chunk.clone()
-
-    data = numbers(0, 24)
-    result = tdmap.map(data, fn, num_workers=2, chunksize=2, out=tmp_path / "set", rows_per_shard=4)
-    assert flag.exists() and same(result.contiguous(), data)
 
 
 PROGRAM = """
@@ -345,14 +279,6 @@ def test_a_run_whose_folder_got_other_shards_does_not_go_on(tmp_path: Path) -> N
         tdmap.map(data, keep, num_workers=0, out=tmp_path / "more", rows_per_shard=4, resume=True)
 
 
-def test_a_run_that_was_complete_does_nothing(tmp_path: Path) -> None:
-    out, data = tmp_path / "set", numbers(0, 20)
-    first = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
-    with pytest.warns(tdmap.errors.AlreadyComplete):
-        second = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
-    assert first.shards == second.shards
-
-
 def test_what_is_there_is_replaced_only_when_asked_and_when_the_new_one_is_whole(tmp_path: Path) -> None:
     out, data = tmp_path / "set", numbers(0, 20)
     tdmap.map(data, keep, num_workers=0, out=out, rows_per_shard=4)
@@ -371,19 +297,6 @@ def test_what_is_there_is_replaced_only_when_asked_and_when_the_new_one_is_whole
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError, match="is a file"):
         tdmap.map(data, keep, num_workers=0, out=tmp_path / "file", rows_per_shard=10)
-
-
-def test_shards_that_differ_are_refused(tmp_path: Path) -> None:
-    def fn(chunk: Any) -> TensorDict:
-        return TensorDict({"y": chunk["x"].float() if int(chunk["x"][0]) < 8 else chunk["x"]}, [len(chunk)])
-
-    with pytest.raises(tdmap.errors.OutputMismatch, match="the entry 'y' is .*int64"):
-        tdmap.map(numbers(0, 20), fn, num_workers=2, out=tmp_path / "set", rows_per_shard=4)
-
-
-def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
-    result = tdmap.map(numbers(0, 0), keep, num_workers=2, out=tmp_path / "set", rows_per_shard=4)
-    assert len(result) == 0 and set(result.keys()) == {"x", "p", "n"}
 
 
 @pytest.mark.parametrize(
