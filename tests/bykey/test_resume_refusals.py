@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
+from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
 from tdmap.run import disk, log
 from tdmap.run.log import History, framed
@@ -88,31 +87,6 @@ def test_another_call_is_refused_and_told_apart(changed, said, data, tmp_path):
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
 
 
-def test_another_key_function_is_refused(data, tmp_path):
-    with pytest.raises(Interrupt):
-        sort(data, tmp_path / "out", key=negated, callbacks=[Stop()])
-    with pytest.raises(ResumeMismatch, match=r"call of sort\(negated\), and is one of sort\(<lambda>\)"):
-        sort(data, tmp_path / "out", key=lambda chunk: chunk["x"])
-    assert torch.equal(sort(data, tmp_path / "out", key=negated)["x"], torch.arange(ROWS).flip(0))
-
-
-def test_other_operations_and_other_data_are_refused(data, tmp_path):
-    out = tmp_path / "out"
-    begin(data, out)
-    with pytest.raises(ResumeMismatch, match="it was a call of sort, and is one of shuffle"):
-        tdmap.shuffle(data, 1, out=out, resume=True)
-    with pytest.raises(ResumeMismatch, match="kind"):
-        tdmap.map(data, len, out=out, resume=True)
-    with pytest.raises(FileExistsError, match="resume=True to go on"):
-        tdmap.sort(data, "x", out=out)
-    with pytest.raises(ValueError, match="overwrite=True replaces it: pass one"):
-        sort(data, out, overwrite=True)
-    data["v"][0] = 5.0
-    os.utime(tmp_path / "in" / "v.memmap", ns=(1, 1))
-    with pytest.raises(ResumeMismatch, match="the source's 'v' was"):
-        sort(TensorDict.load_memmap(tmp_path / "in"), out)
-
-
 def test_another_reducer_or_second_dataset_is_refused(data, tmp_path):
     groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
     groups.reduce({"s": Sum("v")}, out=out, resume=True, num_workers=0)
@@ -130,32 +104,6 @@ def test_a_call_that_was_wrong_from_the_beginning_is_forgotten(data, tmp_path):
         sort(data, tmp_path / "out", key="vv")
     assert read_status(tmp_path / "out") is None
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
-
-
-def test_a_complete_run_is_not_done_again(data, tmp_path):
-    first = sort(data, tmp_path / "out")
-    with pytest.warns(AlreadyComplete, match="the run of sort was complete before"):
-        again = sort(data, tmp_path / "out", callbacks=[Stop()])
-    assert (first == again).all()
-
-
-@pytest.mark.parametrize("how", [{"num_workers": 2}, {"executor": "thread", "num_workers": 3}])
-def test_others_may_go_on_with_it(how, data, tmp_path):
-    begin(data, tmp_path / "out")
-    assert torch.equal(sort(data, tmp_path / "out", **how)["x"], torch.arange(ROWS))
-
-
-def test_workers_that_are_killed_lose_nothing(data, tmp_path):
-    marker, home = tmp_path / "mark", os.getpid()
-
-    def key(chunk: Any) -> Any:
-        if 7 in chunk["x"] and os.getpid() != home and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return chunk["x"]
-
-    found = sort(data, tmp_path / "out", key=key, num_workers=2)
-    assert torch.equal(found["x"], torch.arange(ROWS))
 
 
 def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
@@ -178,27 +126,6 @@ def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
     assert torch.equal(shuffle()["x"], data["x"][wanted])
 
 
-def test_one_call_at_a_time_writes_the_folder(data, tmp_path):
-    groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
-    refused: list[BaseException] = []
-
-    def meet(rows: Any) -> Any:
-        def second() -> None:
-            try:
-                groups.map_groups(meet, out=out, resume=True, executor="thread", num_workers=1)
-            except FolderInUse as error:
-                refused.append(error)
-
-        if not refused:
-            other = threading.Thread(target=second)
-            other.start()
-            other.join()
-        return rows[:1]
-
-    found = groups.map_groups(meet, out=out, resume=True, executor="thread", num_workers=1)
-    assert len(refused) == 1 and len(found) == 3
-
-
 def test_the_status_tells_the_job_and_its_chunks(data, tmp_path):
     begin(data, tmp_path / "out")
     status = read_status(tmp_path / "out")
@@ -208,14 +135,6 @@ def test_the_status_tells_the_job_and_its_chunks(data, tmp_path):
     sort(data, tmp_path / "out")
     status = read_status(tmp_path / "out")
     assert status.state == "complete" and status.step is None and status.rows_done == ROWS
-
-
-def test_after_a_power_loss_only_what_reached_the_disk_counts(data, tmp_path, monkeypatch):
-    begin(data, tmp_path / "out")
-    journals.next_boot(monkeypatch)
-    for file in (tmp_path / "out" / ".tdmap").glob("spill-*"):
-        os.truncate(file, 0)
-    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
 
 
 @pytest.mark.parametrize("lost", ["spill-*", "spill-*-index-0", "data", "journal"])

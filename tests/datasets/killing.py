@@ -7,9 +7,6 @@ from pathlib import Path
 
 from tests import interpreters
 
-ROOT = Path(__file__).parents[2]
-
-
 DEADLY = """
 import os, random, signal, sys, threading, time
 from tdmap.run.log import Log

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 import tdmap
+from tdmap import tuning
+from tdmap.datasets import pack
 from tdmap.ops.permute import permute
 from tdmap.reducers import Count, Mean, Reducer
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tests.cells.operations import OPERATIONS, resumable
 
 ROWS = 60
@@ -74,6 +76,49 @@ def _cache(data: TensorDict, out: Path, stages: str = "map", **options: Any) -> 
 Operation = Callable[..., Any]
 
 
+def _texts(data: TensorDict) -> TensorDict:
+    """The same with rows of text and of numbers, of several lengths."""
+    texts, lists = [f"w{number}" for number in data["x"].tolist()], [range(n % 5) for n in data["x"].tolist()]
+    return data.clone().update({"w": Ragged.from_list(texts), "ids": Ragged.from_list([[*part] for part in lists])})
+
+
+def _over_the_disk(call: Operation) -> Operation:
+    """As for rows that do not fit into memory."""
+    return tuning.use(available_memory=0, bucket_bytes=1500)(call)
+
+
+def _second() -> TensorDict:
+    keys = torch.arange(0, 200, 2)
+    return TensorDict({"x": keys.repeat(2), "y": torch.arange(200)}, [200])
+
+
+VARIANTS: dict[str, Operation] = {
+    "sort by several": lambda data, **o: tdmap.sort(data, ["k", "x"], descending=[True, False], **o),
+    "sort by strings": lambda data, **o: tdmap.sort(words(data), ["k", "x"], **o),
+    "sort of text": lambda data, **o: tdmap.sort(_texts(data), "w", **o),
+    "sort over the disk": _over_the_disk(lambda data, **o: tdmap.sort(data, "x", **o)),
+    "flat_map of text": lambda data, **o: tdmap.flat_map(_texts(data), kept, **o),
+    "shuffle of text": lambda data, **o: tdmap.shuffle(_texts(data), 5, **o),
+    "shuffle over the disk": _over_the_disk(lambda data, **o: tdmap.shuffle(data, 5, **o)),
+    "agg with medians": lambda data, **o: tdmap.group_by(data, "k").agg({"f": ["mean", "median"]}, **o),
+    "reduce by many": lambda data, **o: tdmap.group_by(data, "x").reduce({"m": Mean("f"), "n": Count()}, **o),
+    "map_groups by strings": lambda data, **o: tdmap.group_by(words(data), "k").map_groups(lambda g: g[:2], **o),
+    "outer join": lambda data, **o: tdmap.join(data, _second(), "x", "outer", **o),
+    "semi join": lambda data, **o: tdmap.join(data, _second(), "x", "semi", **o),
+    "join by strings": lambda data, **o: tdmap.join(words(data), words(data[:5]).select("k"), "k", "left", **o),
+    "join of several folders": lambda data, **o: tdmap.join(
+        tdmap.concat([data[:50], data[50:]]), tdmap.concat([_second()[:11], _second()[11:]]), "x", **o
+    ),
+    "filtered write": lambda data, out=None, **o: (
+        tdmap.Pipeline(data, seed=5).shuffle(2).map(same).filter(some).write(out, **o)
+        if out is not None
+        else tdmap.Pipeline(data, seed=5).shuffle(2).map(same).filter(some).collect(**o)
+    ),
+    "pack": lambda data, **o: pack(_texts(data), "ids", 7, **o),
+}
+"""Calls that take other ways than those of the cells."""
+
+
 def _into_folder(name: str) -> Operation:
     return lambda data, out, **o: OPERATIONS[name].call(data, out=out, **o)
 
@@ -120,6 +165,13 @@ def _in_place(data: TensorDict, out: Path, **options: Any) -> Any:
 
 IN_DATASET: dict[str, Operation] = {"map into": _into, "map in place": _in_place}
 """Those that keep a journal in a dataset that is there."""
+
+
+def prepare(name: str, folder: Path) -> Path:
+    """The folder that an operation writes."""
+    if name in IN_DATASET:
+        make().memmap(folder / "out")
+    return folder / "out"
 
 
 def quietly(run: Callable[[], Any]) -> Any:

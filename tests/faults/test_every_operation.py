@@ -1,31 +1,38 @@
 """Every operation of the table resumes to the same rows, in a folder, in shards and in a store.
 
-The driver is killed before a system call, and again when it resumes; workers and drivers are killed at random; or the
-machine goes down, and what had not reached the disk is zeros. The rows are those of an undisturbed call: none is lost,
-none is there twice, and no other file is left.
+The driver is killed before a system call, and again when it resumes; workers are killed in each job, or drivers and
+workers at random; or the machine goes down, and what had not reached the disk is zeros. The rows are those of an
+undisturbed call: none is lost, none is there twice, what is done is not done again, and no other file is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tdmap
 from tdmap import tuning
 from tdmap.run import disk
+from tdmap.runtime import driver
+from tensordict_lite import TensorDict
 from tests import journals
-from tests.cells.kinds import plain, rows_of
-from tests.cells.operations import OPERATIONS, resumable
-from tests.processes import in_child, kill_at, steps_of
+from tests.cells.kinds import KINDS, plain, rows_of
+from tests.cells.operations import OPERATIONS, Operation, resumable
+from tests.processes import before_each, in_child, kill_at, steps_of
 from tests.products import sampled
+
+from .operations import VARIANTS, quietly
 
 ROWS = 120
 NAMES = resumable()
@@ -48,14 +55,17 @@ class Place:
     """An output in a folder of its own, and the call that writes it."""
 
     def __init__(self, name: str, output: str, folder: Path) -> None:
-        self.operation, self.folder, self.data = OPERATIONS[name], folder, plain(ROWS)
+        self.folder, self.data = folder, plain(ROWS)
+        self.data["n"] = TensorDict({"y": self.data["x"] * 2, "z": {"u": self.data["f"]}}, [ROWS])
+        self.operation = OPERATIONS[name] if name in OPERATIONS else Operation(VARIANTS[name], list)
         self.out, self.temporary = folder / "out", folder / "temporary"
         self.temporary.mkdir()
         self.options: dict[str, Any] = {"out": self.out, **({} if output == "folder" else {"rows_per_shard": 16})}
         if output == "URL":
             self.options |= {"out": f"local://{self.out}", "storage_options": {"auto_mkdir": True}}
-        undisturbed = self.operation.call(self.data, num_workers=0)
-        assert self.operation.read(undisturbed) == self.operation.expected(rows_of(self.data))
+        undisturbed = self.operation.call(self.data, out=None, num_workers=0)
+        if name in OPERATIONS:
+            assert self.operation.read(undisturbed) == self.operation.expected(rows_of(self.data))
         self.wanted = self.read(undisturbed)
 
     @staticmethod
@@ -81,6 +91,20 @@ class Place:
     def die(self, number: int) -> bool:
         return kill_at(number, self.call, STEPS)
 
+    def stop(self, number: int) -> None:
+        """Ctrl-C before a step."""
+
+        def work() -> None:
+            def interrupt(count: int) -> None:
+                if count == number:
+                    raise KeyboardInterrupt
+
+            before_each(STEPS, interrupt)
+            with contextlib.suppress(KeyboardInterrupt):
+                self.call()
+
+        assert in_child(work) == 0
+
     def steps(self) -> int:
         """Of a whole call, whose output is removed."""
         count = steps_of(self.call, STEPS)
@@ -96,31 +120,131 @@ def kill_twice(place: Place, number: int) -> bool:
     return killed
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("name", NAMES)
+CASES = [(name, output) for name in NAMES for output in OUTPUTS] + [(name, "folder") for name in VARIANTS]
+
+
+@pytest.mark.parametrize("name, output", CASES)
 def test_a_driver_is_killed_twice(name, output, tmp_path):
-    place, number = Place(name, output, tmp_path), 13 + NAMES.index(name)
+    place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name)
     while kill_twice(place, number):
         number *= 6
 
 
+@pytest.mark.parametrize("end", ["killed", "interrupted"])
 @pytest.mark.parametrize("name, output", [("map", "folder"), *(("filter", output) for output in OUTPUTS)])
-def test_a_driver_is_killed_while_it_cleans_up(name, output, tmp_path):
+def test_a_driver_is_stopped_while_it_cleans_up(name, output, end, tmp_path):
     place = Place(name, output, tmp_path)
     steps = place.steps()
-    for number in range(steps - 60, steps + 1, 2):
-        place.die(number)
+    for number in range(steps - 60 + OUTPUTS.index(output), steps + 1, 3 if end == "killed" else 8):
+        (place.die if end == "killed" else place.stop)(number)
         place.resume()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, output", CASES)
 def test_a_driver_is_killed_at_every_step(name, output, tmp_path):
     place, number = Place(name, output, tmp_path), 1
     while kill_twice(place, number):
         number += 1
+
+
+@pytest.mark.parametrize("name, kind, number", sampled(8, NAMES, KINDS, [20, 45, 90]))
+def test_a_driver_is_killed_with_every_kind_of_rows(name, kind, number, tmp_path):
+    operation, data = OPERATIONS[name], KINDS[kind](tmp_path)
+
+    def call():
+        return operation.call(data, out=tmp_path / "out", resume=True, num_workers=0)
+
+    if kind not in operation.refuses:
+        kill_at(number, call, STEPS)
+        assert operation.read(quietly(call)) == operation.expected(rows_of(data))
+
+
+class Chunks(tdmap.events.Callback):
+    """Notes the chunks that are done, and kills the program when they are so many."""
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        self.path, self.last, self.count = path, last, 0
+
+    def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
+        self.count += event.stop - event.start
+        self.path.write_text(str(self.count))
+        if self.last is not None and self.count >= self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def single_chunks(monkeypatch):
+    """Each chunk is a lease of its own."""
+    policy = driver.Driver._policy
+    monkeypatch.setattr(driver.Driver, "_policy", lambda self, nbytes: replace(policy(self, nbytes), max_lease=1))
+
+
+@pytest.mark.usefixtures("single_chunks")
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "sort", "shuffle", "join", "group_by.reduce"])
+def test_what_is_done_is_not_done_again(name, tmp_path):
+    place, counts = Place(name, "folder", tmp_path), tmp_path / "counts"
+
+    def chunks(last: int | None = None) -> int:
+        status = in_child(lambda: place.call(chunksize=10, callbacks=[Chunks(counts, last)]))
+        assert status == (0 if last is None else signal.SIGKILL)
+        return int(counts.read_text())
+
+    total = chunks()
+    for last in (total // 2, total - 2):
+        shutil.rmtree(place.out)
+        chunks(last)
+        # The chunk that was done when the program was killed may not have been noted.
+        assert total <= last + chunks() <= total + 2
+        assert place.read(place.call(chunksize=10)) == place.wanted
+
+
+@pytest.mark.usefixtures("single_chunks")
+def test_a_group_is_not_handed_to_the_function_again(tmp_path):
+    data, calls = TensorDict({"k": torch.arange(200) % 37, "x": torch.arange(200)}, [200]), tmp_path / "calls"
+
+    def first(rows):
+        with open(calls, "a") as file:
+            file.write(f"{int(rows['k'][0])}\n")
+        if len(calls.read_text().splitlines()) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows[:1]
+
+    def call():
+        return tdmap.group_by(data, "k").map_groups(first, out=tmp_path / "out", resume=True, num_workers=0)
+
+    assert in_child(call) == signal.SIGKILL
+    assert call()["k"].tolist() == list(range(37))
+    seen = [int(line) for line in calls.read_text().splitlines()]
+    assert set(seen) == set(range(37)) and len(seen) < 37 + 5  # those of the partition that it died in come twice
+
+
+class InEachJob(tdmap.events.Callback):
+    """Kills a worker in each job of processes, as soon as it has done something."""
+
+    def __init__(self) -> None:
+        self.jobs: set[int] = set()
+        self.killed: set[int] = set()
+
+    def on_job_started(self, event: tdmap.events.JobStarted) -> None:
+        if event.executor == "process":
+            self.jobs.add(event.job)
+
+    def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
+        if event.job in self.jobs - self.killed:
+            self.killed.add(event.job)
+            os.kill(event.worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", [name for name in (*NAMES, *VARIANTS) if name != "pack"])  # which retries nothing
+def test_a_worker_is_killed_in_each_job(name, tmp_path):
+    place, killer = Place(name, "folder", tmp_path), InEachJob()
+    with tuning.use(light_bytes=0, near_bytes=0):
+        found = place.call(resume=False, num_workers=2, retries=9, chunksize=10, callbacks=[killer])
+    assert place.read(found) == place.wanted
+    assert killer.killed == killer.jobs != set()
+    assert not [*place.out.rglob(".tdmap")] and os.listdir(place.temporary) == []
 
 
 class AtRandom(tdmap.events.Callback):

@@ -105,6 +105,14 @@ def test_a_header_that_was_never_whole_is_no_log(tmp_path):
     assert History(path).header is not None and not History(path).begun
 
 
+def test_zeros_at_the_end_are_no_frame(tmp_path):
+    path = tmp_path / "journal"
+    whole = log.MAGIC + log.framed(b"H{}") + log.framed(b"F{}")
+    for zeros in (1, 8, 16, 4096):
+        path.write_bytes(whole + bytes(zeros))
+        assert journals.kinds(path) == [b"H", b"F"] and log.frames_of(path)[1][-1][2] == len(whole)
+
+
 def test_a_later_version_is_refused(tmp_path):
     path = tmp_path / "journal"
     write(path, (0, 1))

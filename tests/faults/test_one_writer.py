@@ -26,9 +26,7 @@ from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import forked
 
-from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Operation, make, quietly, same
-
-ROOT = Path(__file__).resolve().parents[2]
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Operation, make, prepare, quietly, same
 
 
 def in_shards(operation: Operation) -> Operation:
@@ -42,13 +40,6 @@ EVERY = {
     **{f"{name}, in shards": in_shards(OUT_OF_PLACE[name]) for name in OUT_OF_PLACE if "cache" not in name},
     **IN_DATASET,
 }
-
-
-def prepare(name: str, folder: Path) -> Path:
-    """The folder that an operation writes."""
-    if name in IN_DATASET:
-        make().memmap(folder / "out")
-    return folder / "out"
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tests import journals
 
-from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, prepare, quietly, same
 
 PRECIOUS = b"years of work" * 100
 EVERY = {**RESUMABLE, **IN_DATASET}
@@ -94,12 +94,6 @@ class Planted:
 
     def has_done_no_harm(self) -> bool:
         return self.victim.read_bytes() == PRECIOUS and os.listdir(self.outside) == ["victim"]
-
-
-def prepare(name: str, folder: Path) -> Path:
-    if name in IN_DATASET:
-        make().memmap(folder / "out")
-    return folder / "out"
 
 
 class Stop(tdmap.events.Callback):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from tensordict_lite import LazyStackedTensorDict, TensorDict
 from tests import interpreters, journals
 from tests.processes import comes_true
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
 
 

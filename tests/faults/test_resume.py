@@ -6,8 +6,6 @@ import functools
 import os
 import shutil
 import signal
-import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,18 +14,17 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
+from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
 from tdmap.run import disk
 from tdmap.run.log import History
 from tensordict_lite import TensorDict
-from tests import interpreters, journals
+from tests import journals
 from tests.processes import comes_true, in_child
 
 from .operations import OUT_OF_PLACE, RESUMABLE, make, quietly
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
 
 
@@ -87,27 +84,6 @@ def test_rows_one_by_one_and_another_dimension(data, tmp_path):
     wide = TensorDict({"x": torch.arange(60.0).reshape(3, 20)}, [3, 20])
     result = tdmap.map(wide, lambda td: td.apply(lambda x: x + 1), dim=1, out=tmp_path / "wide", num_workers=2)
     assert torch.equal(result["x"], wide["x"] + 1) and result.batch_size == (3, 20)
-
-
-def test_a_failed_run_leaves_nothing(data, tmp_path):
-    with pytest.raises(Interrupt):
-        tdmap.map(data, failing(double, 100, tmp_path / "mark"), out=tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (lambda td: None, "returned None"),
-        (lambda td: td["x"], "holds a collection"),
-        (lambda td: TensorDict({"y": td["x"][:1]}, [1]), "as many rows as"),
-        (lambda td: double(td) if td["x"][0, 0] < 300 else TensorDict({"z": td["x"]}, td.batch_size), "look alike"),
-    ],
-)
-def test_results_that_do_not_fit_a_folder_are_refused(data, tmp_path, fn, message):
-    with pytest.raises(OutputMismatch, match=message):
-        tdmap.map(data, fn, out=tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_use_is_left_alone(data, tmp_path):
@@ -202,14 +178,6 @@ def test_a_run_of_which_nothing_is_done_gives_way_to_another(first, second, kill
             call(first, rows, fail, tmp_path / "out")
     wanted = call(second, rows, torch.clone, tmp_path / "wanted")
     assert (call(second, rows, torch.clone, tmp_path / "out") == wanted).all()
-
-
-def test_an_unfinished_run_is_not_overwritten_by_a_plain_call(data, tmp_path):
-    fn = failing(double, 100, str(tmp_path / "mark"))
-    with pytest.raises(Interrupt):
-        tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
-    with pytest.raises(FileExistsError, match="resume=True"):
-        tdmap.map(data, fn, out=tmp_path / "out", **OPTIONS)
 
 
 def test_a_complete_run_is_not_done_again(data, tmp_path):
@@ -400,15 +368,6 @@ def test_another_source_is_named(data, tmp_path):
     refused(wanted, TensorDict.load_memmap(tmp_path / "in"), fn, out=out)
 
 
-def test_data_in_memory_are_known_by_their_content(tmp_path):
-    x = TensorDict({"x": torch.arange(600.0).reshape(200, 3), "meta": {"row": torch.arange(200)}}, [200])
-    fn = interrupted(x, tmp_path)
-    other = x.clone()
-    other["x"][7, 1] += 1
-    refused("source's 'x'", other, fn, out=tmp_path / "out")
-    tdmap.map(x.clone(), fn, out=tmp_path / "out", resume=True, **OPTIONS, seed=1)
-
-
 def test_another_in_place_run_has_to_wait(data, tmp_path):
     fn = failing(increment, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
@@ -430,95 +389,7 @@ def test_resume_needs_files(data):
         tdmap.map(data, increment, out=data, resume=True, undo=False)
 
 
-def test_after_a_power_loss_an_in_place_run_is_not_trusted(data, tmp_path, monkeypatch):
-    fn = failing(increment, 100, str(tmp_path / "mark"))
-    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)  # nothing reaches the disk
-    with pytest.raises(Interrupt):
-        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-    journals.next_boot(monkeypatch)
-    with pytest.raises(ResumeMismatch, match="machine went down"):
-        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
-
-
-def test_after_a_power_loss_rows_that_did_not_reach_the_disk_are_done_again(data, tmp_path, monkeypatch):
-    fn = failing(double, 100, str(tmp_path / "mark"))
-    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)
-    with pytest.raises(Interrupt):
-        tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
-    for file in (tmp_path / "out" / ".tdmap" / "data").glob("**/*.memmap"):
-        file.write_bytes(bytes(file.stat().st_size))  # what was in the page cache is gone
-    journals.next_boot(monkeypatch)
-    assert torch.equal(tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)["y"], data["x"] * 2)
-
-
-# -- whole programs -------------------------------------------------------------------------------------
-
-SCRIPT = """
-    import os, sys, time, torch, tdmap
-    from tdmap.reducers import Mean
-    from tensordict_lite import TensorDict
-
-    folder, mode, method = sys.argv[1:]
-    SCALE = 3.0
-    NAMES = {"alpha", "beta", "gamma"}
-
-    class Helper:
-        names = frozenset(NAMES)
-        def __init__(self, power):
-            self.power = power
-        def raised(self, x):
-            return x**self.power
-
-    helper = Helper(2)
-
-    def rest(row):
-        time.sleep(0.002)
-        while row >= 600 and os.path.exists(folder + "/hold"):  # until it is killed
-            time.sleep(0.01)
-
-    def slow(td):
-        rest(int(td["x"][0]))
-        return TensorDict({"y": helper.raised(td["x"]) * SCALE + torch.rand(len(td))}, td.batch_size)
-
-    def change(td):
-        row = int(td["x"][0])
-        td["x"].add_(SCALE)
-        rest(row)
-        td["x"].mul_(2)
-
-    data = TensorDict.load_memmap(folder + "/in")
-    options = dict(num_workers=2, chunksize=4, seed=7, mp_start_method=method)
-    if mode == "map":
-        data.map(slow, out=folder + "/out", resume=True, **options)
-    else:
-        data.map(change, out=data, resume=True, **options)
-"""
-
-
-def start(folder, mode, method):
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    return interpreters.Program([str(script), str(folder), mode, method])
-
-
-@pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "fork")])
-def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, method):
-    (tmp_path / "quiet").mkdir()
-    for folder in (tmp_path, tmp_path / "quiet"):
-        TensorDict({"x": torch.arange(800.0)}, [800]).memmap(folder / "in")
-    assert start(tmp_path / "quiet", mode, method).wait(timeout=300) == 0
-    path = tmp_path / ("out" if mode == "map" else "in") / ".tdmap" / "journal"
-    (tmp_path / "hold").touch()
-    process = start(tmp_path, mode, method)
-    assert comes_true(lambda: process.poll() is not None or journals.chunks_done(path) >= 40)
-    assert process.poll() is None
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    (tmp_path / "hold").unlink()
-    assert start(tmp_path, mode, method).wait(timeout=300) == 0
-    assert len(History(path).sessions) == 2
-    name = "out/y.memmap" if mode == "map" else "in/x.memmap"
-    assert (tmp_path / name).read_bytes() == (tmp_path / "quiet" / name).read_bytes()
+# -- other processes ------------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_running(data, tmp_path):

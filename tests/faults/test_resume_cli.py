@@ -18,7 +18,6 @@ from tdmap.run import log
 from tensordict_lite import TensorDict
 from tests import interpreters
 
-ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = """
 import os
 from tensordict_lite import TensorDict

@@ -6,7 +6,6 @@ import os
 import signal
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ import torch
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.processes import left_behind, left_in_shared_memory
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(folder, code, *arguments):

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from tensordict_lite import TensorDict
 from tests import interpreters, journals
 from tests.processes import comes_true
 
-ROOT = Path(__file__).resolve().parents[2]
 BAD = [5, 6, 117, 150]
 GOOD = [row for row in range(200) if row not in BAD]
 OPTIONS = {"num_workers": 2, "chunksize": 5}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +11,6 @@ import tdmap
 from tdmap.errors import OutputMismatch, ResumeMismatch
 from tdmap.reducers import Count, Mean, Sum
 from tensordict_lite import TensorDict
-from tests import interpreters, journals
-from tests.processes import comes_true
-
-ROOT = Path(__file__).parents[2]
 
 
 def not_third(td):
@@ -35,20 +29,6 @@ def test_write_keeps_order_and_schema(data, workers, tmp_path):
     assert written["image"].shape == (40, 3, 4)
 
 
-def test_write_of_rows_that_were_filtered(data, workers, tmp_path):
-    for number, pipeline in enumerate(
-        (
-            data.pipeline().filter(not_third).map(tenfold),
-            data.pipeline().filter(not_third).skip(1).take(20).map(tenfold),
-            data.pipeline().filter(not_third).batch(7).map(tenfold),
-            data.pipeline().filter(not_third).repeat(2).map(tenfold),
-        )
-    ):
-        written = pipeline.write(tmp_path / str(number), **workers)
-        assert torch.equal(written["y"], pipeline.collect(num_workers=0)["y"])
-        assert not (tmp_path / str(number) / ".tdmap").exists()
-
-
 def test_write_into_a_dataset(data, workers):
     for pipeline in (
         data.pipeline().map(tenfold).take(30),
@@ -65,70 +45,6 @@ def test_an_output_that_is_too_small_is_refused_with_numbers(data, workers):
         data.pipeline().write(out, **workers)
     with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline gives more"):
         data.pipeline().filter(not_third).write(out, **workers)
-
-
-def test_a_folder_with_something_in_it_is_refused(data, tmp_path):
-    data.memmap(tmp_path / "a")
-    with pytest.raises(FileExistsError):
-        data.pipeline().write(tmp_path / "a")
-    with pytest.raises(FileExistsError):
-        data.pipeline().filter(not_third).write(tmp_path / "a")
-    with pytest.raises(TypeError, match="path"):
-        data.pipeline().write(3)
-
-
-SCRIPT = """
-import os, sys, time
-from pathlib import Path
-import torch
-from tensordict_lite import TensorDict
-
-kind = sys.argv[1]
-data = TensorDict.load_memmap("data")
-
-def slow(td):
-    notes = Path(os.environ["NOTES"])
-    (notes / str(int(td["x"][0]))).touch()
-    while os.environ["NOTES"] == "first" and len(os.listdir(notes)) > 25:  # until it is killed
-        time.sleep(0.01)
-    time.sleep(0.005)
-    return td.clone(False).set("noise", torch.rand(td.batch_size))
-
-pipeline = data.pipeline(seed=5).shuffle(2).map(slow)
-if kind == "filtered":
-    pipeline = pipeline.filter(lambda td: td["noise"] > 0.4)
-out = pipeline.write("out-" + kind, resume=True, num_workers=2, chunksize=1)
-print(out["noise"].sum().item())
-"""
-
-
-@pytest.mark.parametrize("kind", ["whole", "filtered"])
-def test_a_killed_write_goes_on(data, tmp_path, kind):
-    data.memmap(tmp_path / "data")
-    (tmp_path / "script.py").write_text(SCRIPT)
-
-    def start(notes: str) -> interpreters.Program:
-        (tmp_path / notes).mkdir()
-        return interpreters.Program(["script.py", kind], cwd=tmp_path, env={**os.environ, "NOTES": notes})
-
-    def chunks_done() -> int:
-        return journals.chunks_done(tmp_path / f"out-{kind}" / ".tdmap" / "journal")
-
-    first = start("first")
-    assert comes_true(lambda: first.poll() is not None or chunks_done() > 0) and first.poll() is None
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    assert not (tmp_path / f"out-{kind}" / "meta.json").exists()
-    second = start("second")
-    assert second.wait(timeout=300) == 0
-    assert len(list((tmp_path / "second").iterdir())) < 40, "everything was done again"
-    written = TensorDict.load_memmap(tmp_path / f"out-{kind}")
-    pipeline = data.pipeline(seed=5).shuffle(2).map(lambda td: td.clone(False).set("noise", torch.rand(td.batch_size)))
-    if kind == "filtered":
-        pipeline = pipeline.filter(lambda td: td["noise"] > 0.4)
-    wanted = pipeline.collect(num_workers=0, chunksize=1)
-    assert torch.equal(written["noise"], wanted["noise"])
-    assert torch.equal(written["x"], wanted["x"])
 
 
 def test_going_on_with_another_function_is_refused_by_its_stage(data, tmp_path):

@@ -12,7 +12,7 @@ from tdmap import tuning
 from tdmap.keys.keys import sample_rows
 from tdmap.keys.prepare import SAMPLE_RUN, SAMPLE_RUNS
 from tensordict_lite import TensorDict, lazy_stack
-from tests.rows.conftest import WORKERS, Killer, bits
+from tests.rows.conftest import WORKERS, bits
 
 ROWS = 600
 KEEPS = ("first", "last", None)
@@ -89,11 +89,3 @@ def test_arguments_that_make_no_sense(data):
         tdmap.drop_duplicates(data, "word", False)
     with pytest.raises(KeyError, match="the key of drop_duplicates.*Did you mean 'word'"):
         tdmap.drop_duplicates(data, "wrod")
-
-
-@pytest.mark.parametrize("job", range(3))
-def test_a_worker_that_is_killed_in_any_job(job, data):
-    killer = Killer(job)
-    with tuning.use(light_bytes=0, near_bytes=0):
-        found = tdmap.drop_duplicates(data, "number", chunksize=37, num_workers=2, callbacks=[killer])
-    assert killer.deaths == 1 and found["row"].tolist() == wanted(data, "number", "first")

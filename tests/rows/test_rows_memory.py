@@ -10,8 +10,6 @@ import pytest
 
 from tests import interpreters
 
-ROOT = Path(__file__).resolve().parents[2]
-
 SCRIPT = """
     import json, sys, psutil, torch, tdmap, tdmap.tuning
     from tensordict_lite import TensorDict

@@ -77,17 +77,6 @@ def store(monkeypatch, tmp_path):
     return f"memory://resumed-{uuid.uuid4().hex}/out"
 
 
-def test_whoever_is_interrupted_goes_on_in_a_store(store):
-    sessions = 0
-    while True:
-        try:
-            found = call("sort", store, chunksize=20, callbacks=[Stop(sessions)])
-            break
-        except Interrupt:
-            sessions += 1
-    assert sessions and found[:]["x"].tolist() == list(range(ROWS)) and left_behind() == []
-
-
 @pytest.mark.parametrize("stage", ["rows", "copy", "complete"])
 def test_another_call_is_refused_by_name(stage, tmp_path):
     out, options = tmp_path / "out", {"rows_per_shard": 16, "resume": True, "num_workers": 0}
@@ -110,12 +99,6 @@ def test_a_call_that_is_complete_is_not_done_again(tmp_path, store):
         with pytest.warns(tdmap.errors.AlreadyComplete, match="the run of sort was complete before"):
             again = tdmap.sort(make(), "x", out=out, rows_per_shard=16, resume=True, num_workers=0, callbacks=[Stop(0)])
         assert len(again) == ROWS
-
-
-def test_resume_and_overwrite_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match="overwrite=True replaces it: pass one"):
-        call("sort", tmp_path / "out", overwrite=True)
-    assert not (tmp_path / "out").exists()
 
 
 def test_interrupted_rows_do_not_lie_where_others_look(store, tmp_path):
