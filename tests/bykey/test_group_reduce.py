@@ -30,7 +30,7 @@ from tdmap.reducers import (
     ValueCounts,
     Var,
 )
-from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite import TensorDict
 
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}]
 
@@ -266,20 +266,6 @@ def test_strings_in_the_dataset(tmp_path):
     assert TensorDict.load_memmap(tmp_path / "out")["word"] == ["a", "b", "c"]
     with pytest.raises(ValueError, match="strings cannot be written"):
         tdmap.group_by(data, "word").reduce({"sum": Sum("v")}, num_workers=2, out=saved.clone())
-
-
-def test_a_tensorclass_a_lazy_stack_and_a_nested_key():
-    @tensorclass
-    class Sale:
-        shop: torch.Tensor
-        sold: torch.Tensor
-
-    sale = Sale(shop=torch.tensor([2, 1, 2]), sold=torch.tensor([1, 2, 3]), batch_size=[3])
-    assert tdmap.group_by(sale, "shop").reduce({"s": Sum("sold")}, num_workers=2)["s"].tolist() == [2, 4]
-    rows = [TensorDict({"a": {"k": torch.tensor(n % 2)}, "v": torch.tensor(n)}) for n in range(6)]
-    stack = TensorDict.lazy_stack(rows)
-    result = tdmap.group_by(stack, ("a", "k")).reduce({"s": Sum("v")}, num_workers=2)
-    assert result["a", "k"].tolist() == [0, 1] and result["s"].tolist() == [6, 9]
 
 
 def test_no_rows_give_no_keys(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite import Ragged, TensorDict
 
 
 @pytest.fixture
@@ -139,17 +139,6 @@ def test_errors_do_not_pass_partitions_for_rows():
     assert "ranges of keys, not the rows of the dataset" in str(caught.value.__notes__)
 
 
-def test_a_tensorclass_keeps_its_type():
-    @tensorclass
-    class Sale:
-        shop: torch.Tensor
-        sold: torch.Tensor
-
-    sale = Sale(shop=torch.tensor([2, 1, 2]), sold=torch.tensor([1, 2, 3]), batch_size=[3])
-    result = tdmap.group_by(sale, "shop").map_groups(lambda rows: rows[rows.sold.argmax()], num_workers=2)
-    assert type(result).__name__ == "Sale" and result.sold.tolist() == [2, 3]
-
-
 def test_plain_tensors():
     x = torch.arange(100)
     result = tdmap.group_by(x, lambda chunk: chunk % 10).map_groups(lambda rows: rows.sum(), num_workers=2)
@@ -158,13 +147,14 @@ def test_plain_tensors():
 
 def test_an_exception_names_the_key():
     data = TensorDict({"k": torch.tensor([4, 5, 5]), "name": ["a", "b", "b"]}, [3])
+    data["text"] = Ragged.from_list(["ada", "emmy", "emmy"])
 
     def fail(rows):
         if len(rows) == 2:
             raise ZeroDivisionError("no")
         return rows
 
-    for key, shown in (("k", "5"), ("name", "'b'"), (["k", "name"], "5, 'b'")):
+    for key, shown in (("k", "5"), ("name", "'b'"), ("text", "'emmy'"), (["k", "name"], "5, 'b'")):
         with pytest.raises(ZeroDivisionError) as caught:
             tdmap.group_by(data, key).map_groups(fail, num_workers=2)
         assert any(f"in the group of the key {shown} (2 rows)" in note for note in caught.value.__notes__)

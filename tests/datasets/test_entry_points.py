@@ -183,18 +183,3 @@ LISTS = TensorDict({"ids": Ragged.from_list([[1], [2, 3]]), "word": Ragged.from_
 def test_rows_of_different_lengths_are_no_keys(ask: Any) -> None:
     with pytest.raises(TypeError, match="'ids'"):
         ask()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_exception_in_a_group_names_its_text(workers: int) -> None:
-    rows = TensorDict({"user": Ragged.from_list(["ada", "emmy", "ada"]), "n": torch.tensor([4, 5, 4])}, [3])
-
-    def fail(part: TensorDict) -> TensorDict:
-        if len(part) == 1:
-            raise ZeroDivisionError("no")
-        return part
-
-    for key, shown in [("user", "'emmy'"), (["n", "user"], "5, 'emmy'"), ("n", "5")]:
-        with pytest.raises(ZeroDivisionError) as caught:
-            tdmap.group_by(rows, key).map_groups(fail, num_workers=workers)
-        assert f"in the group of the key {shown} (1 rows)" in caught.value.__notes__
