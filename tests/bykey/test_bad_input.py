@@ -147,28 +147,6 @@ def test_keys_of_a_join_must_be_of_one_kind(data):
         tdmap.join(data, other, {"k": "s"}, num_workers=0)
 
 
-def test_outputs(data, tmp_path):
-    saved = data.memmap(tmp_path / "in")
-    for call in (
-        lambda out: tdmap.sort(saved, "k", out=out, num_workers=0),
-        lambda out: tdmap.group_by(saved, "k").reduce(Count(), out=out, num_workers=0),
-        lambda out: tdmap.group_by(saved, "k").map_groups(lambda rows: rows, out=out, num_workers=0),
-        lambda out: tdmap.join(saved, data, "k", out=out, num_workers=0),
-        lambda out: tdmap.join(data, saved, "k", out=out, num_workers=0),
-    ):
-        with pytest.raises(FileExistsError, match="in"):
-            call(tmp_path / "in")
-        (tmp_path / "full").mkdir(exist_ok=True)
-        (tmp_path / "full" / "note").touch()
-        with pytest.raises(FileExistsError, match="not empty"):
-            call(tmp_path / "full")
-        with pytest.raises(TypeError, match="out must be"):
-            call(7)
-    with pytest.raises(tdmap.errors.OutputMismatch, match="dtype"):
-        wrong = TensorDict({"k": torch.zeros(5, dtype=torch.bool)}, [5])
-        tdmap.group_by(data, "k").reduce(Count(), out=wrong, num_workers=0)
-
-
 def test_a_key_that_is_not_there_is_an_error_before_anything_is_asked_for(data):
     with pytest.raises(KeyError, match="key of group_by is 'nothing'"):
         tdmap.group_by(data, "nothing")

@@ -144,10 +144,6 @@ def test_into_a_dataset_that_there_is_and_from_an_empty_one(tmp_path):
     out = data.clone().zero_()
     assert tdmap.sort(data, "k", out=out, num_workers=2) is out
     assert torch.equal(out["k"], data["k"].sort().values)
-    with pytest.raises(tdmap.errors.OutputMismatch, match="50 rows and the result has 100"):
-        tdmap.sort(data, "k", out=out[:50].clone(), num_workers=2)
-    with pytest.raises(ValueError, match="shares memory"):
-        tdmap.sort(data, "k", out=data, num_workers=2)
     assert tdmap.sort(data[:0], "k", num_workers=2).shape == (0,)
     assert tdmap.sort(data[:0], "k", out=tmp_path / "out", num_workers=2).shape == (0,)
 

@@ -133,41 +133,6 @@ def test_an_output_that_exists_is_written_and_cut(tmp_path):
     assert tdmap.filter(data["x"], lambda x: x % 3 == 0, out=column, num_workers=2).tolist() == wanted["x"].tolist()
 
 
-def test_outputs_that_cannot_be_written_are_refused(tmp_path):
-    data = make()
-
-    def third(td):
-        return td["x"] % 3 == 0
-
-    with pytest.raises(OutputMismatch, match="has 66 rows and the result has 67"):
-        tdmap.filter(data, third, out=TensorDict({"x": torch.zeros(66, dtype=torch.int64)}, [66]), num_workers=2)
-    with pytest.raises(OutputMismatch, match=r"'odd': out wants shape \(6,\) for a row"):
-        tdmap.filter(data, third, out=TensorDict({"odd": torch.zeros(80, 6, dtype=torch.uint8)}, [80]), num_workers=2)
-    with pytest.raises(OutputMismatch, match="dtype torch.int32"):
-        tdmap.filter(data, third, out=TensorDict({"half": torch.zeros(80, 3, dtype=torch.int32)}, [80]), num_workers=2)
-    with pytest.raises(OutputMismatch, match="none of the entries of the result"):
-        tdmap.filter(data, third, out=TensorDict({"z": torch.zeros(80)}, [80]), num_workers=2)
-    with pytest.raises(OutputMismatch, match="a folder, which holds a collection"):
-        tdmap.filter(data["x"], lambda x: x > 0, out=tmp_path / "tensor", num_workers=2)
-    for out in (data, data[:100], TensorDict({"x": data["x"]}, [200])):
-        with pytest.raises(ValueError, match="shares memory with the data"):
-            tdmap.filter(data, third, out=out, num_workers=2)
-    saved = data.memmap(tmp_path / "in")
-    with pytest.raises(FileExistsError, match="folder of the data"):
-        tdmap.filter(saved, third, out=tmp_path / "in", num_workers=2)
-    with pytest.raises(ValueError, match="shares memory with the data"):
-        tdmap.filter(saved, third, out=TensorDict.load_memmap(tmp_path / "in"), num_workers=2)
-    with pytest.raises(TypeError, match="tensor, a collection"):
-        tdmap.filter(data, third, out=7, num_workers=2)
-    assert torch.equal(saved["x"], torch.arange(200))
-
-
-def test_a_failure_leaves_no_folder(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        tdmap.filter(make(), lambda td: 1 / 0, out=tmp_path / "out", num_workers=2)
-    assert not (tmp_path / "out").exists()
-
-
 def test_rows_with_a_last_dimension_of_one_as_rewards_have_it():
     data = TensorDict({"x": torch.arange(10), "done": torch.arange(10)[:, None] % 4 == 3}, [10])
     assert tdmap.filter(data, lambda td: td["done"], num_workers=0)["x"].tolist() == [3, 7]

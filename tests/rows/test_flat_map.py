@@ -173,21 +173,6 @@ def test_rows_that_raise_give_no_rows():
     assert rows["x"].tolist() == [i for i in range(1, 200, 2) if i != 13] and errors.rows == [13]
 
 
-def test_outputs_that_are_too_small_or_the_source():
-    data = make()
-    small = TensorDict({"x": torch.zeros(299, dtype=torch.int64)}, [299])
-    with pytest.raises(OutputMismatch, match="has 299 rows and the result has 300"):
-        tdmap.flat_map(data, lambda td: td["x"].repeat_interleave(td["x"] % 4).unsqueeze(1), out=torch.zeros(299, 1))
-    with pytest.raises(OutputMismatch, match="both must be tensors"):
-        tdmap.flat_map(data, lambda td: td["x"], out=small, num_workers=2)
-    with pytest.raises(ValueError, match="shares memory"):
-        tdmap.flat_map(data, repeat, out=data, num_workers=2)
-    with pytest.raises(OutputMismatch, match="a folder, which holds a collection"):
-        tdmap.flat_map(data, lambda td: td["x"], out="/tmp/never-made-by-tdmap", num_workers=2)
-    with pytest.raises(ValueError, match="pass out=a folder"):
-        tdmap.flat_map(data, repeat, resume=True, num_workers=2)
-
-
 @tuning.use(copy_bytes=1000)
 def test_pieces_larger_than_a_task_are_cut(tmp_path):
     data = make()

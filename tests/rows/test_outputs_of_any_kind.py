@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict, lazy_stack
+from tests.cells.kinds import plain
+from tests.cells.operations import OPERATIONS, resumable
 
-OPERATIONS = {
+CALLS = {
     "map": lambda data, out: tdmap.map(data, lambda rows: rows, out=out, num_workers=0),
     "map, a row each": lambda data, out: tdmap.map(data, lambda row: row, out=out, num_workers=0, chunksize=0),
     "sort": lambda data, out: tdmap.sort(data, "k", out=out, num_workers=0),
@@ -24,30 +27,90 @@ def members(dtype=torch.int64, shape=(), key="k"):
     return lazy_stack([TensorDict({key: torch.full(shape, -1, dtype=dtype)}, []) for _ in range(3)])
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_lazy_stack_takes_rows_as_a_dense_collection_does(name):
     data = TensorDict({"k": torch.tensor([3, 1, 2]), "more": torch.zeros(3)}, [3])
     found, wanted = members(), TensorDict({"k": torch.full((3,), -1)}, [3])
-    OPERATIONS[name](data, found)  # what it lacks is left out
-    OPERATIONS[name](data, wanted)
+    CALLS[name](data, found)  # what it lacks is left out
+    CALLS[name](data, wanted)
     assert found["k"].tolist() == wanted["k"].tolist()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_lazy_stack_refuses_what_does_not_fit(name):
     data = TensorDict({"k": torch.tensor([300, 1, 2])}, [3])
     for out in (members(torch.int8), members(shape=(2,)), members(key="other")):
         with pytest.raises(tdmap.errors.OutputMismatch):
-            OPERATIONS[name](data, out)
+            CALLS[name](data, out)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_dataset_of_several_folders_is_refused_before_anything_runs(name, tmp_path):
     for part in range(2):
         TensorDict({"k": torch.full((2,), -1)}, [2]).memmap(str(tmp_path / str(part)))
     out = tdmap.open([str(tmp_path / "0"), str(tmp_path / "1")])
     with pytest.raises(ValueError, match="read only, so it cannot be out"):
-        OPERATIONS[name](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), out)
+        CALLS[name](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), out)
+
+
+NAMES = [name for name in resumable() if name != "train_test_split"]  # whose output is a pair
+IN_PLACE = ("map", "Pipeline.write")
+
+
+def widened(result, data, folder):
+    return result.apply(lambda values: torch.zeros(len(values), 7, 7, dtype=values.dtype))
+
+
+def saved_and_read_only(result, data, folder):
+    result.memmap(folder / "out")
+    return TensorDict.load_memmap(folder / "out", mode="r")
+
+
+def folder_with_a_file(result, data, folder):
+    (folder / "full").mkdir()
+    (folder / "full" / "note.txt").write_text("mine")
+    return folder / "full"
+
+
+def of_bits(result, data, folder):
+    return result.apply(lambda values: torch.zeros_like(values, dtype=torch.bool))
+
+
+def with_other_entries(result, data, folder):
+    return TensorDict({"z": torch.zeros(len(result))}, [len(result)])
+
+
+SHARES = "shares memory with the data"
+WRONG = {
+    "too few rows": (lambda result, data, folder: result[:-1].clone(), OutputMismatch, "rows"),
+    "another shape": (widened, OutputMismatch, "shape"),
+    "another dtype": (of_bits, OutputMismatch, "dtype"),
+    "other entries": (with_other_entries, OutputMismatch, "none of"),
+    "a tensor": (lambda result, data, folder: torch.zeros(len(result)), OutputMismatch, "ensor"),
+    "the data": (lambda result, data, folder: data, ValueError, SHARES),
+    "rows of the data": (lambda result, data, folder: data[: len(result)], ValueError, SHARES),
+    "the folder of the data": (lambda r, data, folder: folder / "data", FileExistsError, "folder of the data|out=data"),
+    "a folder with a file": (folder_with_a_file, FileExistsError, r"note\.txt"),
+    "files that may only be read": (saved_and_read_only, PermissionError, "may only be read|read-only|writ"),
+    "a number": (lambda result, data, folder: 7, TypeError, "out must be|tensor, a collection"),
+}  # fmt: skip
+"""Outputs that cannot be, the error and what it says."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_output_that_cannot_be_is_refused_and_nothing_is_written(name, wrong, tmp_path):
+    make, error, message = WRONG[wrong]
+    if name in IN_PLACE and wrong in ("the data", "rows of the data", "files that may only be read"):
+        return  # functions of chunks may write them, and the caller has pages of its own
+    call, data = OPERATIONS[name].call, plain().memmap(tmp_path / "data")
+    out = make(call(plain(), out=None, num_workers=0), data, tmp_path)
+    before = out.clone() if isinstance(out, TensorDict) else None
+    with pytest.raises(error, match=message):
+        call(data, out=out, num_workers=0)
+    assert (data == plain()).all() and (before is None or (out == before).all())
+    assert {path.name for path in tmp_path.iterdir()} <= {"data", "out", "full"}
+    assert not list((tmp_path / "data").rglob(".tdmap"))
 
 
 def file_of(data, path):
@@ -64,12 +127,12 @@ COPIES = {
 
 
 @pytest.mark.parametrize("kind", COPIES)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", CALLS)
 def test_an_output_whose_rows_are_copies_is_refused_before_anything_runs(name, kind, tmp_path):
     rows = TensorDict({"k": torch.tensor([3, 1, 2])}, [3])
     out = COPIES[kind](rows.clone().zero_(), tmp_path)
     with pytest.raises(ValueError, match="a PersistentTensorDict, whose rows are copies in memory"):
-        OPERATIONS[name](rows, out)
+        CALLS[name](rows, out)
 
 
 @pytest.mark.parametrize("kind", ["HDF5", "Zarr"])
