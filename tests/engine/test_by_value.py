@@ -16,65 +16,157 @@ from tdmap.runtime.wire import byvalue
 from tests.engine.test_scripts import fork, run
 
 CASES = """
-# lambda
+# functions of every form
+import contextlib, functools
+K = 5
+count = 0
+def helper(x): return x * 2
+def even(n): return n == 0 or odd(n - 1)
+def odd(n): return n != 0 and even(n - 1)
+def times(k): return lambda x: x * k
+def local():
+    def fact(n): return 1 if n < 2 else n * fact(n - 1)
+    return fact
+def circle():
+    def down(n): return 0 if n == 0 else up(n - 1) + 1
+    def up(n, *, step=1):
+        up.calls = getattr(up, "calls", 0) + 1
+        return 0 if n == 0 else down(n - step) + 1
+    return down
+def shared():
+    number = 0
+    def bump():
+        nonlocal number
+        number += 1
+    def read(x):
+        bump()
+        return x + number
+    return read
+def numbers(n): yield from range(n)
+def more(f): return functools.wraps(f)(lambda *a, **k: f(*a, **k) + 1)
+@more
+def decorated(x, *, k=[1, 2]): return x + len(k)
+@contextlib.contextmanager
+def within(x): yield x + 1
+def counted(x):
+    global count
+    count += x
+    return count
+thrice, fact, down, read = times(3), local(), circle(), shared()
+less = functools.partial(lambda a, b: a - b, b=2)
+def fn(x):
+    with within(x) as y:
+        found = y, x + K, helper(x), even(10), thrice(x), fact(5), down(5), read(x), less(5), decorated(x), counted(3)
+    return found, list(numbers(3))
+args = (1,)
+check = lambda o: o == ((2, 6, 2, True, 3, 120, 5, 2, 3, 4, 3), [0, 1, 2])
+
+# a lambda
 fn = lambda x: x + 1
 args = (1,)
 check = lambda o: o == 2
 
-# closure
-def make(k):
-    def f(x): return x * k
-    return f
-fn = make(3)
-args = (2,)
-check = lambda o: o == 6
-
-# global const
-K = 5
-def fn(x): return x + K
-args = (1,)
-check = lambda o: o == 6
-
-# helper
-def h(x): return x * 2
-def fn(x): return h(x) + 1
-args = (1,)
+# a partial
+import functools
+fn = functools.partial(lambda a, b: a - b, b=2)
+args = (5,)
 check = lambda o: o == 3
 
-# mutual
-def even(n): return n == 0 or odd(n - 1)
-def odd(n): return n != 0 and even(n - 1)
-fn = even
-args = (10,)
-check = lambda o: o is True
-
-# recursive local
-def make():
-    def fact(n): return 1 if n < 2 else n * fact(n - 1)
-    return fact
-fn = make()
-args = (5,)
-check = lambda o: o == 120
-
-# instance
+# a method
 class A:
+    k = 3
+    def m(self, x): return x + self.k
+fn = A().m
+args = (1,)
+check = lambda o: o == 4
+
+# globals that are no data
+import logging, threading
+file = open('/dev/null', 'w')
+log = logging.getLogger('x')
+unused = (value for value in ())
+lock, events, again = threading.Lock(), threading.Event(), threading.RLock()
+def fn(x):
+    log.info('x')
+    with lock, again: return events.is_set() or x
+args = (3,)
+check = lambda o: o == 3
+
+# modules and what they made
+import localmod, re
+import numpy as np, torch
+from localmod import f
+pattern, big, SIZE = re.compile('a+'), torch.zeros(1000), 3
+def fn(x):
+    class Local:
+        size = SIZE
+        def get(self): return self.size + x
+    return pattern.match('aab').end(), int(np.add(x, 1)), localmod.f(x), f(x), float(big.sum()), Local().get()
+args = (1,)
+check = lambda o: o == (2, 2, 11, 11, 0.0, 4)
+
+# enumerations of many kinds
+import datetime, enum
+from dataclasses import dataclass
+class Mode(enum.Enum):
+    DOUBLE = 2
+    TWICE = 2
+    HALF = 0.5
+    def of(self, x): return x * self.value
+class Name(str, enum.Enum): X = "x"
+class Bits(enum.IntFlag):
+    A = 1
+    B = 2
+class Day(datetime.date, enum.Enum): A = (2020, 1, 2)
+@dataclass(frozen=True)
+class Width: w: int
+class Sized(Width, enum.Enum):
+    A = 1
+    B = 2
+class Planet(enum.Enum):
+    EARTH = (5, 6)
+    def __init__(self, mass, radius): self.mass, self.radius = mass, radius
+class Numbered(enum.Enum):
+    def __new__(cls):
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__) + 10
+        return member
+    A = ()
+    B = ()
+held = Mode.HALF
+def fn(mode, day):
+    assert list(Mode) == [Mode.DOUBLE, Mode.HALF] and Mode.TWICE is Mode.DOUBLE and Mode(0.5) is Mode["HALF"] is held
+    assert mode is Mode.DOUBLE and day is Day.A and day.year == 2020 and Sized.A.w + Sized.B.w == 3
+    assert repr(held) == "<Mode.HALF: 0.5>" and held.of(8) == 4 and Name("x") is Name.X == "x"
+    assert Planet.EARTH.mass == 5 and Planet((5, 6)) is Planet.EARTH and Numbered(11) is Numbered.B
+    return Mode.HALF, Name.X, Bits.A | Bits.B, Day.A, Sized.B, Planet.EARTH, Numbered.B
+args = (Mode.TWICE, Day.A)
+check = lambda o: all(
+    a is b for a, b in zip(o, (Mode.HALF, Name.X, Bits(3), Day.A, Sized.B, Planet.EARTH, Numbered.B), strict=True)
+)
+
+# classes of every form
+class A:
+    class In: k = 3
     def __init__(self): self.k = 4
     def __call__(self, x): return x + self.k
-fn = A()
-args = (1,)
-check = lambda o: o == 5
-
-# super
-class A:
-    def __init__(self): self.k = 1
+    @property
+    def p(self): return 1
+    @classmethod
+    def c(cls): return cls.__name__
+    @staticmethod
+    def s(x): return x
 class B(A):
     def __init__(self):
         super().__init__()
         self.k += 1
-    def __call__(self, x): return B().k + self.k + x
-fn = B()
-args = (1,)
-check = lambda o: o == 5
+class C: owner = A
+A.me, A.other = A, C
+def fn(a, b, inner):
+    assert type(a) is A is A.me and type(b) is B and isinstance(b, A) and A.other.owner is A
+    return a.p, a.c(), a.s(4), a(1), B()(1), b.k, inner.k + A.In.k
+args = (A(), B(), A.In())
+check = lambda o: o == (1, 'A', 4, 5, 6, 5, 6)
 
 # dataclass
 from dataclasses import dataclass
@@ -93,36 +185,6 @@ class P: x: int
 def fn(p): return P(p.x + 1)
 args = (P(1),)
 check = lambda o: o == P(2)
-
-# enum is
-import enum
-class E(enum.Enum):
-    A = 1
-    B = 2
-def fn(e): return (e is E.A, e, E(2))
-args = (E.A,)
-check = lambda o: o == (True, E.A, E.B)
-
-# intflag
-import enum
-class F(enum.IntFlag):
-    A = 1
-    B = 2
-def fn(e): return e | F.B
-args = (F.A,)
-check = lambda o: o == F.A | F.B and type(o) is F
-
-# enum dataclass
-import enum
-from dataclasses import dataclass
-@dataclass(frozen=True)
-class M: w: int
-class E(M, enum.Enum):
-    A = 1
-    B = 2
-def fn(e): return e.w + E.B.w
-args = (E.A,)
-check = lambda o: o == 3
 
 # namedtuple
 from typing import NamedTuple
@@ -195,60 +257,12 @@ x = torch.ones(1, 2)
 args = (x,)
 check = lambda o: torch.allclose(o, fn(x))
 
-# partial
-import functools
-def g(a, b): return a - b
-fn = functools.partial(g, b=2)
-args = (5,)
-check = lambda o: o == 3
-
-# bound
-class A:
-    k = 3
-    def m(self, x): return x + self.k
-fn = A().m
-args = (1,)
-check = lambda o: o == 4
-
 # lru
 import functools
 @functools.lru_cache(None)
 def fn(x): return x + 1
 args = (1,)
 check = lambda o: o == 2
-
-# descriptors
-class A:
-    @property
-    def p(self): return 1
-    @classmethod
-    def c(cls): return cls.__name__
-    @staticmethod
-    def s(x): return x
-def fn(a): return (a.p, a.c(), a.s(4))
-args = (A(),)
-check = lambda o: o == (1, 'A', 4)
-
-# cycle class
-class A: pass
-A.me = A
-class B: owner = A
-A.other = B
-def fn(a): return A.me is A and A.other.owner is A and isinstance(a, A)
-args = (A(),)
-check = lambda o: o is True
-
-# class twice
-class A: pass
-def fn(a, b): return type(a) is type(b) is A
-args = (A(), A())
-check = lambda o: o is True
-
-# generator
-def gen(n): yield from range(n)
-def fn(n): return list(gen(n))
-args = (3,)
-check = lambda o: o == [0, 1, 2]
 
 # exception
 class MyError(ValueError): pass
@@ -257,53 +271,6 @@ def fn(x):
     except MyError as e: return e
 args = (3,)
 check = lambda o: type(o) is MyError and o.args == (3,)
-
-# global write
-count = 0
-def fn(x):
-    global count
-    count += x
-    return count
-args = (3,)
-check = lambda o: o == 3
-
-# global lock
-import threading
-lock = threading.Lock()
-def fn(x): return x
-args = (3,)
-check = lambda o: o == 3
-
-# uses lock
-import threading
-lock = threading.Lock()
-def fn(x):
-    with lock: return x
-args = (3,)
-check = lambda o: o == 3
-
-# logger
-import logging
-log = logging.getLogger('x')
-def fn(x):
-    log.info('x')
-    return x
-args = (3,)
-check = lambda o: o == 3
-
-# open file global
-import sys
-f = open('/dev/null', 'w')
-def fn(x): return x
-args = (3,)
-check = lambda o: o == 3
-
-# big global
-import torch
-big = torch.zeros(1000)
-def fn(x): return float(big.sum()) + x
-args = (3,)
-check = lambda o: o == 3
 
 # tensorclass
 import torch
@@ -351,29 +318,6 @@ def fn(a): return A().made and type(A) is M
 args = (A(),)
 check = lambda o: o is True
 
-# nested class
-class A:
-    class In: k = 3
-def fn(a): return A.In.k + a.k
-args = (A.In(),)
-check = lambda o: o == 6
-
-# decorated
-import functools
-def deco(f):
-    @functools.wraps(f)
-    def w(*a): return f(*a) + 1
-    return w
-@deco
-def fn(x): return x
-args = (1,)
-check = lambda o: o == 2
-
-# kwdefaults
-def fn(x, *, k=[1, 2]): return x + len(k)
-args = (1,)
-check = lambda o: o == 3
-
 # typing attrs
 from __future__ import annotations
 import typing
@@ -381,55 +325,6 @@ class A: x: typing.List[A]
 def fn(a): return list(typing.get_type_hints(type(a), {'A': type(a), 'typing': typing}))
 args = (A(),)
 check = lambda o: o == ['x']
-
-# regex global
-import re
-pat = re.compile('a+')
-def fn(s): return pat.match(s).end()
-args = ('aab',)
-check = lambda o: o == 2
-
-# np module alias
-import numpy as np
-def fn(x): return int(np.add(x, 1))
-args = (1,)
-check = lambda o: o == 2
-
-# local module
-import localmod
-def fn(x): return localmod.f(x)
-args = (1,)
-check = lambda o: o == 11
-
-# from local
-from localmod import f
-def fn(x): return f(x)
-args = (1,)
-check = lambda o: o == 11
-
-# shared variable
-def make():
-    count = 0
-    def bump():
-        nonlocal count
-        count += 1
-    def fn(x):
-        bump()
-        return x + count
-    return fn
-fn = make()
-args = (1,)
-check = lambda o: o == 2
-
-# global of a class body
-SIZE = 3
-def fn(x):
-    class Local:
-        size = SIZE
-        def get(self): return self.size + x
-    return Local().get()
-args = (1,)
-check = lambda o: o == 4
 
 # metaclass that checks
 class Checked(type):
@@ -501,14 +396,6 @@ class Row(TypedDict): a: int
 def fn(r): return (Row(a=r['a'] + 1), sorted(Row.__annotations__))
 args = (Row(a=1),)
 check = lambda o: o == ({'a': 2}, ['a'])
-
-# event
-import threading
-done, lock = (threading.Event(), threading.RLock())
-def fn(x):
-    with lock: return done.is_set() or x
-args = (3,)
-check = lambda o: o == 3
 
 # held lock
 import threading
@@ -594,13 +481,6 @@ def fn(o): return One[str]().get() + o.get()
 args = (One(),)
 check = lambda o: o == 2
 
-# date enum
-import enum, datetime
-class Day(datetime.date, enum.Enum): A = (2020, 1, 2)
-def fn(d): return (d is Day.A, d.year)
-args = (Day.A,)
-check = lambda o: o == (True, 2020)
-
 # weakref
 import weakref
 class A: pass
@@ -610,15 +490,6 @@ s = weakref.WeakSet([a])
 def fn(x): return (r() is x, x in s)
 args = (a,)
 check = lambda o: o == (True, True)
-
-# contextmanager
-import contextlib
-@contextlib.contextmanager
-def ctx(x): yield (x + 1)
-def fn(x):
-    with ctx(x) as y: return y
-args = (1,)
-check = lambda o: o == 2
 """
 """Each defines a function, its arguments, and a check of its result."""
 
@@ -666,7 +537,7 @@ def test_what_a_script_defines_arrives_and_comes_back(tmp_path, executor):
     (tmp_path / "localmod.py").write_text(textwrap.dedent(LIBRARY))
     (tmp_path / "cases").write_text(CASES)
     found = run(tmp_path, SCRIPT, executor, str(tmp_path / "cases"), start=fork)
-    assert found == (0, "67\n", "")
+    assert found == (0, "40\n", "")
 
 
 STALE = """
@@ -690,6 +561,16 @@ for size in (1, 2, 3):
     assert Settings.size == size and not Settings.seen
 
 First = Settings
+
+class Base:
+    found = []
+    def __init_subclass__(cls):
+        Base.found.append(cls)
+
+for number in range(3):
+    type("Child", (Base,), {})
+    for found in tdmap.map_iter(torch.arange(1), lambda chunk: Base.found, **options):
+        assert len(found) == number + 1 and all(a is b for a, b in zip(found, Base.found)), found
 
 class Settings:
     size = 5
