@@ -40,7 +40,7 @@ class JobStarted:
     asked_workers: int = 0
     """Workers that there would be with enough chunks."""
     done_rows: int = 0
-    """Rows that an earlier session of a run that goes on has done."""
+    """Rows that an earlier session of a resumed run has done."""
 
 
 class Measures(NamedTuple):

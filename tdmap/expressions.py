@@ -467,7 +467,7 @@ def _is_in(values: Any, wanted: list[Any]) -> Any:
 
 
 def _in_dtype(wanted: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Any:
-    """Numbers in the dtype of a column, as `==` compares them; without those that no number of that dtype equals."""
+    """Numbers in the dtype of a column, as `==` compares them; without numbers that the dtype cannot represent."""
     if dtype.kind not in "fc":
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
         if kinds != {int}:

@@ -185,7 +185,7 @@ def is_forking_worker() -> bool:
     return getattr(_fork, "worker", False)
 
 
-# A fork has only the thread that made it. Python knows its own threads; those that a library starts appear in
+# A fork has only the thread that made it. Python knows its own threads; threads that a library starts appear in
 # `/proc/self/task` alone. OpenMP, OpenBLAS, Arrow, jemalloc and torch start theirs anew in a fork, or do not use them
 # there. Rayon (Polars), OpenCV and most others wait for threads that do not exist in the fork, for ever. The library of
 # a thread that waits is read from the return addresses on its stack.

@@ -36,7 +36,7 @@ class RowErrors(Sequence[RowError]):
     """The failing rows of a job, in order. Pass one as `on_error=` to have it filled instead of a warning.
 
     Args:
-        mode: what becomes of the rows: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
+        mode: how the rows are treated: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
 
     Example:
         >>> import torch, tdmap
@@ -109,7 +109,7 @@ def mode_of(on_error: Any, modes: Sequence[str] = MODES) -> str:
 
     Args:
         on_error: what was passed as `on_error`.
-        modes: those that the operation knows.
+        modes: the ones that the operation accepts.
 
     Raises:
         ValueError: it is no mode of the operation.

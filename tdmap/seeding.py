@@ -173,8 +173,8 @@ class own_streams(contextlib.AbstractContextManager[None]):
     """Hold the global generators for seeded work in the caller's process, and put them back at the end.
 
     All threads of a process share them, so other seeded work in this process waits until this is done: two iterations
-    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited a minute for one and
-    the same work goes on too, with a warning: that work may be waiting for it.
+    draw the numbers that each draws alone. A thread that has them continues at once. A thread that has waited a minute
+    for one and the same work continues too, with a warning: that work may be waiting for it.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -288,7 +288,7 @@ class _Turn:
 def _warn_of_both(seconds: float) -> None:
     warn_user(
         f"seeded chunks of two iterations in this process go on at once, after a wait of {seconds:g} s: the "
-        "random streams of both may differ from those that each has alone. Run one of them in processes "
+        "random streams of both may differ from the streams that each has alone. Run one of them in processes "
         "(executor='process'), or one after the other."
     )
 

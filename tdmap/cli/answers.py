@@ -210,7 +210,7 @@ class Commands(typer.core.TyperGroup):
         return command
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The commands, those that people begin with first."""
+        """The commands, in the order in which users need them."""
         from tdmap.cli.examples import EXAMPLES
 
         places = {name.split()[0]: place for place, name in enumerate(EXAMPLES)}

@@ -33,7 +33,7 @@ NAMES = {
 """Reducers by the words of the command line."""
 
 SHOWN = 8
-"""Numbers of a value that are shown, of those that it has."""
+"""Most numbers of a value that are shown."""
 
 
 GROUPED = ("median", "nunique")

@@ -49,7 +49,7 @@ class Watcher:
         self._waits: dict[int, tuple[float, int]] = {}
 
     def look(self, job: JobStatus) -> dict[int, ProcessSample]:
-        """The workers of a job; those that are gone, or another user's, are left out."""
+        """The live workers of a job that belong to this user."""
         if not job.alive:
             return {}
         own = job.executor not in ("process", "pool", "ray")

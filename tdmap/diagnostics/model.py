@@ -113,7 +113,7 @@ def judge(jobs: Iterable[JobProfile]) -> Verdict:
 
 
 def _next(jobs: list[JobProfile], bound: str, groups: dict[str, float], wall: float, workers: int) -> tuple[str, int]:
-    """What does not grow with workers, and at how many it is all that there is."""
+    """What does not scale with the workers, and the number of workers at which it is the whole time."""
     if bound not in ("fn", "memory", "dispatch"):
         return "", 0
     driver = 0.0 if any(job.consumer for job in jobs) else sum(job.driver_cpu for job in jobs)

@@ -136,7 +136,7 @@ class JobProfile:
     error: str = ""
     rows_done: int = 0
     rows_before: int = 0
-    """Rows that an earlier session of a run that goes on had done."""
+    """Rows that an earlier session of a resumed run had done."""
     workers: dict[int, WorkerProfile] = field(default_factory=dict)
     driver_cpu: float = 0.0
     """CPU seconds of the thread that gives out the leases; with results that are iterated over, of the consumer too."""

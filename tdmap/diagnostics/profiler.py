@@ -184,7 +184,7 @@ class Profiler(Callback):
 
     @property
     def seen(self) -> list[JobProfile]:
-        """The jobs; those that still run, such as a paused iteration, as they are now."""
+        """The jobs; unfinished ones, such as a paused iteration, as they are now."""
         return [job.so_far() if job.state == "running" else job for job in self.jobs]
 
     @property

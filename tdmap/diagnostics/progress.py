@@ -72,7 +72,7 @@ class ProgressBar(Callback):
             return
         done, rows = round(event.done_rows * self._scale), round(event.rows * self._scale)
         if self._bar.n == 0 and done > rows:
-            # Rows of earlier sessions of a run that goes on: they say nothing about the rate of this one.
+            # Rows of earlier sessions of a resumed run say nothing about the rate of this one.
             self._bar.initial = self._bar.n = self._bar.last_print_n = done - rows
         self._show(done)
 

@@ -45,7 +45,7 @@ class KeySpec:
         """From what the user passed to the operation `what`; `name` is what the result of a function is called.
 
         Raises:
-            TypeError: it is none of those.
+            TypeError: of another type.
             ValueError: an empty list, or an entry twice.
         """
         if isinstance(key, str) or (isinstance(key, tuple) and key and all(isinstance(part, str) for part in key)):
@@ -169,7 +169,7 @@ class KeyReader:
     Args:
         spec: where the key is.
         codec: how it is encoded.
-        dropna: what becomes of rows whose key is NaN: None is an error, True leaves them out, False keeps them.
+        dropna: rows whose key is NaN: None is an error, True leaves them out, False keeps them.
         what: the operation, for messages.
     """
 

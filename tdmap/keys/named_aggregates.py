@@ -62,7 +62,7 @@ def parse(spec: Any) -> Asked:
     """What `GroupBy.agg` was given.
 
     Raises:
-        TypeError: it is no mapping, or a value is none of the forms.
+        TypeError: not a mapping, or a value of another form.
         ValueError: an unknown statistic; the message lists the valid ones.
 
     Example:

@@ -81,7 +81,7 @@ def ranks_of(columns: Sequence[Spans], whole_bytes: int = WHOLE_BYTES) -> list[T
             raise TypeError(f"keys are strings, or bytes, on all sides: got {[column.kind for column in columns]}.")
     lengths = np.concatenate([(column.ends - column.starts).numpy() for column in columns])
     ranks = np.zeros(len(lengths), np.int64)
-    rows = np.arange(len(lengths))  # those that are not told from all others yet
+    rows = np.arange(len(lengths))  # rows that are not yet told apart from all others
     depth = 0
     while len(rows):
         words = np.concatenate(list(_words(columns, rows, depth)))
@@ -113,7 +113,7 @@ def _without_gaps(ranks: Any) -> Any:
 
 
 def _rank_whole(columns: Sequence[Spans], lengths: Any, ranks: Any, rows: Any, depth: int, whole_bytes: int) -> Any:
-    """Tell rows apart by all that is left of them, group by group of those that are equal so far.
+    """Tell rows apart by their remaining bytes, one group of equal prefixes at a time.
 
     Returns:
         The rows of groups that are too large for memory, ascending.

@@ -109,7 +109,7 @@ class CutChunk:
         return states_by_slot(self.forms or {}, rows, slots, self.room)
 
     def _left(self, keys: Words, states: Sequence[States]) -> Run | Kept:
-        """What goes on from here, to the driver or to a file."""
+        """What is sent to the driver or written to a file."""
         columns = [column for state in states for column in state]
         if len(keys[0]) <= self.most:
             return keep(keys, columns)

@@ -43,7 +43,7 @@ class Slots:
 
     Args:
         numbers: of each row; in memory that the next chunk will use.
-        count: slots that there are, empty ones among them.
+        count: slots, the empty ones included.
         keys: words of each slot, in ascending order; None where they follow each other from `low` on.
         low: the word of the first slot.
     """

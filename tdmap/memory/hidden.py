@@ -68,7 +68,7 @@ def open_file(
         flags: as `os.open`; not `O_TRUNC`, because nothing is cut before it has been looked at.
         mode: of a file that is made.
         limit: bytes that it may have.
-        own: it must be the caller's. False for who only looks, and believes nothing.
+        own: it must be the caller's. False for a reader that does not trust the content.
 
     Raises:
         FileNotFoundError: there is none, and it is not to be made.

@@ -103,7 +103,7 @@ class DeviceLink(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the device's memory: those that may be had now, and all."""
+        """Bytes of the device's memory: free, and in total."""
         ...
 
     def is_lost(self) -> bool:

@@ -60,7 +60,7 @@ class SharedTensors:
         return self._private
 
     def trim(self) -> None:
-        """Let go of the pages that have been read, in a worker process, and of those that have been written."""
+        """Release the pages that have been read or written, in a worker process."""
         if self._residency is not None:
             self._residency.trim()
         if self._private is not None and self._growth.is_large():
@@ -127,7 +127,7 @@ class SharedTensors:
 
 
 class Blocks(threading.local):
-    """Memory for the rows that a worker holds, used again for those that come next.
+    """Memory for the rows that a worker holds, reused for the next rows.
 
     Blocks of some megabytes that are freed and allocated anew leave holes in the heap, which grew to several times as
     many bytes; or they go back to the system, which has to clear them again for the next one, and takes longer than

@@ -69,7 +69,7 @@ def value_counts(
 
     Args:
         data, key, out, dropna, **options: as `unique`.
-        sort: the most frequent first, those that are as frequent by key; False: all by key.
+        sort: the most frequent first, equally frequent ones by key; False: all by key.
         name: of the entry with the counts.
 
     Returns:

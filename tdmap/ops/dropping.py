@@ -76,7 +76,7 @@ class SameRows(Wrapped):
 
 
 def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Context) -> Data:
-    """Run a map into a folder that gets no rows for those that raise.
+    """Run a map into a folder that leaves out the rows that raise.
 
     Raises:
         ValueError: rows are not in dimension 0.
@@ -101,6 +101,6 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Con
 
 
 def write_dropping(job: Job, folder: str, spill_dir: str | None = None) -> Data:
-    """The result of a job, in a folder that gets no rows for those that raise."""
+    """The result of a job, in a folder that leaves out the rows that raise."""
     ctx = Context("map", Execution(num_workers=0), Output(None, None), {"spill_dir": spill_dir})
     return map_dropping(job, folder, ctx)

@@ -64,7 +64,7 @@ def group_by(
         A `GroupBy`. Nothing is read before one of its methods is called.
 
     Raises:
-        TypeError: `key` is none of those.
+        TypeError: `key` is of another type.
         KeyError: there is no such entry; lists the entries.
 
     Example:
@@ -214,7 +214,7 @@ class GroupBy:
 
         Raises:
             ValueError: there is no such statistic.
-            TypeError: a value is none of those forms, or quantiles are wanted of groups by a function.
+            TypeError: a value of another form, or quantiles are wanted of groups by a function.
             Exception: as `reduce`.
 
         Example:

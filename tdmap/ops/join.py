@@ -111,7 +111,7 @@ def join(
     Raises:
         KeyError: there is no such entry; lists the entries.
         TypeError: the keys have other dtypes on the two sides, or cannot be keys.
-        ValueError: a name is taken even with the suffix; `how` is none of those.
+        ValueError: a name is taken even with the suffix; an unknown `how`.
         OutputMismatch: `out` is too small or has other shapes or dtypes.
         ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         Exception: as `tdmap.map`.
@@ -328,7 +328,7 @@ class _Join:
     def _columns(
         self, schema: Schema
     ) -> tuple[list[OutputColumn], tuple[list[Tensor], list[Tensor]], list[ChunkColumn]]:
-        """Where each column of the result comes from; the tensors of both sides, and those that come with chunks."""
+        """Where each column of the result comes from; the tensors of both sides, and the ones that come with chunks."""
         assert self.names is not None
         found: dict[tuple[str, ...], OutputColumn] = {}
         tensors: tuple[list[Tensor], list[Tensor]] = ([], [])

@@ -126,7 +126,7 @@ def map(
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
-        those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
+        the ones that are None, with a warning; None when all are. Without rows, what the function makes of
         zero rows. With `shard` and a path, the rows of this rank as they lie in the files. With `shard`, None for a
         rank without rows.
 

@@ -58,7 +58,7 @@ class FoldChunk:
         return self.reducer.update(self.reducer.init(), rows, start)
 
     def merge_states(self, a: Any, b: Any) -> Any:
-        """The state of neighbouring chunks; workers merge those that they have both of."""
+        """The state of neighbouring chunks; a worker that has both merges them."""
         return merged(self.reducer, a, b)
 
     def join_states(self, states: list[Any]) -> Any:

@@ -203,7 +203,7 @@ class RankSink(Folder):
 
 
 class RankInto(Preallocated):
-    """Writes the results of a rank into rows of an output that there is."""
+    """Writes the results of a rank into rows of an existing output."""
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.OBJECTS and any(piece is not None for pieces in values for piece in pieces):

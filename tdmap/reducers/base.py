@@ -197,7 +197,7 @@ def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
         what = getattr(reducer, "fn", None) or type(reducer)
         raise ValueError(
             f"merging with {getattr(what, '__qualname__', what)!s} changed one of the two states that it was given. A "
-            "state is merged again when a run goes on: return a new value, as in `a + b` instead of `a.add_(b)`."
+            "state is merged again when a run is resumed: return a new value, as in `a + b` instead of `a.add_(b)`."
         )
     return state
 

@@ -194,7 +194,7 @@ def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Ten
 
 
 def _counted(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """A table out of values that may repeat, each with its count; those that count nothing are left out."""
+    """A table of values, which may repeat, and their counts; values with a count of 0 are left out."""
     values, counts = values[counts > 0], counts[counts > 0]
     distinct, inverse = torch.unique(ranked(values), return_inverse=True)
     distinct = unranked(distinct, values.dtype)

@@ -15,7 +15,7 @@ from tdmap.cli.requests import guard, refuse
 SHOWN = 10
 """Files left out that are printed."""
 
-GOES_ON = "what is done stays done, and the same command goes on from there"
+RESUMES = "completed rows are kept, and the same command resumes from there"
 
 ingest_app = typer.Typer(
     cls=Commands, rich_markup_mode=None, no_args_is_help=True, help="Make a dataset of a folder of files."
@@ -50,7 +50,7 @@ def ingest_images(
 ) -> None:
     """Decode and scale the pictures of a folder into a memory-mapped dataset, on several processes.
 
-    An interrupted run goes on where it was when the same command is given again.
+    The same command resumes an interrupted run.
     """
     from tdmap.datasets import images
     from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
@@ -68,7 +68,7 @@ def ingest_images(
         "num_workers": num_workers,
         "pbar": not quiet and not asked().json,
     }
-    state = f"what was in {out} is as it was" if overwrite else GOES_ON
+    state = f"what was in {out} is as it was" if overwrite else RESUMES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", images.SkippedPictures)
         pictures = guard(lambda: _ingested(images, folder, out, options, state), state, refusals)

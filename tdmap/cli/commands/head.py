@@ -13,7 +13,7 @@ from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.requests import open_rows, refuse
 
 SHOWN = 6
-"""Numbers of a row that are shown, of those that it has."""
+"""Most numbers of a row that are shown."""
 
 CELL = 128
 """Width and height of a picture on a sheet, in pixels."""

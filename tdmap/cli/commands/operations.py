@@ -204,7 +204,7 @@ def _shell_words(text: str, command: Command) -> str:
 SHOWN = 20
 """Rows of a result that are shown."""
 
-GOES_ON = "what is done stays done, and the same command goes on from there"
+RESUMES = "completed rows are kept, and the same command resumes from there"
 
 
 def run(name: str, words: dict[str, Any]) -> None:
@@ -243,7 +243,7 @@ def check_words(command: Command, words: Mapping[str, Any]) -> None:
     if command.place == MAP and bool(words.get("in_place")) == ("out" in words):
         refuse("give OUT, or --in-place: exactly one of them")
     if "shard" in words and ("out" not in words or words.get("overwrite") or words.get("resume")):
-        refuse("--shard fills OUT with the other ranks, and goes on by itself: no --in-place, --overwrite or --resume")
+        refuse("--shard fills OUT with the other ranks, and resumes by itself: no --in-place, --overwrite or --resume")
     if "out" not in words and command.place != MAP_REDUCE:
         for one in ("resume", "rows_per_shard"):
             if one in words and not (one == "resume" and words.get("in_place")):
@@ -296,7 +296,7 @@ def _called(command: Command, call: CommandLine, arguments: dict[str, Any]) -> A
     if in_place:
         state = "rows that were done stay done"
     if words.get("resume") or "shard" in words:
-        state = GOES_ON if COMMAND.get() is None else "what is done stays done, and tdmap resume goes on from there"
+        state = RESUMES if COMMAND.get() is None else "completed rows are kept, and `tdmap resume` resumes from there"
     refusals = (FileExistsError, FolderInUse, UntrustedFile, ResumeMismatch, OSError)
     if not in_place:
         refusals += (OutputMismatch, KeyError, TypeError, ValueError, OverflowError)  # type: ignore[assignment]

@@ -109,7 +109,7 @@ class _Command:
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"
-            refuse(f"{path} was begun by a program ({program}): run that again, and it goes on where it ended")
+            refuse(f"{path} was begun by a program ({program}): run that again to resume it")
         try:
             journal = path / HIDDEN / "journal"
             os.close(open_file(journal if journal.exists() else path / RUN))

@@ -78,7 +78,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span], workers: Sequence[int], beg
 
 
 def _joined(spans: Sequence[Span], most: int) -> list[Sequence[Span]]:
-    """Leases of a worker in groups, so that there are not too many bars."""
+    """Leases of a worker in groups, which limits the number of bars."""
     each = -(-len(spans) // most)
     return [spans[at : at + each] for at in range(0, len(spans), each)]
 

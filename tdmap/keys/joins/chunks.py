@@ -126,7 +126,7 @@ class JoinChunk:
         lookup: where the rows of the second dataset are.
         others: entries of the second dataset.
         share: workers are other processes.
-        indicator: entry that tells rows that have a partner; empty to leave out those that have none.
+        indicator: entry that marks rows with a partner; empty to leave out the others.
         forms: dtype, and shape in a row, of the keys of a result that has rows of either dataset alone.
         block_bytes: of the result, made at a time.
     """

@@ -67,7 +67,7 @@ def map_iter(
 
     Returns:
         An iterator over the result of each chunk, None included. Its `state_dict()` says how far it is, and
-        `load_state_dict()` goes on there, in the middle of a shuffled epoch too.
+        `load_state_dict()` continues there, in the middle of a shuffled epoch too.
 
     Raises:
         RuntimeError: `shuffle` without `index_with_generator`.
