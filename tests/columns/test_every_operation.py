@@ -43,22 +43,26 @@ def picked(rows, index):
     return [rows[i] for i in index]
 
 
-def test_map_gathers(workers, chunksize):
-    data = full_table()
-    assert rows_of(tdmap.map(data, same, num_workers=workers, chunksize=chunksize)) == rows_of(data)
+CALLS = {
+    "map": lambda data, size, **o: tdmap.map(data, same, chunksize=size, **o),
+    "filter": lambda data, size, **o: tdmap.filter(data, even_of(size), chunksize=size, **o),
+    "flat_map": lambda data, size, **o: tdmap.flat_map(data, again(size), chunksize=size, **o),
+}
+"""Of functions that get chunks, or rows."""
 
 
-@pytest.mark.parametrize("resume", [False, True], ids=["plain", "resume"])
-def test_map_into_a_folder(workers, chunksize, resume, tmp_path):
-    data = table()
-    result = tdmap.map(data, same, num_workers=workers, chunksize=chunksize, out=tmp_path / "out", resume=resume)
-    assert rows_of(result) == rows_of(type(data).load_memmap(tmp_path / "out")) == rows_of(data)
-
-
-def test_map_into_an_output_that_there_is(workers, chunksize):
-    data, out = full_table(), blank()
-    assert tdmap.map(data, same, num_workers=workers, chunksize=chunksize, out=out) is out
-    assert rows_of(out) == rows_of(data)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("place", ["memory", "given", "folder", "resumed"])
+def test_rows_come_through(name, place, workers, chunksize, tmp_path):
+    data = full_table() if place in ("memory", "given") else table()
+    wanted, out = picked(rows_of(data), EVEN) if name == "filter" else rows_of(data), tmp_path / "out"
+    out = {"memory": None, "given": blank(ROWS + 2 * (name == "flat_map"))}.get(place, out)
+    found = CALLS[name](data, chunksize, out=out, resume=place == "resumed", num_workers=workers)
+    assert rows_of(found) == wanted
+    if place == "given":
+        assert rows_of(out) == wanted + rows_of(blank())[: len(out) - len(wanted)]
+    elif place != "memory":
+        assert rows_of(type(data).load_memmap(out)) == wanted
 
 
 def test_map_in_place(workers, chunksize):
@@ -77,29 +81,6 @@ def test_map_iter(workers, chunksize):
     chunks = list(tdmap.map_iter(data, same, num_workers=workers, chunksize=chunksize))
     joined = torch.stack(chunks) if chunksize == 0 else torch.cat(chunks)
     assert rows_of(joined) == rows_of(data)
-
-
-def test_filter(workers, chunksize, tmp_path):
-    data, kept = full_table(), picked(rows_of(full_table()), EVEN)
-    options = {"num_workers": workers, "chunksize": chunksize}
-    assert rows_of(tdmap.filter(data, even_of(chunksize), **options)) == kept
-    out = blank()
-    assert rows_of(tdmap.filter(data, even_of(chunksize), out=out, **options)) == kept
-    assert rows_of(out) == kept + rows_of(blank())[len(kept) :]
-    for resume in (False, True):
-        found = tdmap.filter(table(), even_of(chunksize), out=tmp_path / f"{resume}", resume=resume, **options)
-        assert rows_of(found) == picked(rows_of(table()), EVEN)
-
-
-def test_flat_map(workers, chunksize, tmp_path):
-    data, options = full_table(), {"num_workers": workers, "chunksize": chunksize}
-    assert rows_of(tdmap.flat_map(data, again(chunksize), **options)) == rows_of(data)
-    out = blank(ROWS + 2)
-    tdmap.flat_map(data, again(chunksize), out=out, **options)
-    assert rows_of(out) == rows_of(data) + rows_of(blank())[:2]
-    for resume in (False, True):
-        found = tdmap.flat_map(table(), again(chunksize), out=tmp_path / f"{resume}", resume=resume, **options)
-        assert rows_of(found) == rows_of(table())
 
 
 @pytest.mark.parametrize("name", resumable())

@@ -186,11 +186,6 @@ def test_text_and_bytes_are_keys(data: Any, kind: str, workers: int) -> None:
     assert sorted(joined["x"].tolist()) == ALL
 
 
-def test_rows_of_numbers_are_no_key(data: Any) -> None:
-    with pytest.raises(TypeError, match="numbers.* different lengths, which cannot be a key"):
-        tdmap.sort(data, "numbers", num_workers=0)
-
-
 def test_text_is_not_joined_with_bytes() -> None:
     with pytest.raises(TypeError, match="strings.*bytes|bytes.*strings"):
         tdmap.join(

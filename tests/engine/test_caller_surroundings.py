@@ -19,7 +19,6 @@ from tdmap.datasets import from_dataset, read, write
 from tensordict_lite import TensorDict
 from tests import interpreters
 
-ROOT = Path(__file__).resolve().parents[2]
 METHODS = ["fork", "forkserver", "spawn"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import multiprocessing
 from collections import deque
 from collections.abc import Iterator
@@ -53,11 +54,12 @@ class LastFirstWorkers(LocalWorkers):
 
 
 def _pool_of(module: str) -> Any:
-    return pytest.importorskip(module).get_context("fork").Pool(2)
+    return importlib.import_module(module).get_context("fork").Pool(2)
 
 
 POOLS: dict[str, Any] = {
     "multiprocessing": lambda: _pool_of("multiprocessing"),
+    "torch": lambda: _pool_of("torch.multiprocessing"),
     "multiprocess": lambda: _pool_of("multiprocess"),
     "concurrent.futures": lambda: concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("forkserver")),
     "loky": lambda: pytest.importorskip("joblib.externals.loky").ProcessPoolExecutor(2),

@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from tests import interpreters
-
-ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
 import gc, os, signal, sys, time, warnings

@@ -8,7 +8,7 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.datasets import from_huggingface, from_polars, read, write
+from tdmap.datasets import read, write
 from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
@@ -161,15 +161,6 @@ def test_distinct_values_of_no_rows_have_the_dtype_of_the_column(dtype):
         assert tdmap.reduce(none, reducers.Unique("k"), **workers).dtype is dtype
         assert tdmap.reduce(none, reducers.ValueCounts("k"), **workers)["value"].dtype is dtype
         assert tdmap.reduce(none, several, **workers)["u"].dtype is dtype
-
-
-def test_frames_of_other_libraries_may_be_lazy_or_empty():
-    polars, datasets = pytest.importorskip("polars"), pytest.importorskip("datasets")
-    lazy = polars.LazyFrame({"a": [1, 2], "s": ["x", "y"]})
-    assert from_polars(lazy.filter(polars.col("a") > 1))["s"].tolist() == ["y"]
-    empty = datasets.Dataset.from_dict({"a": [1, 2], "s": ["x", "y"]}).select([])
-    found = from_huggingface(empty)
-    assert (len(found), found["a"].dtype, found.get("s").kind) == (0, torch.int64, "str")
 
 
 # -- quantiles ---------------------------------------------------------------------------------------------------------

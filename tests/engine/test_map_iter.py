@@ -40,10 +40,6 @@ def test_any_value_may_be_yielded(iterate, data):
     assert sum(v["sum"] for v in values) == data["x"].sum().item()
 
 
-def test_none_is_yielded(iterate, data):
-    assert list(iterate(data, lambda td: None, chunksize=10)) == [None] * 4
-
-
 def test_collections_of_large_tensors(iterate):
     data = TensorDict({"x": torch.arange(16 * 20_000.0).reshape(16, 20_000)}, [16])
     parts = list(iterate(data, lambda td: td.apply(lambda x: x + 1), chunksize=2))
@@ -65,10 +61,6 @@ def test_results_stay_valid_while_they_are_held_and_after_the_loop(iterate):
 def test_unbound_rows(iterate, data):
     rows = list(iterate(data, lambda td: td["x"].sum(), chunksize=0))
     assert torch.equal(torch.stack(rows), data["x"].sum(1))
-
-
-def test_no_rows_yield_nothing(iterate, data):
-    assert list(iterate(data[:0], lambda td: td)) == []
 
 
 def test_shuffle_is_a_permutation_that_the_seed_decides(iterate, data):

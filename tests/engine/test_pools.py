@@ -180,23 +180,6 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("library", FOREIGN)
-def test_foreign_pools(library, data):
-    with FOREIGN[library]() as pool:
-        pids = set(tdmap.map(torch.zeros(500), pid_of, pool=pool, chunksize=1).tolist())
-        assert os.getpid() not in pids
-        assert torch.equal(tdmap.map(data, lambda td: td["x"] + 1, pool=pool, chunksize=7), data["x"] + 1)
-        before = data["x"].clone()
-        assert tdmap.map(data, lambda td: (td["x"].add_(1), None)[1], pool=pool, chunksize=7) is None
-        assert torch.equal(data["x"], before + 1)
-        sums = list(tdmap.map_iter(data, lambda td: td["x"].sum(), pool=pool, chunksize=10))
-        assert torch.equal(torch.stack(sums), torch.stack([part.sum() for part in data["x"].split(10)]))
-        with pytest.raises(KeyError) as caught:
-            tdmap.map(data, lambda td: td["nothing"], pool=pool, chunksize=7)
-        assert "rows" in caught.value.__notes__[0]
-        assert torch.equal(tdmap.map(data, lambda td: td["x"], pool=pool), data["x"])
-
-
 @pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
 def test_pools_of_threads_are_refused(library, data):
     with importlib.import_module(f"{library.__name__}.pool").ThreadPool(2) as pool:

@@ -25,6 +25,8 @@ from tensordict_lite import (
     pack_memmap,
     unpack_memmap,
 )
+from tests.cells.kinds import KINDS
+from tests.cells.operations import OPERATIONS as CELLS
 from tests.products import sampled
 
 
@@ -95,6 +97,8 @@ class Data:
         write(self.table, folder / "table.parquet")
         write({"a": rows[:5], "b": rows[:5] * 0.5}, folder / "table.csv")
         np.savez(folder / "arrays.npz", x=np.arange(5), y=np.ones((5, 2), np.float32))
+        kinds = ("nested", "text", "ragged", "lazy", "sharded", "no rows")
+        self.kinds = {kind: KINDS[kind](folder / kind) for kind in kinds}
         self.made = 0
 
     def new(self, name: str = "out") -> Path:
@@ -145,49 +149,27 @@ class Squares(torch.utils.data.Dataset):
         return {"n": number, "s": f"row {number}"}
 
 
-OPERATIONS = {
-    "map": lambda d, w: tdmap.map(d.rows, lambda c: c["x"] * 2, **w),
+MORE = {
     "map dicts": lambda d, w: tdmap.map(d.rows, lambda c: {"y": c["k"] + 1, "z": c["x"].numpy()}, **w),
-    "map out": lambda d, w: tdmap.map(d.rows, lambda c: c + 1, out=d.new(), **w),
     "map out, resume": lambda d, w: tdmap.map(d.mapped, lambda c: c + 1, out=d.new(), resume=True, **w),
     "map out, given": lambda d, w: tdmap.map(d.rows, lambda c: c + 1, out=d.rows.clone(), **w),
-    "map rows": lambda d, w: tdmap.map(d.rows, lambda row: row["x"] + 1, chunksize=0, **w),
-    "map shards": lambda d, w: tdmap.map(d.rows, lambda c: c, out=d.new(), rows_per_shard=16, **w),
     "map strings": lambda d, w: tdmap.map(d.words, lambda c: c, out=d.new(), **w),
     "map seeded": lambda d, w: tdmap.map(d.rows, lambda c: torch.randperm(len(c), device="cpu"), seed=1, **w),
     "map in place": in_place,
     "map with indices": lambda d, w: tdmap.map(d.rows, lambda c, i: c["k"] + i, with_indices=True, **w),
     "map module": lambda d, w: tdmap.map(d.rows, torch.nn.Identity(), in_keys="x", **w),
-    "map lazy": lambda d, w: tdmap.map(d.lazy, lambda c: c, **w),
-    "map, no rows": lambda d, w: tdmap.map(d.rows[:0], lambda c: {"y": c["k"] * 2}, **w),
     "map, rows that raise": lambda d, w: tdmap.map(
         d.rows, lambda c: 1 // (c["k"] - 3)[:, None], on_error=lambda *_: None, **w
     ),
     "map concat": lambda d, w: tdmap.map(tdmap.concat(d.parts), lambda c: c + 1, **w),
-    "map opened shards": lambda d, w: tdmap.map(shard_rows(d), lambda c: c + 1, **w),
-    "map_iter": lambda d, w: list(tdmap.map_iter(d.rows, lambda c: c * 2, **w)),
     "map_iter shuffled": lambda d, w: list(tdmap.map_iter(d.rows, lambda c: c, shuffle=True, seed=0, **w)),
-    "filter": lambda d, w: tdmap.filter(d.rows, lambda c: c["k"] == 1, **w),
     "filter by column": lambda d, w: tdmap.filter(d.rows, tdmap.col("k") == 1, **w),
-    "filter out": lambda d, w: tdmap.filter(d.mapped, lambda c: [bool(k) for k in c["k"]], out=d.new(), **w),
-    "flat_map": lambda d, w: tdmap.flat_map(d.rows, lambda c: (c[i : i + 2] for i in range(0, len(c), 3)), **w),
-    "sort": lambda d, w: tdmap.sort(d.rows, "x", descending=True, **w),
     "sort strings": lambda d, w: tdmap.sort(d.words, "s", **w),
-    "sort shards": lambda d, w: tdmap.sort(shard_rows(d), "x", **w),
-    "shuffle": lambda d, w: tdmap.shuffle(d.rows, seed=0, **w),
-    "sample": lambda d, w: tdmap.sample(d.rows, 5, seed=0, **w),
-    "unique": lambda d, w: tdmap.unique(d.rows, "k", **w),
-    "value_counts": lambda d, w: tdmap.value_counts(d.rows, "k", **w),
-    "top_k": lambda d, w: tdmap.top_k(d.rows, "x", 3, **w),
-    "join": lambda d, w: tdmap.join(d.rows, tdmap.unique(d.rows, "k", **w), "k", **w),
     "join outer": lambda d, w: tdmap.join(d.words, d.words.select("k")[:2], "k", "left", **w),
-    "group_by.reduce": lambda d, w: tdmap.group_by(d.rows, "k").reduce({"s": reducers.Sum("big")}, **w),
-    "group_by.agg": lambda d, w: tdmap.group_by(d.rows, "k").agg(
+    "agg of large numbers": lambda d, w: tdmap.group_by(d.rows, "k").agg(
         {"x": ["mean", "std", "min", "max", "median", "count"], "big": ["sum", "mean", "std", "var"]}, **w
     ),
-    "group_by.map_groups": lambda d, w: tdmap.group_by(d.rows, "k").map_groups(lambda g: {"n": len(g)}, **w),
-    "group_by.top_k": lambda d, w: tdmap.group_by(d.rows, "k").top_k("x", 2, **w),
-    "reduce": lambda d, w: tdmap.reduce(
+    "reduce to numbers": lambda d, w: tdmap.reduce(
         d.rows.select("x", "k"),
         {
             "mean": reducers.Mean("x"),
@@ -215,10 +197,6 @@ OPERATIONS = {
             reducers.Checksum("x"),
         )
     ],
-    "map_reduce": lambda d, w: tdmap.map_reduce(d.rows, lambda c: c["x"].sum(), lambda a, b: a + b, **w),
-    "describe": lambda d, w: str(tdmap.describe(d.rows.select("x", "k"), **w)),
-    "train_test_split": lambda d, w: tdmap.train_test_split(d.rows, seed=0, **w),
-    "pipeline": lambda d, w: list(d.rows.pipeline(seed=0).map(lambda c: c * 2).shuffle(seed=0).batch(8).iter(**w)),
     "pipeline, rows": lambda d, w: list(
         d.rows.pipeline().map_rows(lambda r: r + 1).filter(lambda c: c["k"] > 1).iter(**w)
     ),
@@ -227,35 +205,13 @@ OPERATIONS = {
         d.rows.pipeline().zip(d.rows.select("x").pipeline().map(lambda c: {"a": c["x"]})).collect(**w)
     ),
     "pipeline.collect": lambda d, w: d.rows.pipeline().flat_map(lambda c: c[:2]).repeat(2).collect(**w),
-    "pipeline.write": lambda d, w: d.rows.pipeline().map(lambda c: c + 1).write(d.new(), **w),
-    "pipeline.reduce": lambda d, w: d.rows.pipeline().filter(lambda c: c["k"] > 1).reduce(reducers.Mean("x"), **w),
     "pipeline of shards": lambda d, w: list(shard_rows(d).pipeline().shuffle(seed=1).batch(7).iter(**w)),
-    "shards, rows": lambda d, w: [
-        shard_rows(d)[3:20],
-        shard_rows(d)[[1, 39, 2]],
-        shard_rows(d)["x"],
-        len(shard_rows(d)),
-    ],
     "samplers": lambda d, w: [
         list(tdmap.samplers.WeightedSampler([1.0, 2.0], 5, seed=0)),
         list(tdmap.samplers.WeightedSampler([1.0, 2.0], 2, replacement=False)),
         list(tdmap.samplers.BalancedSampler(d.rows["k"], 8, seed=0)),
         list(tdmap.samplers.MixedSampler([10, 20], [0.3, 0.7], 8, seed=0)),
         list(tdmap.samplers.MixedSampler([10, 20], [1, 2], 8).batches(3)),
-    ],
-    "text": lambda d, w: [
-        tdmap.map(d.table, lambda t: {"y": t["k"] + 1, "s": t["s"]}, **w),
-        tdmap.filter(d.table, lambda t: t["k"] > 0, **w),
-        tdmap.sort(d.table, "s", **w),
-        tdmap.shuffle(d.table, seed=0, **w),
-        tdmap.group_by(d.table, "s").reduce({"n": reducers.Count()}, **w),
-        tdmap.join(d.table, d.table[:2], "s", **w),
-        tdmap.unique(d.table, "s", **w),
-        tdmap.value_counts(d.table, "s", **w),
-        tdmap.top_k(d.table, "k", 2, **w),
-        torch.cat([d.table, d.table[1:3]]),
-        d.table[[2, 0]],
-        load_memmap(d.table.memmap(d.new()).saved_path),
     ],
     "ragged": lambda d, w: [
         Ragged.from_list(["a", "bb"]),
@@ -281,6 +237,21 @@ OPERATIONS = {
     "bridges": lambda d, w: [from_arrow(to_arrow(d.table))],
     "from_dataset": lambda d, w: from_dataset(Squares(), d.new(), **w),
 }
+"""Calls that `tests/cells` does not make."""
+
+
+def calls_of(name):
+    """An operation of the cells, on several kinds of data."""
+    operation = CELLS[name]
+
+    def call(d, w):
+        results = [operation.call(data, **w) for kind, data in d.kinds.items() if kind not in operation.refuses]
+        return [[*result] if name in ("map_iter", "Pipeline.iter") else result for result in results]
+
+    return call
+
+
+OPERATIONS = {**{name: calls_of(name) for name in CELLS}, **MORE}
 CORE = {
     "memmap": lambda d: load_memmap(d.rows.memmap(d.new()).saved_path),
     "memmap of strings": lambda d: [load_memmap(d.words.memmap(d.new()).saved_path), load_memmap(d.folder / "words")],

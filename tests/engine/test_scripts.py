@@ -196,24 +196,3 @@ def test_a_loop_that_is_still_open_at_exit(tmp_path):
         print(next(stream))
     """
     assert run(tmp_path, code) == (0, "tensor([0])\n", "")
-
-
-def test_a_sigterm_of_the_driver_leaves_nobody(tmp_path):
-    code = """
-        import sys, time, torch, tdmap
-        mark = sys.argv[1]
-        def slow(x):
-            open(mark, "w").close()
-            time.sleep(600)
-        tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1)
-    """
-    mark = tmp_path / "running"
-    process = fork(tmp_path, code, str(mark))
-    deadline = time.monotonic() + 300
-    while not mark.exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.01)
-    process.terminate()
-    process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGTERM
-    assert not left_behind(process.pid)

@@ -6,7 +6,6 @@ import gc
 import os
 import textwrap
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +14,6 @@ import torch
 import tdmap
 from tdmap.memory import resources, shm
 from tests import interpreters
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def cgroup(folder, files, line):

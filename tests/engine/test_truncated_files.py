@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tests import interpreters
 
-ROOT = Path(__file__).resolve().parents[2]
-
 HEAD = """
 import multiprocessing, os, warnings
 import torch, tdmap

@@ -135,25 +135,12 @@ def test_poison_rows_are_named_after_the_retries():
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_no_retries_if_none_are_wanted(tmp_path):
-    fn = dying(lambda: os._exit(7), tmp_path / "died", times=1)
-    with pytest.raises(tdmap.errors.WorkerLost) as caught:
-        tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, retries=0)
-    assert caught.value.exit_code == 7
-
-
 def test_the_pool_is_usable_after_a_lost_job(tmp_path):
     with tdmap.WorkerPool(2) as pool:
         with pytest.raises(tdmap.errors.WorkerLost):
             tdmap.map(torch.arange(100), lambda x: os._exit(1), chunksize=4, pool=pool)
         assert torch.equal(tdmap.map(torch.arange(100), lambda x: x + 1, pool=pool), torch.arange(1, 101))
         assert pool.stats()["lost"] >= 3
-
-
-def test_map_iter_survives_deaths_and_keeps_order(tmp_path):
-    fn = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=2)
-    parts = list(tdmap.map_iter(torch.arange(400), fn, num_workers=2, chunksize=4))
-    assert torch.equal(torch.cat(parts), torch.arange(400) * 2)
 
 
 def test_large_results_of_a_killed_worker_are_computed_again(tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 import tdmap
 from tdmap import Pipeline
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict, lazy_stack
+from tensordict_lite import TensorDict
 
 
 def odd(td):
@@ -51,16 +51,6 @@ def test_a_shuffle_after_a_filter_is_a_permutation_of_what_is_left(data):
     assert sorted(got) == list(range(1, 40, 2)) and got != sorted(got)
 
 
-def test_shards_have_every_row_once(data):
-    for before in (lambda p: p, lambda p: p.shuffle(1), lambda p: p.filter(odd), lambda p: p.filter(odd).skip(3)):
-        whole = rows(before(data.pipeline()))
-        shares = [rows(before(data.pipeline()).shard(i, 3)) for i in range(3)]
-        assert sorted(sum(shares, [])) == sorted(whole)
-        assert max(map(len, shares)) < len(whole)
-    batches = [[b["x"].tolist() for b in data.pipeline().batch(7).shard(i, 2).iter(num_workers=0)] for i in range(2)]
-    assert [len(share) for share in batches] == [3, 3]
-
-
 def test_zip_puts_entries_side_by_side(data, workers):
     other = TensorDict({"z": torch.arange(40) * 2}, [40])
     known = data.pipeline().shuffle(1).zip(other.pipeline().shuffle(1))
@@ -96,42 +86,11 @@ def test_select_takes_nested_keys():
     assert set(kept.keys(True, True)) == {("a", "b"), "d"}
 
 
-def test_many_kinds_of_data(tmp_path, workers):
-    mapped = TensorDict({"x": torch.arange(10), "n": {"y": torch.rand(10, 2)}, "name": "same"}, [10]).memmap(tmp_path)
-    got = mapped.pipeline().shuffle(1).filter(lambda td: td["x"] > 3).map(lambda td: td.set("new", td["x"])).batch(4)
-    batches = list(got.iter(**workers))
-    assert sorted(torch.cat([batch["new"] for batch in batches]).tolist()) == list(range(4, 10))
-    assert batches[0]["name"] == "same"
-    assert "new" not in mapped.keys()
-    tensor = torch.arange(10)
-    assert Pipeline(tensor).filter(lambda x: x % 2 == 0).map(lambda x: x * 2).collect(**workers).tolist() == [
-        0,
-        4,
-        8,
-        12,
-        16,
-    ]
-    stack = lazy_stack([TensorDict({"x": torch.tensor(i)}, []) for i in range(6)])
-    assert stack.pipeline().shuffle(0).map(lambda td: td["x"] + 1).collect(**workers).sort()[0].tolist() == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-    ]
-
-
 def test_modules_and_entries(data):
     net = nn.Linear(4, 2)
     got = data.pipeline().map(net, in_keys="image", out_keys="score").collect(num_workers=0)
     assert torch.allclose(got["score"], net(data["image"])) and not got["score"].requires_grad
     assert "map(Linear)" in repr(data.pipeline().map(net, in_keys="image"))
-
-
-def test_rows_one_by_one(data):
-    got = data.pipeline().map_rows(lambda row: TensorDict({"x": row["x"] + 1}, [])).collect(num_workers=0)
-    assert got["x"].tolist() == list(range(1, 41))
 
 
 # -- bad input -----------------------------------------------------------------------------------------

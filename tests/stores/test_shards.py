@@ -14,7 +14,6 @@ import torch
 
 import tdmap
 from tdmap.reducers import Sum
-from tdmap.runtime.scheduler import Scheduler
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests.stores.kinds import KINDS, numbers, same, strings
@@ -134,10 +133,6 @@ OPERATIONS: dict[str, Any] = {
     "shuffled iter": lambda data: list(
         tdmap.map_iter(data, lambda c: c["x"].clone(), num_workers=2, chunksize=4, shuffle=True, seed=3)
     ),
-    "sort": lambda data: tdmap.sort(data, ("n", "m", "z"), num_workers=2),
-    "group_by": lambda data: tdmap.group_by(data, lambda c: c["x"] % 4).reduce({"x": Sum("x")}, num_workers=2),
-    "join left": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(0, 60, 2)}, [30]), on="x", num_workers=2),
-    "semi join": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(9)}, [9]), "x", "semi", num_workers=2),
     "join right": lambda data: tdmap.join(TensorDict({"x": torch.arange(0, 60, 2)}, [30]), data, on="x", num_workers=2),
     "shuffled pipeline": lambda data: [batch.clone() for batch in data.pipeline().shuffle(seed=1).batch(8)],
 }
@@ -215,30 +210,10 @@ def test_an_entry_without_tensors_has_all_rows(root: Path) -> None:
     assert tdmap.join(data, other, "x", "outer", num_workers=0)["none"].batch_size == (6,)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_chunks_of_every_kind_are_those_of_one_dataset(kind: Any, root: Path) -> None:
-    folders, whole = saved(root, kind)
-    chunks = list(tdmap.map_iter(tdmap.open(folders), lambda chunk: chunk.clone(), num_workers=2, chunksize=3))
-    assert same(torch.cat(chunks), whole)
-
-
 def test_workers_get_paths_and_not_rows(root: Path) -> None:
     """However many rows there are, what is sent to a worker is the names of the folders."""
     folders, _ = saved(root, numbers, (20_000, 20_000))
     assert len(pickle.dumps(tdmap.open(folders))) < 8_000
-
-
-def test_a_lease_ends_where_a_folder_does() -> None:
-    scheduler = Scheduler(100, 1, borders=[30, 64])
-    now, ends = 0.0, []
-    while not scheduler.finished:
-        lease = scheduler.lease(0, now)
-        assert lease is not None
-        assert not any(lease.start < border < lease.stop for border in (30, 64))
-        ends.append(lease.stop)
-        now += 1e-3
-        scheduler.done(lease.id, lease.stop, 1e-3, now)
-    assert {30, 64, 100} <= set(ends)
 
 
 # -- a part that is not as it should be ------------------------------------------------------------------------------
