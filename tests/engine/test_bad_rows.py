@@ -122,7 +122,7 @@ def test_rows_whose_results_do_not_fit_a_new_dataset(rows, misfit, mode, place, 
 @pytest.mark.parametrize("fail", [throw, *list(MISFITS.values())[:4]], ids=["raises", *list(MISFITS)[:4]])
 @pytest.mark.parametrize("kind", ["memory", "mapped", "nested", "lazy"])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_rows_of_an_output_that_there_is_keep_what_they_had(rows, fail, kind, workers, tmp_path):
+def test_bad_rows_of_an_existing_output_keep_what_they_had(rows, fail, kind, workers, tmp_path):
     out = TensorDict({"row": torch.full((ROWS,), -1), "y": torch.full((ROWS, 3), -1.0)}, [ROWS])
     if kind == "nested":
         out["meta"] = {"row": torch.zeros(ROWS)}
@@ -142,7 +142,7 @@ def test_rows_of_an_output_that_there_is_keep_what_they_had(rows, fail, kind, wo
 @pytest.mark.parametrize("result", ["raises", "too wide"])
 @pytest.mark.parametrize("write_back", [True, False])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_rows_in_place_are_changed_once_or_not_at_all(rows, result, write_back, workers):
+def test_good_rows_in_place_are_changed_once_and_bad_ones_not_at_all(rows, result, write_back, workers):
     def spoil(chunk):
         chunk["x"].add_(1)
         if set(SOME) & set(chunk["row"].reshape(-1).tolist()):  # half-way
@@ -197,14 +197,14 @@ WITHOUT_THEM = {
 
 @pytest.mark.parametrize("name", WITHOUT_THEM)
 @pytest.mark.parametrize("workers", ["here", "threads", "processes"])
-def test_operations_whose_results_have_no_places_leave_them_out(rows, name, workers):
+def test_operations_whose_results_have_no_places_leave_bad_rows_out(rows, name, workers):
     errors = tdmap.RowErrors()
     assert WITHOUT_THEM[name](rows, on_error=errors, **{**WORKERS[workers], "chunksize": 8}) == GOOD
     assert errors.rows == SOME
 
 
 @pytest.mark.parametrize("name", WITHOUT_THEM)
-def test_and_know_no_marks(rows, name):
+def test_operations_whose_results_have_no_places_refuse_marks(rows, name):
     if name != "map of other lengths":
         with pytest.raises(ValueError, match="on_error must be 'raise', 'skip', 'drop' or a function.*got 'mark'"):
             WITHOUT_THEM[name](rows, on_error="mark")
@@ -284,7 +284,7 @@ def test_a_resumed_run_takes_skipped_rows_as_done(rows, tmp_path):
 
 @pytest.mark.parametrize("workers", ["here", "threads", "processes"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_job_ends_where_rows_must_not_fail_and_where_all_do(rows, workers, place, tmp_path):
+def test_a_job_ends_without_on_error_and_where_every_row_fails(rows, workers, place, tmp_path):
     options = {**WORKERS[workers], **PLACES[place](tmp_path)}
     with pytest.raises(ValueError, match="cannot read"):
         tdmap.map(rows, checked, **options)
