@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tdmap
-from tdmap import reducers
 from tdmap.errors import AlreadyComplete
 from tensordict_lite import TensorDict
 from tests import interpreters
+from tests.cells.operations import OPERATIONS as CELLS
+from tests.cells.operations import resumable
 
 
 def table() -> TensorDict:
     x = torch.arange(20)
-    return TensorDict({"x": x, "g": x % 3, "s": [f"n{int(i)}" for i in x]}, [20])
+    return TensorDict({"x": x, "k": x % 3, "s": [f"n{int(i)}" for i in x]}, [20])
 
 
-OPERATIONS = {
-    "map": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, **options),
+def of_cells(name: str) -> Callable[..., Any]:
+    return lambda data, out, **options: CELLS[name].call(data, out=out, **options)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: of_cells(name) for name in resumable() if name != "train_test_split"},  # which writes two
     "map, drop": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, on_error="drop", **options),
-    "data.map": lambda data, out, **options: data.map(lambda c: c, out=out, **options),
-    "filter": lambda data, out, **options: tdmap.filter(data, lambda c: c["x"] % 2 == 0, out=out, **options),
-    "flat_map": lambda data, out, **options: tdmap.flat_map(data, lambda c: c[:1], out=out, chunksize=3, **options),
-    "sort": lambda data, out, **options: tdmap.sort(data, "s", out=out, **options),
-    "shuffle": lambda data, out, **options: tdmap.shuffle(data, 1, out=out, **options),
-    "join": lambda data, out, **options: tdmap.join(data, table(), "x", out=out, **options),
-    "reduce": lambda data, out, **options: tdmap.group_by(data, "g").reduce(
-        {"n": reducers.Count()}, out=out, **options
-    ),
-    "map_groups": lambda data, out, **options: tdmap.group_by(data, "g").map_groups(
-        lambda c: c[:1], out=out, **options
-    ),
     "write": lambda data, out, **options: data.pipeline().write(out, **options),
     "write, growing": lambda data, out, **options: data.pipeline().filter(lambda c: c["x"] > 3).write(out, **options),
 }
