@@ -22,6 +22,7 @@ ROWS = 2003  # a prime number
 KEYS: dict[str, Any] = {
     "few": lambda r, n: r.integers(-4, 4, n),
     "one": lambda r, n: np.full(n, 7),
+    "thousand": lambda r, n: r.integers(0, 1000, n) * 1_000_003,
     "few, far apart": lambda r, n: r.choice([-(2**62), 3, 2**61], n),
     "few, float": lambda r, n: r.choice(np.array([-1.5, 0.0, 2.5], dtype=np.float32), n),
     "few, lowest": lambda r, n: np.arange(n) % 3 + np.iinfo(np.int64).min,

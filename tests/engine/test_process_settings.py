@@ -241,11 +241,13 @@ MORE = {
 
 
 def calls_of(name):
-    """An operation of the cells, on several kinds of data."""
+    """An operation of the cells, on several kinds of data and into a folder."""
     operation = CELLS[name]
 
     def call(d, w):
         results = [operation.call(data, **w) for kind, data in d.kinds.items() if kind not in operation.refuses]
+        if operation.has_output:
+            results.append(operation.call(d.kinds["nested"], out=d.new(), **w))
         return [[*result] if name in ("map_iter", "Pipeline.iter") else result for result in results]
 
     return call
