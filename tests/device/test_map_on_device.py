@@ -16,6 +16,7 @@ from tdmap.data.reader import Reader
 from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import ondevice
+from tdmap.testing.executor import CASES
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink
 
@@ -55,11 +56,13 @@ def on_device(request, monkeypatch):
     return call
 
 
-def test_results_come_back(on_device, data):
-    for seed in range(4):
-        result = on_device(data, lambda td: td.apply(lambda x: x * 2), seed_of_link=seed)
-        assert torch.equal(result["x"], data["x"] * 2) and torch.equal(result["meta", "row"], data["meta", "row"] * 2)
-        assert result.batch_size == (ROWS,) and result["x"].device.type == "cpu"
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "states_merge_with_their_neighbours"])
+def test_an_executor_does_on_a_device_what_it_does_without(case, executor, monkeypatch):
+    """All but reductions, which know no device."""
+    monkeypatch.setitem(device_module.LINKS, FAKE, functools.partial(FakeLink, seed=len(case)))
+    options = {"mp_start_method": "fork"} if executor == "process" else {}
+    CASES[case](device=FAKE, executor=executor, num_workers=2, **options)
 
 
 def test_tensors_other_dimensions_and_single_rows(on_device, data):
@@ -67,13 +70,6 @@ def test_tensors_other_dimensions_and_single_rows(on_device, data):
     assert torch.equal(on_device(x, lambda part: part + 1), x + 1)
     assert torch.equal(on_device(x, lambda part: part.cos(), 1, chunksize=70), x.cos())
     assert torch.equal(on_device(data, lambda td: td["x"].sum(), chunksize=0), x.sum(1))
-
-
-def test_no_rows(on_device, data):
-    result = on_device(data[:0], lambda td: td)
-    assert result.shape == (0,) and result["x"].shape == (0, 500)
-    out = TensorDict({"x": torch.zeros(0, 500)}, [0])
-    assert on_device(data[:0], lambda td: td, out=out) is out
 
 
 def test_chunks_keep_their_kind(on_device, data):
@@ -118,28 +114,6 @@ def test_results_go_into_an_output_and_into_a_folder(on_device, data, tmp_path):
     assert torch.equal(saved["y"], data["x"].sum(1) * 2)
     resumed = on_device(data, fn, out=tmp_path / "resumed", resume=True)
     assert torch.equal(resumed["y"], saved["y"])
-
-
-def test_seeds_give_the_same_bits_as_without_a_device(on_device, data):
-    def noisy(td):
-        return td["x"] + torch.randn(td["x"].shape)
-
-    here = tdmap.map(data, noisy, executor="serial", chunksize=3, seed=5)
-    assert torch.equal(on_device(data, noisy, seed=5), here)
-
-
-def test_exceptions_name_their_rows(on_device, data):
-    def fail(td):
-        if (td["meta", "row"] == 31).any():
-            raise ValueError("thirty-one")
-        return td["x"]
-
-    with pytest.raises(ValueError, match="thirty-one") as caught:
-        on_device(data, fail)
-    assert "rows 30:33" in "".join(caught.value.__notes__)
-    with pytest.warns(tdmap.errors.SkippedRows):
-        result = on_device(data, fail, on_error="skip")
-    assert torch.equal(result[32:], data["x"][32:]) and not result[31].any()
 
 
 def test_rows_that_raise_are_put_back(on_device, data):

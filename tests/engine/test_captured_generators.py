@@ -7,10 +7,9 @@ no number comes twice.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from torch.utils.data import DataLoader
 
 import tdmap
 from tensordict_lite import TensorDict
+
+from .conftest import POOL
 
 ROWS = 120
 module_rng = np.random.default_rng(0)
@@ -113,17 +114,6 @@ def of_module(chunk: Any) -> Any:
     return rows_of(chunk, draw(module_rng, len(chunk)))
 
 
-@pytest.fixture(scope="module", params=["threads", "fork", "forkserver", "a pool of the standard library"])
-def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    if request.param == "threads":
-        yield {"num_workers": 2, "executor": "thread"}
-    elif request.param in ("fork", "forkserver"):
-        yield {"num_workers": 2, "mp_start_method": request.param}
-    else:
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            yield {"pool": pool}
-
-
 @pytest.fixture
 def data() -> TensorDict:
     return TensorDict({"i": torch.arange(ROWS)}, [ROWS])
@@ -145,6 +135,7 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("workers", ["threads", "fork", "forkserver", POOL], indirect=True)
 @pytest.mark.parametrize(("kind", "holder"), CASES)
 def test_what_a_function_holds_is_seeded_by_chunk(
     data: TensorDict, workers: dict[str, Any], kind: str, holder: str

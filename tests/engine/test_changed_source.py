@@ -8,9 +8,8 @@ private, so the change is noticed there.
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,19 +216,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "reduced": lambda data, fn, out, **o: _pipeline(data).map(fn).reduce(tdmap.reducers.Sum("x"), **o),
 }
 OF_TENSORS = {"map to a folder", "map to shards", "written"}
-
-
-@pytest.fixture(scope="module", params=["here", "threads", "fork", "forkserver", "a pool of the standard library"])
-def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    if request.param == "here":
-        yield {"num_workers": 0}
-    elif request.param == "threads":
-        yield {"num_workers": 2, "executor": "thread"}
-    elif request.param in ("fork", "forkserver"):
-        yield {"num_workers": 2, "mp_start_method": request.param}
-    else:
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            yield {"pool": pool}
 
 
 def writing(write: Callable[[torch.Tensor], None]) -> Callable[[Any], Any]:
