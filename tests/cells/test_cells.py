@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 import tdmap
 from tests.cells.kinds import KINDS, rows_of
@@ -65,16 +64,6 @@ def _marked(cell: str, failing: set[str]) -> object:
 def test_cell(cell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ask(cell, tmp_path)
-
-
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"executor": "thread", "num_workers": 2}, {"num_workers": 2}])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_the_default_device_of_the_caller_changes_nothing(name, workers, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    data = KINDS["memory"](tmp_path)
-    with torch.device("meta"):  # in the place of a GPU
-        result = OPERATIONS[name].call(data, **workers)
-    assert OPERATIONS[name].read(result) == OPERATIONS[name].expected(rows_of(data))
 
 
 def test_the_list_names_cells_only():

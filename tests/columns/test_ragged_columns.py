@@ -383,9 +383,9 @@ DAMAGE: dict[str, tuple[str, int, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "map, drop"])
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "damage, name, workers", sampled(2, DAMAGE, [name for name in OPERATIONS if name != "map, drop"], [0, 2])
+)
 def test_damaged_rows_are_named_by_file_and_row(damage: str, name: str, workers: int, tmp_path: Path) -> None:
     file, at, content, message = DAMAGE[damage]
     made().memmap(tmp_path / "source")
