@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tensordict_lite.lazy.storage import Stacked
 from tensordict_lite.ops.rows import check_gather_out, check_pad
-from tensordict_lite.ops.shape import expand_sizes, infer_size, permute_dims, positive_dim
+from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
 
 if TYPE_CHECKING:
     from typing import Self
@@ -88,16 +88,8 @@ class LazyShapeOps(Stacked):
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
         """Batch dimensions in another order; trailing ones that are left out stay."""
-        dims = permute_dims(args, kwargs)
         ndim = len(self._batch_size)
-        order = [d + ndim if d < 0 else d for d in dims]
-        if sorted(order) == list(range(len(order))):
-            order += range(len(order), ndim)
-        if sorted(order) != list(range(ndim)):
-            raise ValueError(
-                f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of "
-                f"{list(range(ndim))}."
-            )
+        order = permutation(args, kwargs, ndim)
         if order == list(range(ndim)):
             return self._unchanged()
         at = order.index(self._stack_dim)
@@ -114,13 +106,7 @@ class LazyShapeOps(Stacked):
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Two batch dimensions swapped."""
         ndim = len(self._batch_size)
-        a = dim0 + ndim if dim0 < 0 else dim0
-        b = dim1 + ndim if dim1 < 0 else dim1
-        if not (0 <= a < ndim and 0 <= b < ndim):
-            raise ValueError(
-                f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for "
-                f"{ndim} batch dimension(s)."
-            )
+        a, b = swapped_dims(dim0, dim1, ndim)
         order = list(range(ndim))
         order[a], order[b] = b, a
         return self.permute(*order)
@@ -129,13 +115,7 @@ class LazyShapeOps(Stacked):
 
     def unsqueeze(self, dim: int) -> Self:
         """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
-        ndim = len(self._batch_size)
-        at = dim + ndim + 1 if dim < 0 else dim
-        if not 0 <= at <= ndim:
-            raise RuntimeError(
-                "unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
-                f"Got dim={dim} with a batch size of {self._batch_size}."
-            )
+        at = new_dim(dim, self._batch_size)
         stack_dim = self._stack_dim
         names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
         members = [member.unsqueeze(at if at <= stack_dim else at - 1) for member in self._source]

@@ -27,8 +27,11 @@ __all__ = [
     "Shapes",
     "expand_sizes",
     "expanded_entry",
-    "permute_dims",
+    "infer_size",
+    "new_dim",
+    "permutation",
     "positive_dim",
+    "swapped_dims",
     "reshaped_entry",
     "viewed_entry",
 ]
@@ -96,15 +99,46 @@ def expand_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ..
     return _sizes(args, kwargs, "expand") if args or kwargs else ()
 
 
-def permute_dims(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The dimensions of ``permute(1, 0)``, ``permute((1, 0))`` or ``permute(dims=(1, 0))``."""
+def permutation(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> list[int]:
+    """The order in ``permute(1, 0)``, ``permute((1, 0))`` or ``permute(dims=(1, 0))``, trailing ones added."""
     if "dims" in kwargs and len(kwargs) == 1 and not args:
-        return tuple(kwargs["dims"])
+        args, kwargs = (kwargs["dims"],), {}
     if kwargs:
         raise TypeError(
             f"permute() takes integers, one sequence of integers, or dims=; got args={args} and kwargs={kwargs}"
         )
-    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
+    dims = tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
+    order = [d + ndim if d < 0 else d for d in dims]
+    if sorted(order) == list(range(len(order))):
+        order += range(len(order), ndim)
+    if sorted(order) != list(range(ndim)):
+        raise ValueError(
+            f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of {list(range(ndim))}."
+        )
+    return order
+
+
+def swapped_dims(dim0: int, dim1: int, ndim: int) -> tuple[int, int]:
+    """The dimensions of ``transpose``, counted from the front."""
+    a = dim0 + ndim if dim0 < 0 else dim0
+    b = dim1 + ndim if dim1 < 0 else dim1
+    if not (0 <= a < ndim and 0 <= b < ndim):
+        raise ValueError(
+            f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for "
+            f"{ndim} batch dimension(s)."
+        )
+    return a, b
+
+
+def new_dim(dim: int, size: torch.Size) -> int:
+    """The position of ``unsqueeze(dim)``, counted from the front."""
+    at = dim + len(size) + 1 if dim < 0 else dim
+    if not 0 <= at <= len(size):
+        raise RuntimeError(
+            "unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
+            f"Got dim={dim} with a batch size of {size}."
+        )
+    return at
 
 
 def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
@@ -346,13 +380,7 @@ class ShapeOps(Kernel):
     def unsqueeze(self, dim: int) -> Self:
         """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
         size = self._batch_size
-        ndim = len(size)
-        at = dim + ndim + 1 if dim < 0 else dim
-        if not 0 <= at <= ndim:
-            raise RuntimeError(
-                "unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
-                f"Got dim={dim} with a batch size of {size}."
-            )
+        at = new_dim(dim, size)
         names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
         return self._reshaped(
             lambda value: value.unsqueeze(at),
@@ -499,17 +527,9 @@ class ShapeOps(Kernel):
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
         """Batch dimensions in another order; trailing ones that are left out stay."""
-        dims = permute_dims(args, kwargs)
         size = self._batch_size
         ndim = len(size)
-        order = [d + ndim if d < 0 else d for d in dims]
-        if sorted(order) == list(range(len(order))):  # the last ones may be left out
-            order += range(len(order), ndim)
-        if sorted(order) != list(range(ndim)):
-            raise ValueError(
-                f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of "
-                f"{list(range(ndim))}."
-            )
+        order = permutation(args, kwargs, ndim)
         if order == list(range(ndim)):
             return self._unchanged()
         names = None if self._names is None else [self._names[d] for d in order]
@@ -525,13 +545,7 @@ class ShapeOps(Kernel):
         """Two batch dimensions swapped."""
         size = self._batch_size
         ndim = len(size)
-        a = dim0 + ndim if dim0 < 0 else dim0
-        b = dim1 + ndim if dim1 < 0 else dim1
-        if not (0 <= a < ndim and 0 <= b < ndim):
-            raise ValueError(
-                f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for "
-                f"{ndim} batch dimension(s)."
-            )
+        a, b = swapped_dims(dim0, dim1, ndim)
         if a == b:
             return self._unchanged()
         order = list(range(ndim))

@@ -42,51 +42,34 @@ _REFLECTED = {
 }
 
 
+def _operator(op: Callable[[Any, Any], Any], otherwise: bool | None = None) -> Any:
+    """A method for an operator. ``otherwise``: the answer for an operand of another kind; else Python decides."""
+
+    def method(self: Any, other: object) -> Any:
+        result = _compare(self, other, op)
+        return otherwise if result is NotImplemented and otherwise is not None else result
+
+    return method
+
+
 class ComparisonOps(Kernel):
     """Mixin of the comparison family. Results are unlocked, and unnamed unless the other side is a tensor.
 
     The other side is a number, a tensor aligned with the batch dimensions, or a collection or mapping with
-    the same keys. Anything else is unequal, as for every Python object.
+    the same keys. Any other object is unequal.
     """
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
 
-    def __eq__(self, other: object) -> Any:
-        result = _compare(self, other, operator.eq)
-        return False if result is NotImplemented else result
-
-    def __ne__(self, other: object) -> Any:
-        result = _compare(self, other, operator.ne)
-        return True if result is NotImplemented else result
-
-    def __lt__(self, other: Any) -> Any:
-        result = _compare(self, other, operator.lt)
-        return False if result is NotImplemented else result
-
-    def __le__(self, other: Any) -> Any:
-        result = _compare(self, other, operator.le)
-        return False if result is NotImplemented else result
-
-    def __gt__(self, other: Any) -> Any:
-        result = _compare(self, other, operator.gt)
-        return False if result is NotImplemented else result
-
-    def __ge__(self, other: Any) -> Any:
-        result = _compare(self, other, operator.ge)
-        return False if result is NotImplemented else result
-
-    def __or__(self, other: Any) -> Any:
-        return _compare(self, other, operator.or_)
-
-    def __ror__(self, other: Any) -> Any:
-        return _compare(self, other, operator.or_)
-
-    def __xor__(self, other: Any) -> Any:
-        return _compare(self, other, operator.xor)
-
-    def __rxor__(self, other: Any) -> Any:
-        return _compare(self, other, operator.xor)
+    __eq__ = _operator(operator.eq, False)
+    __ne__ = _operator(operator.ne, True)
+    __lt__ = _operator(operator.lt, False)
+    __le__ = _operator(operator.le, False)
+    __gt__ = _operator(operator.gt, False)
+    __ge__ = _operator(operator.ge, False)
+    __or__ = __ror__ = _operator(operator.or_)
+    __xor__ = __rxor__ = _operator(operator.xor)
 
 
 def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
