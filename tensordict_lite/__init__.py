@@ -105,7 +105,7 @@ from_zarr = TensorDict.from_zarr
 
 _vmapping.install()
 
-# What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
+# Containers that `torch.load(weights_only=True)` may build; it checks their content in turn.
 _SAFE: list[Any] = [
     TensorDict,
     LazyStackedTensorDict,
@@ -126,7 +126,7 @@ _SAFE: list[Any] = [
 _add_safe_globals(_SAFE)
 
 _LATER = {"PersistentTensorDict": "tensordict_lite.persistent"}
-"""Names that are imported when they are asked for, and where they are."""
+"""Names that are imported at their first use, by the module that defines them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The roots of all collections: the kernel with every family of operations."""
+"""The base classes of all collections: the kernel with every family of operations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["KEY_SEPARATOR", "TensorCollection", "TensorDictBase", "is_tensor_col
 
 
 class TensorCollection(Families):
-    """Root of everything that holds tensors under keys with a shared leading shape.
+    """Base class of everything that holds tensors under keys with a shared leading shape.
 
-    ``isinstance(x, TensorCollection)`` is true for :class:`TensorDict`, lazy stacks, tensorclasses and
-    non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
+    ``isinstance(x, TensorCollection)`` is true for :class:`TensorDict`, lazy stacks, tensorclasses and non-tensor data;
+    :class:`TensorDictBase` excludes tensorclasses.
     """
 
     __slots__ = ()
@@ -30,7 +30,6 @@ class TensorCollection(Families):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """What a function of torch means here, as ``hooks/torch_function.py`` says."""
         handler = HANDLED.get(func)
         if handler is None:
             return NotImplemented
@@ -48,7 +47,7 @@ MutableMapping.register(TensorDictBase)
 
 
 def is_tensor_collection(value: Any) -> bool:
-    """Whether ``value`` (an instance or a class) is a TensorDict, a lazy stack, a tensorclass or alike.
+    """Whether ``value`` (an instance or a class) is a TensorDict, a lazy stack, a tensorclass or another collection.
 
     Example:
         >>> from tensordict_lite import TensorDict

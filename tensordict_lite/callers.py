@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's program, however deep in a package they are found."""
+"""Warnings that point at the line of the user's program that called into the package."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def warn_caller(
     """``warnings.warn`` at the line that called into a package.
 
     Args:
-        message: the text, or a warning, whose own class is its category.
-        category: of a text.
-        folders: of the files that are not the caller, each with a separator at its end.
+        message: the text, or a warning instance.
+        category: category of a text.
+        folders: folders of the package, each ending in a separator; their files are not the caller.
     """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_below(frame.f_code.co_filename, tuple(folders)):

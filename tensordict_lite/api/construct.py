@@ -32,7 +32,7 @@ __all__ = ["ConstructOps"]
 
 
 class ConstructOps(Kernel):
-    """Class methods that build a TensorDict, and ``new_zeros`` and its kin."""
+    """Class methods that build a TensorDict, and the ``new_*`` methods."""
 
     __slots__ = ()
 
@@ -88,7 +88,7 @@ class ConstructOps(Kernel):
     ) -> Any:
         """:meth:`from_dict`, with nested dicts in the type of the entry of ``self`` under the same key.
 
-        So a dict that came from :meth:`to_dict` gets its tensorclasses back. The values of ``self`` are not used.
+        A dict made by :meth:`to_dict` thus gets its tensorclasses back. The values of ``self`` are not used.
         """
         return from_mapping(
             self._plain_class(), input_dict, self, auto_batch_size, batch_size, device, batch_dims, names
@@ -115,7 +115,8 @@ class ConstructOps(Kernel):
             device: device of the result.
             batch_dims: longest batch size of the result to infer, the list dimension included.
             names: names of the batch dimensions of the result.
-            lazy: a lazy stack (``True``), a dense one (``False``), or whichever fits (``None``).
+            lazy: ``True`` for a lazy stack, ``False`` for a dense one, ``None`` for a dense one where keys and shapes
+                agree.
 
         Raises:
             ValueError: ``batch_size[0]`` is not the length of the list.
@@ -194,7 +195,7 @@ class ConstructOps(Kernel):
         device: Any = None,
         batch_size: Sequence[int] | None = None,
     ) -> Any:
-        """Converts containers of any kind, see :func:`from_any`."""
+        """Convert containers of any kind, see :func:`from_any`."""
         made = from_any(
             obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
@@ -288,18 +289,18 @@ class ConstructOps(Kernel):
         device: Any = None,
         batch_size: Sequence[int] | None = None,
     ) -> Any:
-        """A TensorDict over arrays of other libraries (CuPy, JAX, NumPy, Arrow, ...), which share their memory with it.
+        """A TensorDict over arrays of other libraries (CuPy, JAX, NumPy, Arrow, ...), sharing their memory.
 
-        Nothing is copied where the device stays: a write to one is seen in the other. The way back is that of each
-        library, ``numpy.from_dlpack(td["x"])`` say, for mapped tensors too.
+        Nothing is copied unless ``device`` moves it: a write to one is seen in the other. To convert back, use the
+        function of the library, for example ``numpy.from_dlpack(td["x"])``; memory-mapped tensors work too.
 
         Args:
             arrays: (nested) mapping of keys to objects with ``__dlpack__``.
             auto_batch_size, batch_dims, device, batch_size: as :meth:`from_dict`.
 
         Raises:
-            TypeError: something in it does not speak DLPack.
-            ValueError: a library does not share an array: missing values, a dtype that the protocol lacks.
+            TypeError: a value does not support DLPack.
+            ValueError: a library cannot export an array: missing values, or a dtype that the protocol lacks.
 
         Example:
             >>> import numpy as np
@@ -362,7 +363,7 @@ class ConstructOps(Kernel):
         new = TensorDict({}, batch_size=size, device=None if storage == "memmap" else device)
         for key, (shape, dtype) in schema.items():
             full = (*size, *shape)
-            if storage == "memmap":  # a view of one element: the files are allocated without the memory
+            if storage == "memmap":  # a view of one element: the files are allocated without using memory
                 new.set(key, torch.zeros((), dtype=dtype).expand(full))
             else:
                 new.set(key, torch.zeros(full, dtype=dtype, device=device))
@@ -388,7 +389,7 @@ class ConstructOps(Kernel):
 
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-        """A stack that keeps its parts as they are, see :class:`LazyStackedTensorDict`."""
+        """A lazy stack of the collections, see :class:`LazyStackedTensorDict`."""
         from tensordict_lite.lazy.functions import LazyStackedTensorDict
 
         return LazyStackedTensorDict.lazy_stack(input, dim, out=out, **kwargs)
@@ -410,9 +411,9 @@ class ConstructOps(Kernel):
             dtype: dtype of every entry; by default each keeps its own.
             device: device of the result and its entries; by default they keep theirs.
             **kwargs: ``requires_grad``, ``layout``, ``pin_memory`` as for :meth:`torch.Tensor.new_zeros`;
-                ``empty_lazy=True`` makes lazy stacks lazy stacks of empty members, to be written into, and repeats
-                the first object of a :class:`NonTensorStack`. Otherwise lazy stacks are made dense, and the rows of
-                a :class:`NonTensorStack` are None.
+                ``empty_lazy=True`` keeps lazy stacks lazy, with empty members to write into, and repeats the first
+                object of a :class:`NonTensorStack`. By default lazy stacks become dense, and the rows of a
+                :class:`NonTensorStack` are None.
 
         Example:
             >>> import torch
@@ -476,7 +477,7 @@ class ConstructOps(Kernel):
         """A copy of ``data`` under every key, in the dtype of the entry there.
 
         Args:
-            data: tensor, array, number or sequence; or a collection, for an entry each.
+            data: tensor, array, number or sequence; or a collection that gives one value per entry.
             dtype: dtype of every entry.
             device: device of the result; by default that of ``data``.
             requires_grad: record operations on the new tensors.

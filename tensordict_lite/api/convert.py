@@ -26,7 +26,7 @@ __all__ = ["ConvertOps"]
 
 
 class ConvertOps(StateOps):
-    """``to_dict``, ``tolist``, ``numpy`` and the like."""
+    """Conversions: ``to_dict``, ``tolist``, ``numpy`` and others."""
 
     __slots__ = ()
 
@@ -78,13 +78,13 @@ class ConvertOps(StateOps):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """The elements of the batch as nested lists, one level a batch dimension, of dicts.
+        """The elements of the batch as nested lists of dicts, one level per batch dimension.
 
         Args:
-            convert_nodes: elements as dicts; ``False`` keeps them as collections.
+            convert_nodes: convert elements to dicts; ``False`` keeps them as collections.
             convert_tensors: as for :meth:`to_dict`.
             tolist_first: as for :meth:`to_dict`.
-            as_linked_list: a list that writes what is assigned to its elements back into this collection.
+            as_linked_list: return a list whose assignments write back into this collection.
 
         Raises:
             TypeError: ``convert_tensors`` with ``convert_nodes=False``.
@@ -101,7 +101,7 @@ class ConvertOps(StateOps):
             if not convert_nodes:
                 return self
             found = self.to_dict(retain_none=True, convert_tensors=convert_tensors, tolist_first=tolist_first)
-            unset = self._none_fields() if hasattr(self, "_none_fields") else ()  # of a tensorclass; entries stay
+            unset = self._none_fields() if hasattr(self, "_none_fields") else ()  # a tensorclass: its entries stay
             return {key: value for key, value in found.items() if key not in unset} if unset else found
         rows = [
             row.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
@@ -131,11 +131,11 @@ class ConvertOps(StateOps):
         return out
 
     def to_namedtuple(self, dest_cls: Any = None) -> Any:
-        """The entries as a named tuple, nested collections too; a tensorclass gives a plain tuple at the top.
+        """The entries as a named tuple, nested collections too. At the top a tensorclass gives a plain tuple.
 
         Args:
-            dest_cls: named tuple class to use wherever it has the fields; a class named ``GenericDict`` is made
-                otherwise.
+            dest_cls: named tuple class to use wherever its fields match; elsewhere a class named ``GenericDict`` is
+                made.
         """
         named = self._named(dest_cls)
         return tuple(named) if hasattr(type(self), "__dataclass_fields__") else named
@@ -152,12 +152,12 @@ class ConvertOps(StateOps):
         if dest_cls is not None:
             try:
                 return dest_cls(**data)
-            except TypeError:  # other fields: this level is generic
+            except TypeError:  # other fields: this level gets a generic class
                 pass
         return _named_tuple_class(tuple(data))(*data.values())
 
     def to_pytree(self) -> Any:
-        """The lists, tuples and dicts that :meth:`from_pytree` made this from; ``self`` if it did not."""
+        """The lists, tuples and dicts that :meth:`from_pytree` converted; ``self`` if it was not made that way."""
         return pytree.to_pytree(self)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
@@ -178,17 +178,17 @@ class ConvertOps(StateOps):
         return new
 
     def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
-        """All leaves as the columns of one contiguous tensor, and the layout that :meth:`PackLayout.unpack` takes.
+        """All leaves as columns of one contiguous tensor, and the layout that :meth:`PackLayout.unpack` needs.
 
         Args:
-            dim: of the columns in the result, as of :func:`torch.stack`.
+            dim: dimension of the columns in the result, as in :func:`torch.stack`.
             layout: the order of the columns. Default: that of the sorted keys.
 
         Returns:
             A tensor ``[*batch_size, columns]``, for ``dim=-1``, and its layout.
 
         Raises:
-            IndexError: there is no such dim.
+            IndexError: ``dim`` is out of range.
             KeyError: the keys are not those of ``layout``.
             RuntimeError: leaves are on several devices, or rows have different shapes or keys.
             TypeError: leaves have different dtypes, or an entry is not a tensor.
@@ -206,15 +206,15 @@ class ConvertOps(StateOps):
         return packing.pack(self, dim, layout=layout)
 
     def to_h5(self, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
-        """Writes the entries into a new HDF5 file, and gives the collection that lies there, open for writing.
+        """Write the entries into a new HDF5 file and return the collection stored there, open for writing.
 
         Args:
-            filename: the file; one that exists is replaced.
-            **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say.
+            filename: the file; an existing one is replaced.
+            **options: passed to :meth:`h5py.Group.create_dataset`, for example ``compression="gzip"``.
 
         Raises:
             ImportError: h5py is not installed.
-            TypeError: an entry is of a kind that HDF5 cannot store.
+            TypeError: HDF5 cannot store an entry.
         """
         from tensordict_lite.persistent import PersistentTensorDict
 
@@ -228,20 +228,20 @@ class ConvertOps(StateOps):
         return PersistentTensorDict.from_h5(filename, **options)
 
     def to_zarr(self, filename: Any, *, allow_pickle: bool | None = None, **options: Any) -> PersistentTensorDict:
-        """Writes the entries into a new Zarr store, and gives the collection that lies there, open for writing.
+        """Write the entries into a new Zarr store and return the collection stored there, open for writing.
 
         Args:
-            filename: the folder, or a ``zarr.abc.store.Store``. A store that exists is replaced, a folder when the new
-                one is whole.
+            filename: the folder, or a ``zarr.abc.store.Store``. An existing store is replaced; a folder is replaced
+                after the new one is complete.
             allow_pickle: pickle the objects that JSON cannot hold.
-            **options: for :meth:`zarr.Group.create_array`; ``chunks`` are those of the first dimensions. By default,
-                an array is one chunk, and not compressed.
+            **options: passed to :meth:`zarr.Group.create_array`; ``chunks`` covers the leading dimensions. By default
+                an array is one uncompressed chunk.
 
         Raises:
-            FileExistsError: the folder has other files than those of a Zarr 3 store.
+            FileExistsError: the folder contains files that are not part of a Zarr 3 store.
             ImportError: zarr is not installed.
-            TypeError: an entry is of a kind that Zarr cannot store, or only a pickle can hold an object.
-            ValueError: a key cannot be the name of a file.
+            TypeError: Zarr cannot store an entry, or an object needs ``allow_pickle=True``.
+            ValueError: a key cannot be a file name.
 
         Example:
             >>> import tempfile, torch
@@ -264,7 +264,7 @@ class ConvertOps(StateOps):
         return PersistentTensorDict.from_zarr(filename, **options)
 
     def to_lazystack(self, dim: int = 0) -> Any:
-        """A lazy stack of the slices along a batch dimension, which are views; ``self`` if it is that already."""
+        """A lazy stack of the slices along a batch dimension, as views; ``self`` if it already is that stack."""
         from tensordict_lite.lazy.functions import LazyStackedTensorDict
 
         dims = len(self._batch_size)
@@ -276,7 +276,7 @@ class ConvertOps(StateOps):
         return LazyStackedTensorDict.lazy_stack(list(self.unbind(dim)), dim)
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """The same tree with its lazy stacks made dense; entries of different shapes become nested tensors.
+        """The same tree with dense collections for its lazy stacks; entries of different shapes become nested tensors.
 
         Args:
             layout: layout of the nested tensors, ``torch.strided`` or ``torch.jagged``.
@@ -290,13 +290,13 @@ class ConvertOps(StateOps):
         return self._rebuild(out, self._batch_size, self._names) if changed else self
 
     def as_tensor(self) -> Self:
-        """The same entries around memory-mapped tensors as plain ones, without a copy."""
+        """The same entries with plain tensors for memory-mapped ones, without a copy."""
         return self._map_leaves(lambda leaf: leaf.as_subclass(Tensor) if type(leaf) is not Tensor else leaf)
 
     def to_struct_array(self) -> np.ndarray:
-        """A numpy structured array of the shape of the batch, with a field for each entry (copied).
+        """A numpy structured array with the shape of the batch and a field for each entry (copied).
 
-        Nested collections are nested fields, strings fixed-width text of at least 10 characters.
+        Nested collections become nested fields, strings fixed-width text of at least 10 characters.
 
         Example:
             >>> import torch
@@ -314,7 +314,7 @@ class ConvertOps(StateOps):
 
         Args:
             fields: attributes to record.
-            num_threads: accepted for symmetry; the work is too small for threads.
+            num_threads: ignored, accepted for compatibility.
         """
         from tensordict_lite.tensorclass.attrs import describe
 
@@ -351,19 +351,19 @@ class ConvertOps(StateOps):
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """A deep copy.
 
-    By `clone` of a plain tensor, since torch takes five times as long, of a strided nested one and of a result of a
-    graph, which torch does not copy so.
+    Use `clone` for plain tensors (five times as fast as `deepcopy`), for strided nested ones and for results of a
+    graph, which `deepcopy` rejects.
     """
     if isinstance(value, Tensor) and id(value) not in memo:
         plain = type(value) is Tensor and not value.requires_grad and not value.__dict__
         if plain or not value.is_leaf or (value.is_nested and value.layout is torch.strided):
             memo[id(value)] = value.clone()
-            memo.setdefault(id(memo), []).append(value)  # as `copy` does: an id is one of an object that lives
+            memo.setdefault(id(memo), []).append(value)  # kept, as `copy` does: the id of a freed object may be reused
     return copy.deepcopy(value, memo)
 
 
 def _unlinked(held: Any) -> Any:
-    """The objects of an entry apart from it: a change of the list is none of the collection."""
+    """Copies of the lists in an entry, so that changing the result does not change the collection."""
     return held.tolist() if isinstance(held, LinkedList) else held
 
 
@@ -382,7 +382,7 @@ def _named_tuple_class(names: tuple[str, ...]) -> Any:
         bad = [name for name in names if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_")]
         if bad:
             raise ValueError(f"these keys cannot be fields of a named tuple: {bad}")
-        if len(_named_tuples) >= 256:  # classes are costly to make and must not pile up
+        if len(_named_tuples) >= 256:  # classes are costly to create and must not accumulate
             _named_tuples.clear()
         cls = _named_tuples[names] = collections.namedtuple("GenericDict", names)
     return cls

@@ -13,9 +13,9 @@ __all__ = ["DistributedOps"]
 
 
 class DistributedOps(Kernel):
-    """Mixin of ``send``, ``broadcast`` and their kin.
+    """Mixin of ``send``, ``recv``, ``broadcast`` and the other collectives.
 
-    Ranks unpickle what others send: use them among ranks that trust each other. ``gloo`` moves tensors by way of the
+    Ranks unpickle what others send: use them only among ranks that trust each other. ``gloo`` moves tensors through the
     CPU; with ``nccl`` messages go through the current CUDA device.
     """
 
@@ -34,31 +34,30 @@ class DistributedOps(Kernel):
         consolidated: bool = False,
         check: bool = False,
     ) -> None:
-        """Sends the values to another rank, which calls :meth:`recv` on a collection of the same structure.
+        """Send the values to another rank, which calls :meth:`recv` on a collection of the same structure.
 
-        Small tensors of one dtype go together in a message, non-tensor data in one more.
+        Small tensors of the same dtype share a message; non-tensor data takes one more.
 
-        Messages hold nothing but values, so that structures that differ are found with ``check`` only. Without it, gloo
-        ends the receiving process (SIGABRT) when a message is longer than expected, fills a part of the values when it
-        is shorter, and waits for the timeout of the group when one is missing.
+        Messages hold values only, so different structures are detected only with ``check``. Without it, gloo aborts the
+        receiving process (SIGABRT) when a message is longer than expected, fills part of the values when it is shorter,
+        and waits for the timeout of the group when one is missing.
 
         Args:
-            dst: the receiver, a global rank.
-            group: the process group. Default: the default one.
-            group_dst: the receiver's rank in ``group``, which may be a group that is not registered; instead of
-                ``dst``.
-            init_tag: tag of the first message; there are at most as many as tensors, and two more. The receiver
-                passes the same. Give transfers at the same time other ranges.
-            pseudo_rand: take pseudo-random tags from the seed ``init_tag``.
-            consolidated: has no effect: values go in few messages anyway.
-            check: compare the structures first, by a message and its answer; the receiver must do so as well.
+            dst: global rank of the receiver.
+            group: the process group; the default group if not given.
+            group_dst: rank of the receiver in ``group``, which may be an unregistered group; replaces ``dst``.
+            init_tag: tag of the first message. A transfer uses at most one tag per tensor and two more. The receiver
+                passes the same tag. Concurrent transfers need disjoint ranges.
+            pseudo_rand: draw pseudo-random tags with ``init_tag`` as the seed.
+            consolidated: ignored; values always travel in few messages.
+            check: compare the structures first, with one message and its answer; the receiver must pass it as well.
 
         Raises:
             ValueError: both or none of ``dst`` and ``group_dst``; with ``check``, the structures differ.
-            CommunicationError: the other rank has ended or is late.
+            CommunicationError: the other rank has ended or timed out.
 
         Example:
-            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``dst``.
+            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``dst``.
 
             >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +73,7 @@ class DistributedOps(Kernel):
         from tensordict_lite.distributed import values
 
         if dst is not None and not isinstance(dst, int):
-            dst.send(self)  # a pipe of the caller's own
+            dst.send(self)  # an object with its own asend()
             return
         values.send(self, dst, group, group_dst, init_tag, pseudo_rand, check)
 
@@ -89,22 +88,21 @@ class DistributedOps(Kernel):
         consolidated: bool = False,
         check: bool = False,
     ) -> int:
-        """Receives the values that :meth:`send` sends, in place.
+        """Receive the values that :meth:`send` sends, in place.
 
         Args:
-            src: the sender, a global rank.
-            group: see :meth:`send`.
-            group_src: the sender's rank in ``group``, instead of ``src``.
-            init_tag: see :meth:`send`.
-            pseudo_rand: see :meth:`send`.
-            consolidated: has no effect.
-            check: see :meth:`send`.
+            src: global rank of the sender.
+            group: the process group; the default group if not given.
+            group_src: rank of the sender in ``group``; replaces ``src``.
+            init_tag, pseudo_rand: as for :meth:`send`.
+            consolidated: ignored.
+            check: as for :meth:`send`.
 
         Returns:
             The tag of the last tensor.
 
         Example:
-            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``src``.
+            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``src``.
 
             >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
@@ -136,23 +134,17 @@ class DistributedOps(Kernel):
         consolidated: bool = False,
         check: bool = False,
     ) -> Any:
-        """As :meth:`send`; with ``return_early`` it returns while the messages are on their way.
+        """:meth:`send`; with ``return_early`` it returns before the messages are sent.
 
         Args:
-            dst: see :meth:`send`.
-            group: see :meth:`send`.
-            group_dst: see :meth:`send`.
-            init_tag: see :meth:`send`.
-            pseudo_rand: see :meth:`send`.
-            return_early: do not wait: call ``wait()`` of each result before the values change.
-            consolidated: see :meth:`send`.
-            check: see :meth:`send`.
+            dst, group, group_dst, init_tag, pseudo_rand, consolidated, check: as for :meth:`send`.
+            return_early: do not wait. Call ``wait()`` of each result before the values change.
 
         Returns:
             The tag of the last tensor; with ``return_early`` a list of objects with ``wait()``.
 
         Example:
-            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``dst``.
+            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``dst``.
 
             >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
@@ -185,23 +177,17 @@ class DistributedOps(Kernel):
         consolidated: bool = False,
         check: bool = False,
     ) -> Any:
-        """As :meth:`recv`; with ``return_premature`` it returns while the messages are on their way.
+        """:meth:`recv`; with ``return_premature`` it returns before the messages have arrived.
 
         Args:
-            src: see :meth:`recv`.
-            group: see :meth:`recv`.
-            group_src: see :meth:`recv`.
-            return_premature: do not wait: call ``wait()`` of each result before the values are read.
-            init_tag: see :meth:`recv`.
-            pseudo_rand: see :meth:`recv`.
-            consolidated: see :meth:`recv`.
-            check: see :meth:`recv`.
+            src, group, group_src, init_tag, pseudo_rand, consolidated, check: as for :meth:`recv`.
+            return_premature: do not wait. Call ``wait()`` of each result before the values are read.
 
         Returns:
             None; with ``return_premature`` a list of objects with ``wait()``.
 
         Example:
-            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``src``.
+            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``src``.
 
             >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
@@ -223,14 +209,14 @@ class DistributedOps(Kernel):
         return None
 
     async def asend(self, dst: Any, **options: Any) -> None:
-        """As :meth:`send`, for programs with ``async``: other tasks run while the messages are on their way.
+        """:meth:`send` for ``async`` programs: other tasks run while the messages travel.
 
         Args:
-            dst: the receiver, a global rank; or a pipe of the caller's own with a method ``asend``.
-            **options: see :meth:`send`.
+            dst: global rank of the receiver, or any object with a method ``asend``.
+            **options: as for :meth:`send`.
 
         Example:
-            A pipe of the caller's own; with ranks it is ``await td.asend(1)`` here and ``await td.arecv(0)`` there.
+            A queue instead of a rank; between ranks, ``await td.asend(1)`` pairs with ``await td.arecv(0)``.
 
             >>> import asyncio, torch
             >>> from tensordict_lite import TensorDict
@@ -252,18 +238,18 @@ class DistributedOps(Kernel):
         await _wait_aside(self.isend(dst, return_early=True, **options))
 
     async def arecv(self, src: Any, *, device: Any = None, **options: Any) -> Self:
-        """As :meth:`recv`, for programs with ``async``: other tasks run while the messages are on their way.
+        """:meth:`recv` for ``async`` programs: other tasks run while the messages travel.
 
         Args:
-            src: the sender, a global rank; or a pipe of the caller's own with a method ``arecv``.
-            device: where the result goes; None: it stays.
-            **options: see :meth:`recv`.
+            src: global rank of the sender, or any object with a method ``arecv``.
+            device: move the result there; None leaves it.
+            **options: as for :meth:`recv`.
 
         Returns:
-            self, or with ``device`` what it is there.
+            self, or with ``device`` a copy there.
 
         Example:
-            A pipe of the caller's own; with ranks it is ``await td.asend(1)`` here and ``await td.arecv(0)`` there.
+            A queue instead of a rank; between ranks, ``await td.asend(1)`` pairs with ``await td.arecv(0)``.
 
             >>> import asyncio, torch
             >>> from tensordict_lite import TensorDict
@@ -295,15 +281,15 @@ class DistributedOps(Kernel):
         bucket_bytes: int | None = None,
         check: bool = False,
     ) -> Any:
-        """Reduces every tensor over all ranks, in place on rank ``dst``; elsewhere the values stay or are undefined.
+        """Reduce every tensor over all ranks, in place on rank ``dst``; values of other ranks are undefined.
 
         Args:
-            dst: the rank that gets the result, a global one.
+            dst: global rank that gets the result.
             op: a ``torch.distributed.ReduceOp``. Default: the sum.
-            async_op: with ``return_premature``, return while the messages are on their way.
+            async_op: with ``return_premature``, return before the messages have arrived.
             return_premature: see ``async_op``.
-            group: the process group. Default: the default one.
-            bucket_bytes: tensors of up to so many bytes share messages of up to so many. Default: tensors of up to
+            group: the process group; the default group if not given.
+            bucket_bytes: tensors of at most this size share messages of at most this size. Default: tensors of up to
                 64 KB share messages of up to 4 MB.
             check: compare the structures of all ranks first.
 
@@ -311,7 +297,7 @@ class DistributedOps(Kernel):
             None, or a list of objects with ``wait()``.
 
         Raises:
-            ValueError: with ``check``, on every rank, the structures differ.
+            ValueError: with ``check``, the structures differ; raised on every rank.
 
         Example:
             >>> import torch
@@ -341,14 +327,13 @@ class DistributedOps(Kernel):
         bucket_bytes: int | None = None,
         check: bool = False,
     ) -> Any:
-        """Reduces every tensor over all ranks, in place on all of them.
+        """Reduce every tensor over all ranks, in place on all of them.
 
         Args:
             op: a ``torch.distributed.ReduceOp``. Default: the sum.
-            group: the process group. Default: the default one.
-            async_op: return while the messages are on their way: call ``wait()`` of each result.
-            bucket_bytes: see :meth:`reduce`.
-            check: see :meth:`reduce`.
+            group: the process group; the default group if not given.
+            async_op: return before the messages have arrived: call ``wait()`` of each result.
+            bucket_bytes, check: as for :meth:`reduce`.
 
         Returns:
             None, or a list of objects with ``wait()``.
@@ -377,19 +362,19 @@ class DistributedOps(Kernel):
     def init_remote(
         self, dst: int | None = None, group: Any = None, device: Any = None, use_broadcast: bool = False
     ) -> None:
-        """Sends structure and values to a rank that knows neither, and calls :meth:`from_remote_init`.
+        """Send structure and values to a rank that calls :meth:`from_remote_init`.
 
-        Memory-mapped tensors go as the path of their file where the receiver sees the same file.
+        Memory-mapped tensors travel as the path of their file if the receiver sees the same file.
 
         Args:
-            dst: the receiver, a global rank.
-            group: the process group. Default: the default one.
-            device: has no effect; it is accepted because the interface has it.
-            use_broadcast: to all ranks of the group, see :meth:`broadcast`.
+            dst: global rank of the receiver.
+            group: the process group; the default group if not given.
+            device: ignored, accepted for compatibility.
+            use_broadcast: send to all ranks of the group, see :meth:`broadcast`.
 
         Raises:
-            ValueError: no ``dst``.
-            UnsendableError: an entry cannot be pickled, or is on the meta device; the receiver raises as well.
+            ValueError: neither ``dst`` nor ``use_broadcast``.
+            UnsendableError: an entry cannot be pickled or is on the meta device; the receiver raises as well.
 
         Example:
             >>> import multiprocessing, tempfile, torch
@@ -421,13 +406,13 @@ class DistributedOps(Kernel):
 
     @classmethod
     def from_remote_init(cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False) -> Self:
-        """Receives what :meth:`init_remote` sends: a new collection, of the class that was sent.
+        """Receive what :meth:`init_remote` sends: a new collection of the class that was sent.
 
         Args:
-            src: the sender, a global rank.
-            group: the process group. Default: the default one.
-            device: where the result goes. Default: the type of device where each tensor was.
-            use_broadcast: as the sender has it.
+            src: global rank of the sender.
+            group: the process group; the default group if not given.
+            device: device of the result. Default: the device type of each sent tensor.
+            use_broadcast: as the sender passed it.
 
         Example:
             >>> import multiprocessing, tempfile, torch
@@ -454,21 +439,21 @@ class DistributedOps(Kernel):
         return trees.from_remote_init(src, group, device)
 
     def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> Self:
-        """The collection of rank ``src``, on every rank of the group; all must call it.
+        """The collection of rank ``src``, on every rank of the group. All ranks must call it.
 
-        The others need not know its structure: they may call it on an empty TensorDict. Memory-mapped tensors go as
-        the path of their file where every rank sees the same file.
+        The other ranks need not know the structure: they may call it on an empty TensorDict. Memory-mapped tensors
+        travel as the path of their file if every rank sees the same file.
 
         Args:
-            src: the rank that has it, a global one.
-            group: the process group. Default: the default one.
-            device: where the result goes. Default: the type of device where each tensor is.
+            src: global rank of the sender.
+            group: the process group; the default group if not given.
+            device: device of the result. Default: the device type of each sent tensor.
 
         Returns:
-            On rank ``src`` self, elsewhere a new collection.
+            self on rank ``src``, a new collection elsewhere.
 
         Raises:
-            CommunicationError: a rank has ended or is late, or ``src`` could not send.
+            CommunicationError: a rank has ended or timed out, or ``src`` could not send.
 
         Example:
             >>> import torch
@@ -488,7 +473,7 @@ class DistributedOps(Kernel):
         """The collections of all ranks of the group, on every rank; their structures may differ.
 
         Args:
-            group: the process group. Default: the default one.
+            group: the process group; the default group if not given.
 
         Returns:
             A list of new collections, in the order of the ranks.
@@ -507,11 +492,11 @@ class DistributedOps(Kernel):
         return trees.all_gather(self, group)
 
     def gather_and_stack(self, dst: int, group: Any = None, *, check: bool = False) -> Self | None:
-        """Stacks the collections of all other ranks into that of rank ``dst``, in place.
+        """Stack the collections of all other ranks into the collection of rank ``dst``, in place.
 
         Args:
-            dst: the rank that gets them, a global one; its first batch dimension is the number of other ranks.
-            group: the process group. Default: the default one.
+            dst: global rank that gets them. Its first batch dimension is the number of other ranks.
+            group: the process group; the default group if not given.
             check: compare the structures first (of the rows, on ``dst``).
 
         Returns:
@@ -543,16 +528,16 @@ class DistributedOps(Kernel):
         return trees.gather_and_stack(self, dst, group, check)
 
     def scatter(self, src: int, tensordicts: list[Any] | None = None, *, group: Any = None, device: Any = None) -> Self:
-        """Gives each rank its own of a list of collections on rank ``src``; this collection plays no part.
+        """Give each rank one collection of a list on rank ``src``. The content of ``self`` is not used.
 
         Args:
-            src: the rank that has them, a global one.
-            tensordicts: there, one for each rank.
-            group: the process group. Default: the default one.
-            device: where the result goes. Default: the type of device where each tensor is.
+            src: global rank that holds the list.
+            tensordicts: on ``src``, one collection for each rank.
+            group: the process group; the default group if not given.
+            device: device of the result. Default: the device type of each sent tensor.
 
         Raises:
-            ValueError: on ``src``, there is not one for each rank; the others raise as well.
+            ValueError: on ``src``, the list does not have one collection for each rank; the others raise as well.
 
         Example:
             >>> import torch
@@ -570,7 +555,7 @@ class DistributedOps(Kernel):
 
 
 async def _wait_aside(works: list[Any]) -> None:
-    """Waits in a thread, one message after the other: what a message brings is put into place in order."""
+    """Wait in a thread, in the order of the messages: each result is stored after its message arrives."""
     import asyncio
 
     for work in works:

@@ -1,6 +1,6 @@
-"""The engine's entry points: one-line methods that import ``tdmap`` when they are called.
+"""Methods that call the engine: each imports ``tdmap`` when it is called.
 
-Their options are written out, so that editors and type checkers know them; a test holds them equal to the engine's.
+Their options are written out for editors and type checkers. A test compares them with those of the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _knows_options(method: Method) -> Method:
-    """Has a method name the options that it takes, where it is called with another one."""
+    """Make a method list its options when it is called with an unknown one."""
     names = frozenset(inspect.signature(method).parameters) - {"self"}
 
     @functools.wraps(method)
@@ -52,7 +52,7 @@ def _knows_options(method: Method) -> Method:
 
 
 class EngineOps:
-    """Mixin of :meth:`map` and its relatives, also for datasets that are no collections."""
+    """Mixin of :meth:`map` and related methods, also for datasets that are not collections."""
 
     __slots__ = ()
 
@@ -94,15 +94,14 @@ class EngineOps:
         callbacks: Iterable[Callback] = (),
         profile: bool | str | os.PathLike[str] = False,
     ) -> Any:
-        """Maps ``fn`` over chunks of rows, on several processes, and joins the results.
+        """Map ``fn`` over chunks of rows in several processes and join the results.
 
-        Chunks are views of this collection along ``dim``. What ``fn`` returns is gathered in a new collection in
-        shared memory, or written to ``out`` (a preallocated collection, best in memory-mapped files, or the path
-        of a folder); ``fn`` may also change its chunk in place and return None. :func:`tdmap.map` explains every
-        option, and what is raised.
+        Chunks are views of this collection along ``dim``. Results are gathered in a new collection in shared memory, or
+        written to ``out``: a preallocated collection (best in memory-mapped files) or the path of a folder. ``fn`` may
+        also change its chunk in place and return None. :func:`tdmap.map` explains every option and error.
 
         Returns:
-            ``out`` when it is given; else the joined results, or None when all are.
+            ``out`` if given; else the joined results, or None if every result is None.
 
         Example:
             >>> import torch
@@ -149,7 +148,7 @@ class EngineOps:
         callbacks: Iterable[Callback] = (),
         profile: bool | str | os.PathLike[str] = False,
     ) -> MapIterator:
-        """Maps ``fn`` over chunks of rows, and yields the results in order: see :func:`tdmap.map_iter`.
+        """Map ``fn`` over chunks of rows and yield the results in order: see :func:`tdmap.map_iter`.
 
         Example:
             >>> import torch
@@ -166,17 +165,17 @@ class EngineOps:
     def map_reduce(
         self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
     ) -> Any:
-        """Folds ``mapper(chunk)`` over all chunks, on several processes: see :func:`tdmap.map_reduce`."""
+        """Fold ``mapper(chunk)`` over all chunks in several processes: see :func:`tdmap.map_reduce`."""
         from tdmap import map_reduce as engine_map_reduce
 
         return engine_map_reduce(self, mapper, reducer, num_workers=num_workers, **options)
 
     def pipeline(self, *, seed: int | None = None) -> Pipeline:
-        """Begins a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
+        """Start a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
         from tdmap import Pipeline
 
         return Pipeline(self, seed=seed)
 
 
 _OWN = frozenset(("self", "fn", "dim", "engine_map", "engine_map_iter"))
-"""Local names of the methods above that are no options."""
+"""Local names of the methods above that are not options."""

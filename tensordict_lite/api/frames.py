@@ -1,6 +1,6 @@
-"""Collections as data frames of pandas', and as the files that pandas reads and writes.
+"""Collections as pandas data frames, and as the files that pandas reads and writes.
 
-For more than fits into memory, see `tdmap.datasets.read` and `write`.
+For data larger than memory, see `tdmap.datasets.read` and `write`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FrameOps"]
 
 
 class FrameOps(Kernel):
-    """``to_pandas``, ``from_parquet`` and the like."""
+    """Conversions over pandas: ``to_pandas``, ``from_parquet`` and others."""
 
     __slots__ = ()
 
@@ -40,19 +40,19 @@ class FrameOps(Kernel):
     ) -> Self:
         """An entry for each column of a data frame.
 
-        Numbers and bools become tensors, categories their codes, points in time int64 nanoseconds, and anything else
-        one object a row.
+        Numbers and bools become tensors, categories their codes, timestamps int64 nanoseconds, and other values one
+        object per row.
 
         Args:
-            dataframe: the data frame; its index is left out.
+            dataframe: the data frame; its index is dropped.
             auto_batch_size, batch_dims, device: as :meth:`from_dict`.
             batch_size: default: ``[rows]``.
-            separator: names of columns are split there, for nested entries.
-            dtype: numbers and bools are cast to it.
+            separator: split column names there into nested keys.
+            dtype: cast numbers and bools to it.
 
         Raises:
-            ValueError: two columns would be one entry, or a point in time is beyond int64 nanoseconds.
-            TypeError: torch has no such numbers; names the column.
+            ValueError: two columns have the same key, or a timestamp does not fit int64 nanoseconds.
+            TypeError: torch has no dtype for a column; names the column.
 
         Example:
             >>> import pandas
@@ -67,7 +67,7 @@ class FrameOps(Kernel):
             for part in path[:-1]:
                 inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise ValueError(f"the column {name!r} would lie within another column: {part!r} is one.")
+                    raise ValueError(f"the column {name!r} is nested in another column: {part!r} is one.")
             if path[-1] in inner:
                 raise ValueError(f"two columns would be the entry {'.'.join(path)!r}: rename one of them before.")
             inner[path[-1]] = _entry_of(name, column, dtype)
@@ -79,15 +79,15 @@ class FrameOps(Kernel):
         )
 
     def to_pandas(self, *, separator: str | None = None) -> Any:
-        """A data frame with a row for each row, and a column for each entry.
+        """A data frame with the rows of the collection and a column for each entry.
 
         Args:
-            separator: joins the keys of nested entries.
+            separator: joins nested keys.
 
         Raises:
             ValueError: a tensor has more than one dimension, there are nested entries and no separator, or two entries
-                would have one name.
-            TypeError: NumPy has no such numbers; names the entry.
+                have the same column name.
+            TypeError: NumPy has no dtype for an entry; names the entry.
 
         Example:
             >>> import torch
@@ -152,19 +152,20 @@ _OWN = ("auto_batch_size", "batch_dims", "device", "batch_size", "separator", "d
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of `from_pandas`, and others."""
     own = {name: value for name, value in options.items() if name in _OWN}
     return own, {name: value for name, value in options.items() if name not in _OWN}
 
 
 def _read(form: str, path: Any, **options: Any) -> Any:
-    """The data frame in a file."""
     read = getattr(_pandas(), f"read_{form}")
     named = os.fspath(path) if isinstance(path, (str, os.PathLike)) else repr(path)
     what = {"csv": "rows of CSV", "json": "JSON records", "parquet": "a Parquet file"}[form]
     try:
         frame = read(path, **options)
-    except (ValueError, IsADirectoryError) as error:  # pandas and pyarrow raise ValueErrors for what they cannot parse
+    except (
+        ValueError,
+        IsADirectoryError,
+    ) as error:  # pandas and pyarrow raise ValueError for content that they cannot parse
         kind = ValueError if isinstance(error, ValueError) else IsADirectoryError
         raise kind(f"{named}: from_{form}() expects {what} there: {error}") from error
     if not len(frame.columns) and os.path.isdir(named):

@@ -42,17 +42,18 @@ class ModuleOps(Kernel):
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Self:
-        """The parameters and buffers of a module, under the names of its sub-modules; nothing is copied.
+        """The parameters and buffers of a module, keyed by the names of its sub-modules; nothing is copied.
 
         Args:
             module: any module.
-            as_module: return a :class:`TensorDictParams`, a module around them.
+            as_module: return a :class:`TensorDictParams`, a module that holds them.
             lock: lock the result.
-            use_state_dict: the detached tensors of ``module.state_dict()``, hooks and all, instead of the parameters.
+            use_state_dict: take the detached tensors of ``module.state_dict()``, with its hooks, instead of the
+                parameters.
             filter_empty: leave out sub-modules without parameters.
 
         Raises:
-            TypeError: ``module`` is no module.
+            TypeError: ``module`` is not a module.
 
         Example:
             >>> from tensordict_lite import TensorDict
@@ -77,17 +78,17 @@ class ModuleOps(Kernel):
         lazy_stack: bool = False,
         expand_identical: bool = False,
     ) -> Self:
-        """The parameters of several modules of one architecture, stacked: an ensemble for :func:`torch.vmap`.
+        """The stacked parameters of several modules of the same architecture: an ensemble for :func:`torch.vmap`.
 
-        Stacked parameters are new ones, which the optimiser must be given; they require grad where one of the
-        originals does. Those of lazy modules stay uninitialised until the first call sets the shape.
+        Stacked parameters are new parameters: pass them to the optimiser. They require grad if one of the originals
+        does. Those of lazy modules stay uninitialised until the first call sets the shape.
 
         Args:
             *modules: the modules.
             as_module: return a :class:`TensorDictParams`.
             lock: lock the result. Default True.
             use_state_dict: see :meth:`from_module`.
-            lazy_stack: a lazy stack of the parameters themselves: nothing is copied, and they get the gradients.
+            lazy_stack: a lazy stack of the original parameters: nothing is copied, and they get the gradients.
             expand_identical: a parameter that all modules share is expanded instead of stacked.
 
         Raises:
@@ -124,27 +125,28 @@ class ModuleOps(Kernel):
         strict: bool = False,
         memo: Any = None,
     ) -> Any:
-        """Puts these tensors into a module; as a context manager, the old ones come back at the end.
+        """Put these tensors into a module. As a context manager, restore the old ones at the end.
 
         Buffers that the module assigns inside the block are in this collection afterwards.
 
         Args:
             module: a module with parameters or buffers under the same names; a :class:`TensorDictParams` is one.
             inplace: copy into the existing tensors instead of replacing them.
-            return_swap: return what was replaced (which :meth:`to_module` puts back); else None.
-            swap_dest: collection to write the replaced tensors into, which is returned.
+            return_swap: return the replaced tensors, which :meth:`to_module` puts back; else return None.
+            swap_dest: collection to write the replaced tensors into; it is returned.
             use_state_dict: load through ``module.load_state_dict`` (hooks run), copying.
             non_blocking: for copies.
-            preserve_module_state: a tensor in the place of a parameter becomes one, with its ``requires_grad`` (unless
-                gradients or a transform go through it), and buffers stay buffers. False: it becomes a plain attribute.
+            preserve_module_state: a tensor that replaces a parameter becomes a parameter with its ``requires_grad``
+                (unless gradients or a transform pass through it), and buffers stay buffers. False: it becomes a plain
+                attribute.
             strict: every parameter and buffer of the module must be here.
             memo: must not be passed.
 
         Raises:
-            KeyError: the module has no such parameter, buffer or sub-module, or (``strict``) has more. It is then as
-                it was before.
+            KeyError: the module has no such parameter, buffer or sub-module, or (``strict``) has more. The module is
+                unchanged then.
             RuntimeError: a tensor has another shape; ``inplace`` together with ``use_state_dict``.
-            TypeError: ``module`` is no module.
+            TypeError: ``module`` is not a module.
 
         Example:
             >>> from tensordict_lite import TensorDict
@@ -174,7 +176,7 @@ class ModuleOps(Kernel):
                 put_back(swap, module, inplace, non_blocking)
                 raise
         out = swap if swap_dest is None else swap_dest
-        # the block ends with what was there, not with what has become of `swap_dest`
+        # the block restores the replaced tensors, not the current content of `swap_dest`
         taken = None if swap_dest is None else swap
         out._last_op = ("undo", (restore, weakref.ref(module), taken, inplace, non_blocking, None if inplace else self))
         return out if return_swap else None
@@ -186,7 +188,7 @@ def _require_module(module: Any, what: str) -> None:
 
 
 def _load(params: Any, module: nn.Module, strict: bool) -> Any:
-    """Loads through the state dict; what the module held under the same keys."""
+    """Load through the state dict; return what the module held under the same keys."""
     flat = params.flatten_keys(".")
     own = module.state_dict()
     surplus = [key for key in flat._key_list() if key not in own]
@@ -198,7 +200,7 @@ def _load(params: Any, module: nn.Module, strict: bool) -> Any:
 
 
 def _stacked(parts: list[Any], expand_identical: bool, path: tuple[str, ...]) -> Any:
-    """One tree of the stacked tensors of several."""
+    """One tree with the tensors of several trees stacked."""
     first = parts[0]
     keys = first._key_list()
     for place, part in enumerate(parts):

@@ -1,13 +1,13 @@
-"""The tensors of a module as a tree, and a tree of tensors in their place.
+"""The tensors of a module as a tree, and a tree of tensors swapped into a module.
 
 ::
 
-    read(module)              parameters and buffers as they are, under the names of the sub-modules
-    Swap(...).run(td, module) puts others in their place; what was there, in the same tree
-    put_back(td, module)      the end of ``with td.to_module(module)``: exactly what was there, where it was
+    read(module)              the parameters and buffers, keyed by the names of the sub-modules
+    Swap(...).run(td, module) replaces them by others and returns the replaced ones in the same tree
+    put_back(td, module)      the end of ``with td.to_module(module)``: restores what was replaced
 
-A module may occur twice in a model: it is one node of the tree then. A :class:`TensorDictParams` is a module, too,
-whose tensors are its entries.
+A module that occurs twice in a model is one node of the tree. A :class:`TensorDictParams` is a module, too; its tensors
+are its entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Parameter = nn.Parameter
 
 
 def read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any]) -> Any:
-    """Parameters and buffers of a module and its children, as they are; shared children stay shared."""
+    """Parameters and buffers of a module and its children, not copied; shared children stay shared."""
     known = memo.get(id(module))
     if known is not None:
         return known
@@ -61,19 +61,19 @@ _params_class: Any = ()
 
 
 def register_params(cls: type) -> None:
-    """Tells the class of modules that are a collection themselves, which is built upon this file."""
+    """Register the class of modules that are collections; it is defined in a file that imports this one."""
     global _params_class
     _params_class = cls
 
 
 def _copied(cls: Any, td: Any) -> Any:
-    """The tree of parameters that are a collection themselves: another tree of the same tensors."""
+    """The tree of a :class:`TensorDictParams`: new nodes, same tensors."""
     source = {key: value if isinstance(value, Tensor) else _copied(cls, value) for key, value in td._entries()}
     return cls._trusted(source, td._batch_size, td._device, td._names)
 
 
 def read_state_dict(cls: Any, module: nn.Module) -> Any:
-    """What ``module.state_dict()`` gives, hooks and all, under nested keys."""
+    """The tensors of ``module.state_dict()``, hooks included, under nested keys."""
     out = cls._trusted({}, _SCALAR)
     for name, value in module.state_dict().items():
         *path, key = name.split(".")
@@ -88,7 +88,7 @@ def read_state_dict(cls: Any, module: nn.Module) -> Any:
 
 
 class Swap:
-    """One call of ``to_module``: how tensors are put in, and what was in their place."""
+    """One call of ``to_module``: how tensors are put in, and what they replaced."""
 
     def __init__(
         self, cls: Any, inplace: bool = False, non_blocking: bool = False, preserve: bool = True, strict: bool = False
@@ -102,7 +102,7 @@ class Swap:
         self._memo: dict[int, Any] = {}
 
     def run(self, params: Any, module: nn.Module) -> Any:
-        """Puts ``params`` in; a tree of what was there. When it fails, the module is as it was."""
+        """Put ``params`` in and return a tree of what they replaced. On an error the module is restored."""
         swapped = self._cls._trusted({}, _SCALAR)
         try:
             self._level(params, module, swapped, ())
@@ -121,7 +121,7 @@ class Swap:
         by_reference, swaps = not self._inplace, self._swaps
         for key, value in params._entries():
             kind = type(value)
-            if kind is _Parameter and by_reference:  # by far the most: one parameter for another
+            if kind is _Parameter and by_reference:  # the common case: one parameter for another
                 current = slots.get(key)
                 if value is current:
                     old[key] = current
@@ -130,7 +130,7 @@ class Swap:
                     old[key] = current
                     slots[key] = value
                     continue
-            elif kind is Tensor and swaps:  # a new tensor in the place of a parameter becomes one
+            elif kind is Tensor and swaps:  # a new tensor in place of a parameter becomes a parameter
                 current = slots.get(key)
                 if type(current) is _Parameter and current.shape == value.shape:
                     old[key] = current
@@ -148,7 +148,7 @@ class Swap:
                     raise self._surplus(key, path, module, "sub-module", _names_in(module))
                 known = self._memo.get(id(child))
                 if known is None:
-                    below = old[key] = self._cls._trusted({}, _SCALAR)  # before its entries, which may fail
+                    below = old[key] = self._cls._trusted({}, _SCALAR)  # set before the entries, which may fail
                     self._level(value, child, below, (*path, key))
                 else:
                     old[key] = known
@@ -205,7 +205,7 @@ class Swap:
         return before
 
     def _fill(self, module: nn.Module, slots: Any, key: str, value: Any, old: Any, path: tuple[str, ...]) -> None:
-        """In a place that is registered and empty, ``Linear(bias=False)`` for one; an entry None stands for it."""
+        """Fill a registered, empty slot, such as the bias of ``Linear(bias=False)``; the entry None stands for it."""
         if self._strict or self._inplace:
             raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
         old[key] = registry.NonTensorData(None)
@@ -213,14 +213,14 @@ class Swap:
 
     @staticmethod
     def _take_out(key: str, value: Any, old: Any, slots: Any) -> None:
-        """Empties what :meth:`_fill` has filled; other objects, the extra state of modules, are for the state dict."""
+        """Empty what :meth:`_fill` has filled. Other objects, such as extra state, need the state dict."""
         if value._as_value() is None and isinstance(slots.get(key), Tensor):
             old[key] = slots[key]
             slots[key] = None
 
     @staticmethod
     def _replace_attribute(module: nn.Module, slots: Any, key: str, value: Tensor, old: Any) -> None:
-        """In the place of a plain attribute that stands for a parameter (``preserve_module_state=False``)."""
+        """Replace a plain attribute that stands for a parameter (``preserve_module_state=False``)."""
         current = module.__dict__[key]
         old[key] = current
         if isinstance(value, nn.Parameter):
@@ -233,7 +233,7 @@ class Swap:
     def _set_attribute(module: nn.Module, slots: Any, key: str, value: Tensor) -> None:
         if isinstance(value, nn.Parameter):
             slots[key] = value
-        else:  # a plain attribute; the place in the order of parameters is kept for the way back
+        else:  # a plain attribute; remember its position among the parameters for the way back
             slots[key] = None
             module.__dict__[key] = value
 
@@ -249,7 +249,7 @@ class Swap:
     def _into_params(
         self, params: Any, target: Any, swapped: Any, path: tuple[str, ...], root: Any, inner: tuple[str, ...]
     ) -> None:
-        """The entries of a :class:`TensorDictParams`, ``root``, of which ``target`` is the level ``inner``."""
+        """Swap the entries of ``root``, a :class:`TensorDictParams` whose level ``inner`` is ``target``."""
         old = swapped._source
         for key, value in params._entries():
             current = target._source.get(key)
@@ -276,19 +276,19 @@ class Swap:
 
 
 def _names_in(module: nn.Module) -> Iterator[str]:
-    """The parameters and buffers of a module and those below it."""
+    """The names of the parameters and buffers of a module and its children."""
     for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
         yield name
 
 
 def _names_of(params: Any) -> Iterator[str]:
-    """The same of parameters in a collection."""
+    """The names of the parameters in a collection."""
     return (key if isinstance(key, str) else ".".join(key) for key in params.keys(True, True))
 
 
 def _as_parameter(value: Tensor, old: Tensor) -> Any:
-    """A Parameter where that is possible, the tensor itself where gradients or a transform go through it."""
-    if torch.compiler.is_compiling():  # a graph makes no parameters, and has no attribute to show them in
+    """A Parameter where possible; the tensor itself where gradients or a transform pass through it."""
+    if torch.compiler.is_compiling():  # a graph creates no parameters and has no attribute to store them in
         return value
     if type(value) is Tensor:
         if value.requires_grad or _is_wrapped(value):
@@ -297,12 +297,12 @@ def _as_parameter(value: Tensor, old: Tensor) -> Any:
     if isinstance(value, nn.Parameter) or value.requires_grad or _is_wrapped(value):
         return value
     if isinstance(value, registry.MemoryMappedTensor):
-        value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
+        value = value.as_subclass(Tensor)  # shares memory: training writes through to the file
     return nn.Parameter(value, requires_grad=old.requires_grad and _takes_grad(value))
 
 
 def _in_place_of(current: Tensor, value: Tensor, root: Any, name: str) -> Any:
-    """A tensor for the place of another in parameters that are a collection; the place stays that of a parameter."""
+    """A tensor to replace another one of a :class:`TensorDictParams`; a parameter is replaced by a parameter."""
     if not root._is_parameter(name, current):
         return value
     new = _as_parameter(value, current)
@@ -316,7 +316,7 @@ def _takes_grad(value: Tensor) -> bool:
 
 
 def _fits(current: Tensor, value: Tensor, slots: Any, key: str) -> bool:
-    """Whether the shapes agree, as far as they are known."""
+    """Whether the known parts of the shapes agree."""
     if isinstance(value, UninitializedTensorMixin):
         registry.tell_slot(value, slots, key)
         return True
@@ -348,16 +348,16 @@ def _has_tensors(module: nn.Module) -> bool:
 
 
 def restore(swapped: Any, module_ref: Callable[[], nn.Module | None], taken: Any, *options: Any) -> None:
-    """:func:`put_back` at the end of a ``with``, unless the module is gone."""
+    """:func:`put_back` at the end of a ``with`` block, unless the module was deleted."""
     module = module_ref()
     if module is not None:
         put_back(swapped if taken is None else taken, module, *options)
 
 
 def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool = False, params: Any = None) -> None:
-    """Puts what a :class:`Swap` took out where it was: parameters, buffers, plain attributes, their order.
+    """Restore what a :class:`Swap` replaced: parameters, buffers, plain attributes, and their order.
 
-    What the module has assigned meanwhile (a buffer that is computed anew, say) goes into ``params``.
+    Values that the module assigned meanwhile (for example a recomputed buffer) go into ``params``.
     """
     given = None if params is None or type(params._source) is not dict else params._source
     if _is_params(module):
@@ -374,7 +374,7 @@ def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool 
                 slots[key] = value
                 continue
         if not isinstance(value, Tensor):
-            if value._is_non_tensor:  # there was nothing
+            if value._is_non_tensor:  # the slot was empty
                 (buffers if key in buffers else slots)[key] = None
                 continue
             below = None if given is None else given.get(key)

@@ -22,7 +22,7 @@ PathLike = "str | os.PathLike[str]"
 
 
 class StorageOps(Kernel):
-    """``memmap`` and its relatives. The work is in :mod:`tensordict_lite.memmap`."""
+    """``memmap``, ``load_memmap``, ``consolidate`` and more, implemented in :mod:`tensordict_lite.memmap`."""
 
     __slots__ = ()
 
@@ -41,48 +41,49 @@ class StorageOps(Kernel):
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
-        """Writes every tensor to a file of its own and gives a collection of the mapped files.
+        """Write every tensor to its own file and return a collection of the mapped files.
 
-        A tensor at ``("a", "b")`` goes to ``prefix/a/b.memmap``; each level has a ``meta.json``. The files are
-        written to a folder beside ``prefix``, which is renamed to it. A dataset that is there is exchanged for the new
-        one in one step: readers and programs that are killed leave or find one of them, whole. All its files go;
-        tensors that are mapped from them keep their values. Load with :meth:`load_memmap`.
+        A tensor at ``("a", "b")`` goes to ``prefix/a/b.memmap``; each level has a ``meta.json``. The files are written
+        to a temporary folder next to ``prefix``, which is then renamed. An existing dataset is exchanged in one step:
+        readers, also after a kill, find either the old or the new dataset, complete. All files of the old one are
+        deleted; tensors that map them keep their values. Load with :meth:`load_memmap`.
 
         Where ``prefix`` cannot be exchanged, its files are replaced one by one, and a kill in between leaves no
-        dataset: a mount point, the working directory, a folder in one that is not writable, with files that are not of
-        the dataset (which stay), or on a file system without ``RENAME_EXCHANGE``.
+        dataset. This applies to a mount point, the working directory, a folder whose parent is not writable or that
+        holds other files (which stay), and to file systems without ``RENAME_EXCHANGE``.
 
-        A ``prefix`` that ends in ``.tdz`` is one file instead, a zip archive of these files, whose tensors are mapped
-        where they lie in it. It is written whole or not at all in any case, and what is returned is what
-        :meth:`load_memmap` gives: not locked, and writes to it do not reach the file.
+        A ``prefix`` that ends in ``.tdz`` is written as one file, a zip archive whose tensors are mapped in place. An
+        archive is always written completely or not at all. The result equals that of :meth:`load_memmap`: it is not
+        locked, and writes to it do not reach the file.
 
         Args:
-            prefix: folder to write to. ``None``: the folder that the tensors are mapped from already, else
-                anonymous shared memory, which lasts as long as it is used.
-            copy_existing: copy tensors that are mapped to another file; otherwise they are a RuntimeError.
-            num_threads: threads that write; 0 or 1 is this one.
+            prefix: folder to write to. ``None``: the folder that the tensors are already mapped from, else anonymous
+                shared memory, which lasts as long as it is used.
+            copy_existing: copy tensors that are mapped to another file; otherwise they raise RuntimeError.
+            num_threads: number of writer threads; 0 or 1 writes in the calling thread.
             return_early: with ``num_threads > 1``, return a :class:`TensorDictFuture` at once.
-            share_non_tensor: keep the objects of non-tensor entries in shared memory, so that an in-place write of
-                one (:meth:`set_`, :meth:`update_`) in one process is seen by all that have this collection. They
-                are pickled for it. In either case such a write also reaches the file.
-            existsok: replace files that exist; otherwise they are a RuntimeError.
-            robust_key: percent-encode keys that are not plain file names; ``False`` uses them as they are.
-            archive: write one file; ``None``: where ``prefix`` ends in ``.tdz``. Tensors that are mapped already are
-                copied, whatever ``copy_existing`` says.
-            compression: of an archive: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a
-                constant of :mod:`zipfile`. A compressed tensor is not mapped when it is loaded, but decompressed.
-            allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it is a RuntimeError.
-            reference_format: write nothing that ``tensordict`` does not open. Otherwise thousands of strings are
-                written to two files instead of JSON, which opens in no time whatever their number. An archive is
-                always in its format.
+            share_non_tensor: keep the objects of non-tensor entries, pickled, in shared memory, so that every process
+                that has this collection sees an in-place write of one (:meth:`set_`, :meth:`update_`). With or without
+                it, such a write also reaches the file.
+            existsok: replace existing files; otherwise they raise RuntimeError.
+            robust_key: percent-encode keys that are not plain file names; ``False`` uses keys as file names.
+            archive: write one file; ``None``: if ``prefix`` ends in ``.tdz``. Mapped tensors are copied, whatever
+                ``copy_existing`` says.
+            compression: of an archive: ``"stored"`` (default), ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a constant of
+                :mod:`zipfile`. Compressed tensors are decompressed when loaded, not mapped.
+            allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it raises RuntimeError.
+            reference_format: write only what ``tensordict`` opens. By default thousands of strings are written to two
+                files instead of JSON, which open at once whatever their number. An archive always uses the format of
+                ``tensordict``.
 
         Returns:
             A locked collection of :class:`MemoryMappedTensor` leaves (device ``cpu``).
 
         Raises:
-            OSError: there is no room (with bytes needed and available); what was there before stays.
-            RuntimeError, TypeError: a leaf cannot be saved, or exists elsewhere.
-            ValueError: ``compression`` without an archive, an archive without ``prefix``, or in place of a folder.
+            OSError: not enough space (with bytes needed and available); an existing dataset is kept.
+            RuntimeError, TypeError: a leaf cannot be saved, or is mapped from another file.
+            ValueError: ``compression`` without an archive, an archive without ``prefix``, or a folder at the archive's
+                path.
             NotImplementedError: ``return_early`` for an archive.
 
         Example:
@@ -124,7 +125,7 @@ class StorageOps(Kernel):
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
-        """:meth:`memmap`, with the mapped tensors put into this collection. Same arguments.
+        """:meth:`memmap` in place: this collection gets the mapped tensors. Same arguments.
 
         Returns:
             self, locked, on the device ``cpu`` (or a :class:`TensorDictFuture` of it).
@@ -167,15 +168,14 @@ class StorageOps(Kernel):
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
-        """Room on disk for a collection of these keys, shapes and dtypes, without copying a value.
+        """Allocate files for the keys, shapes and dtypes of this collection, without copying values.
 
-        New files are zero-filled with all their blocks reserved; a file that exists keeps its content (and is
-        grown where it is too short). The arguments are those of :meth:`memmap`. An archive (``.tdz``) is always made
-        anew, and writes to the result reach it; its checksums are those of zeros until
-        :func:`refresh_archive_checksums` is called.
+        New files are zero-filled and their blocks reserved. An existing file keeps its content and is extended if it is
+        too short. The arguments are those of :meth:`memmap`. An archive (``.tdz``) is always created anew, and writes
+        to the result reach it; until :func:`refresh_archive_checksums` is called, its checksums are those of zeros.
 
         Returns:
-            A locked, mapped collection; of an archive, one that is not locked.
+            A locked, mapped collection; an archive gives an unlocked one.
 
         Example:
             >>> import tempfile, torch
@@ -217,7 +217,7 @@ class StorageOps(Kernel):
         allow_pickle: bool = False,
         reference_format: bool = False,
     ) -> Any:
-        """:meth:`memmap` over whatever is there. Same arguments; load with :meth:`load`.
+        """:meth:`memmap` that replaces existing files. Same arguments; load with :meth:`load`.
 
         Example:
             >>> import tempfile, torch
@@ -259,32 +259,32 @@ class StorageOps(Kernel):
         num_threads: int = 0,
         allow_pickle: bool | None = None,
     ) -> Any:
-        """Opens a dataset that :meth:`memmap` or :meth:`save` wrote (here or by the ``tensordict`` package).
+        """Open a dataset written by :meth:`memmap` or :meth:`save`, of this package or of ``tensordict``.
 
-        One small JSON is read for each folder and one map made for each tensor; rows are read when they are
-        touched. Everything is checked first, and nothing in the folder is ever executed. A sub-folder can be
-        loaded alone. An archive is mapped once, and its tensors are views of that one mapping; those that are
-        compressed, or not aligned, are copied into memory.
+        One small JSON file is read per folder and one mapping made per tensor; rows are read when they are used.
+        Everything is checked first, and nothing in the folder is executed. A sub-folder can be loaded alone. An archive
+        is mapped once and its tensors are views of that mapping; compressed or unaligned tensors are copied into
+        memory.
 
         Args:
             prefix: the folder, or the file of an archive.
-            device: copy the tensors there. ``"meta"`` opens no data file, as does an active ``FakeTensorMode``.
+            device: copy the tensors there. ``"meta"`` or an active ``FakeTensorMode`` opens no data file.
             non_blocking: do not wait for the copies to ``device``.
-            out: collection to put the loaded tensors into; keys that the dataset lacks are removed.
-            robust_key: ``False`` reads folders that were saved so.
+            out: collection to put the loaded tensors into; keys that the dataset lacks are removed from it.
+            robust_key: as it was when the dataset was saved.
             subpath: load a nested collection only, ``"a/b"`` or ``("a", "b")``.
-            mode: ``"r+"`` writes reach the files, ``"r"`` copy-on-write. Default: ``"r+"`` where it is allowed,
+            mode: ``"r+"``: writes reach the files; ``"r"``: copy-on-write. Default: ``"r+"`` if permissions allow it,
                 ``"r"`` for an archive.
-            num_threads: threads that decompress the tensors of an archive; 0 or 1 is this one.
-            allow_pickle: open pickled non-tensor data, which can run any code: only for data that you trust.
+            num_threads: threads that decompress tensors of an archive; 0 or 1 is the calling thread.
+            allow_pickle: open pickled non-tensor data, which can run any code: use it only for data that you trust.
 
         Returns:
-            A collection of the class that was saved; not locked.
+            A collection of the class that was saved, not locked.
 
         Raises:
             DatasetError: the folder is not a dataset, was truncated or edited, or points outside itself.
-            ArchiveError: (a DatasetError and a ValueError) the same of an archive, or it is a file and none; or
-                ``mode="r+"`` for one that cannot be mapped in place.
+            ArchiveError: (a DatasetError and a ValueError) the same for an archive, a file that is not an archive, or
+                ``mode="r+"`` for an archive that cannot be mapped in place.
             ValueError: ``subpath`` does not exist.
 
         Example:
@@ -326,10 +326,10 @@ class StorageOps(Kernel):
         allow_pickle: bool | None = None,
         mode: str | None = None,
     ) -> Self:
-        """Replaces the entries of this collection by those of a saved one; see :meth:`load_memmap`.
+        """Replace the entries of this collection by those of a saved one; see :meth:`load_memmap`.
 
-        Nested collections are reused, tensors are replaced, keys that the dataset lacks are removed. A collection
-        that was memory-mapped is so again afterwards, in the loaded folder (not in an archive, nor with ``mode="r"``).
+        Nested collections are reused, tensors are replaced, keys that the dataset lacks are removed. A memory-mapped
+        collection is mapped from the loaded folder afterwards (not for an archive, nor with ``mode="r"``).
 
         Returns:
             self
@@ -347,7 +347,7 @@ class StorageOps(Kernel):
         return self.load_memmap_(prefix, *args, **kwargs)
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Loads the entries again from :attr:`saved_path`, after another process has changed them.
+        """Load the entries again from :attr:`saved_path`, after another process has changed them.
 
         Raises:
             RuntimeError: the collection is not memory-mapped in a folder.
@@ -363,7 +363,7 @@ class StorageOps(Kernel):
     # -- state -------------------------------------------------------------------------------------------
 
     def is_memmap(self) -> bool:
-        """Whether this is what :meth:`memmap`, :meth:`memmap_` or :meth:`memmap_like` gave, still locked.
+        """Whether :meth:`memmap`, :meth:`memmap_` or :meth:`memmap_like` made this collection and it is still locked.
 
         Example:
             >>> import torch
@@ -376,7 +376,7 @@ class StorageOps(Kernel):
 
     @property
     def saved_path(self) -> Path | None:
-        """Folder of a memory-mapped collection, ``None`` when it is in anonymous memory, or a stack of several.
+        """Folder of a memory-mapped collection; ``None`` in anonymous memory or for a stack of several folders.
 
         Raises:
             AttributeError: the collection is not memory-mapped.
@@ -387,7 +387,7 @@ class StorageOps(Kernel):
         return Path(path) if path else None
 
     def sync(self) -> Self:
-        """Returns when everything that was written so far is on the disk: data first, then metadata.
+        """Wait until everything written so far is on the disk: data first, then metadata.
 
         Returns:
             self
@@ -398,10 +398,10 @@ class StorageOps(Kernel):
         return self
 
     def checksum(self, num_threads: int | None = None) -> dict[str, list[int]]:
-        """Stores the checksums of the files of a mapped collection, for ``tdmap verify`` and :func:`verify`.
+        """Store the checksums of the files of a mapped collection, for ``tdmap verify`` and :func:`verify`.
 
         Args:
-            num_threads: threads that read; by default one a core.
+            num_threads: number of reader threads; by default one per core.
 
         Returns:
             CRC-32 of every block of each file, by path below the folder.
@@ -431,11 +431,11 @@ class StorageOps(Kernel):
     def make_memmap(
         self, key: Any, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool | None = True
     ) -> MemoryMappedTensor:
-        """Adds a zero-filled tensor to a memory-mapped collection, locked as it is, and gives it.
+        """Add a zero-filled tensor to a locked, memory-mapped collection and return it.
 
         Args:
-            key: nested key; missing levels are created.
-            shape: its shape, or a ``[n, dims]`` tensor of shapes for a nested tensor.
+            shape: its shape, or a tensor ``[n, dims]`` of shapes for a nested tensor.
+            dtype: its dtype; by default torch's default dtype.
             dtype: its dtype, the default one if not given.
             robust_key: see :meth:`memmap`.
 
@@ -455,13 +455,13 @@ class StorageOps(Kernel):
         existsok: bool = True,
         robust_key: bool | None = True,
     ) -> MemoryMappedTensor:
-        """Adds a mapped copy of a tensor to a memory-mapped collection, locked as it is, and gives it.
+        """Add a mapped copy of a tensor to a locked, memory-mapped collection and return it.
 
         Args:
             key: nested key; missing levels are created.
-            tensor: what to copy.
-            copy_data: ``False`` only makes room.
-            existsok: a file that is there already is replaced; otherwise it is a RuntimeError.
+            tensor: the tensor to copy.
+            copy_data: ``False`` only allocates the file.
+            existsok: replace an existing file; otherwise it raises RuntimeError.
             robust_key: see :meth:`memmap`.
         """
         from tensordict_lite.memmap.grow import make_from_tensor
@@ -477,10 +477,10 @@ class StorageOps(Kernel):
         dtype: torch.dtype | None = None,
         robust_key: bool | None = True,
     ) -> MemoryMappedTensor:
-        """Adds a tensor over an existing storage to a memory-mapped collection, and gives it.
+        """Add a tensor over an existing storage to a memory-mapped collection and return it.
 
-        In a collection that has a folder, the storage must be the file of the new entry there: anything else
-        would be missing when the dataset is loaded.
+        In a collection with a folder the storage must be the file of the new entry there; otherwise the entry would be
+        missing when the dataset is loaded.
 
         Raises:
             RuntimeError: the storage is not that file, the key exists, or the collection is not memory-mapped.
@@ -503,31 +503,31 @@ class StorageOps(Kernel):
         pin_memory: bool = False,
         metadata: bool = False,
     ) -> Any:
-        """Copies tensors and :class:`Ragged` entries into one storage, and gives the same collection with views of it.
+        """Copy tensors and :class:`Ragged` entries into one storage and return the same collection with views of it.
 
-        One storage travels better than many: :meth:`to` moves it to another device in one copy, and a pickle, a queue
-        between processes or ``torch.save`` has one tensor to deal with. The result is locked; in-place writes into its
-        tensors are fine, and a replaced entry ends it (:meth:`is_consolidated`).
+        One storage travels faster than many tensors: :meth:`to` moves it in one copy, and a pickle, a queue between
+        processes or ``torch.save`` handles one tensor. The result is locked. In-place writes keep it consolidated;
+        replacing an entry does not (:meth:`is_consolidated`).
 
-        With ``filename`` the storage is that file, and writes into the tensors reach it. It is written beside
-        ``filename`` and renamed: it is there whole or not at all, and a process that has an older file of that
-        name open or mapped keeps it. :func:`from_consolidated` reads it, and so does the ``tensordict`` package. Ragged
-        rows are a nested tensor there; fewer than 4 096 strings or JSON values of less than 4 MB are objects.
+        With ``filename`` the storage is a mapping of that file, and writes into the tensors reach it. The file is
+        written next to ``filename`` and renamed, so it is complete or absent; a process that has an older file of that
+        name open or mapped keeps it. :func:`from_consolidated` and the ``tensordict`` package read it. There, ragged
+        rows are a nested tensor; fewer than 4 096 strings, or less than 4 MB of JSON values, are objects.
 
-        What is consolidated already is returned as it is, unless another file, device or kind of memory is asked for.
+        A consolidated collection is returned unchanged, unless another file, device or kind of memory is asked for.
 
         Args:
             filename: file to write; ``None`` for memory.
-            num_threads: threads that copy into memory; 0 or 1 is this one.
+            num_threads: threads that copy into memory; 0 or 1 is the calling thread.
             device: of the storage; by default that of the collection, or the CPU.
             non_blocking: do not wait for copies between devices.
-            inplace: put the views into this collection, and return it.
+            inplace: put the views into this collection and return it.
             return_early: with ``num_threads > 1``, return a :class:`TensorDictFuture` at once.
-            use_buffer: with ``filename``, copy into memory and write that at the end. Later writes into the tensors
+            use_buffer: with ``filename``, copy into memory and write the file at the end. Later writes into the tensors
                 do not reach the file.
-            share_memory: shared memory, which other processes receive without a copy.
-            pin_memory: page-locked memory, from which copies to an accelerator are faster. Needs an accelerator.
-            metadata: accepted for compatibility: the structure always travels with the storage.
+            share_memory: use shared memory, which other processes receive without a copy.
+            pin_memory: use page-locked memory, which is copied to an accelerator faster. Needs an accelerator.
+            metadata: ignored, accepted for compatibility: the structure always travels with the storage.
 
         Returns:
             A locked collection of the same class (or ``self``, or a future of it).
@@ -537,7 +537,7 @@ class StorageOps(Kernel):
                 an object that JSON cannot hold, for a file; ``pin_memory`` without an accelerator.
             NotImplementedError: nested tensors of the strided layout; ``return_early`` with ``use_buffer`` or
                 ``non_blocking``.
-            OSError: there is no room; a file that was there stays.
+            OSError: not enough space; an existing file is kept.
 
         Example:
             >>> import pickle, tempfile, torch
@@ -571,9 +571,9 @@ class StorageOps(Kernel):
 
     @classmethod
     def from_consolidated(cls, filename: str | os.PathLike[str]) -> Any:
-        """The collection in a file that :meth:`consolidate` wrote; see :func:`from_consolidated`.
+        """The collection in a file written by :meth:`consolidate`; see :func:`from_consolidated`.
 
-        Called on a tensorclass, the result is one of that class.
+        Called on a tensorclass, it returns an instance of that class.
 
         Example:
             >>> import tempfile, torch
@@ -588,10 +588,10 @@ class StorageOps(Kernel):
         return from_consolidated(filename, cls)
 
     def is_consolidated(self) -> bool:
-        """Whether every tensor is still the view of one storage that :meth:`consolidate` made.
+        """Whether every tensor is still a view of the storage that :meth:`consolidate` made.
 
-        In-place writes into tensors keep it so. A replaced, added or removed entry, or another object in a non-tensor
-        entry, ends it.
+        In-place writes into tensors do not change this. Replacing, adding or removing an entry does, as does another
+        object in a non-tensor entry.
 
         Example:
             >>> import torch

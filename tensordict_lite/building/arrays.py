@@ -1,7 +1,7 @@
 """Arrays of other libraries as entries: numpy's arrays of strings and objects, and columns of pandas, Arrow and Polars.
 
-An array with as many rows as the batch is a column: one value a row, which indexing, sorting and joining carry along.
-(The reference package makes one object of it, the array, which then stands beside rows that are not its own.)
+An array with as many rows as the batch is a column with one value per row; indexing, sorting and joining carry it
+along. (The reference package stores the array as one object, which then no longer matches the rows.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PLAIN = frozenset((str, int, float, bool, bytes, dict, list, tuple, type(None))
 
 
 def require_unmasked(value: Any, what: str) -> None:
-    """Raise ValueError for an array of numpy, or a list of them, with masked values: no tensor has a mask.
+    """Raise ValueError for a masked numpy array, or a list of them: tensors have no mask.
 
     Args:
-        value: anything.
-        what: words for it.
+        value: any value.
+        what: its description in the message.
     """
     arrays = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], np.ndarray) else [value]
     if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
@@ -35,7 +35,7 @@ def require_unmasked(value: Any, what: str) -> None:
 
 
 def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
-    """The entry that an array with a row for each element of the batch becomes.
+    """Convert an array with one row per batch element to an entry.
 
     Args:
         item: an array of numpy, or a Series, Index or Array of pandas, Arrow or Polars.
@@ -43,8 +43,8 @@ def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
         device: its device.
 
     Returns:
-        A tensor for numbers and booleans, a :class:`~tensordict_lite.NonTensorStack` for anything else; ``None`` for
-        what is no such array, or has other rows.
+        A tensor for numbers and booleans, a :class:`~tensordict_lite.NonTensorStack` for other values; ``None`` for
+        other objects and for arrays with another number of rows.
 
     Example:
         >>> column_of(np.array(["a", "b"]), torch.Size([2])).tolist()
@@ -57,13 +57,13 @@ def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
     if array is None or array.shape[:dims] != tuple(batch_size):
         return None
     if array.dtype.kind in "biufc":
-        return torch.tensor(array, device=device)  # a copy: arrays of these libraries may only be read
+        return torch.tensor(array, device=device)  # a copy: arrays of these libraries are read-only
     return _stacked(array, device)
 
 
 def _array_of(item: Any, rows: int) -> np.ndarray | None:
-    """A column of another library as an array, missing values as None; ``None`` for anything else."""
-    # torch.compile traces no method of the name of a module, and columns of these libraries even less.
+    """A column of another library as an array, missing values as None; ``None`` for other objects."""
+    # torch.compile cannot trace `__module__` or columns of these libraries.
     if type(item) in _PLAIN or torch.compiler.is_compiling():
         return None
     if type(item).__module__.partition(".")[0] not in _LIBRARIES:
@@ -94,14 +94,16 @@ def _is_numeric(item: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a value stands for none: NA and NaT of pandas, NaN among objects."""
+    """Whether a value is missing: NA and NaT of pandas, NaN among objects."""
     name = type(value).__name__
     return name in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
 
 
 def _stacked(array: np.ndarray, device: Any) -> Any:
     if array.ndim == 1:
-        values = array.tolist() if array.dtype.kind in "OUS" else list(array)  # the latter keep units and fields
+        values = (
+            array.tolist() if array.dtype.kind in "OUS" else list(array)
+        )  # numpy's own dates keep units, structured arrays their fields
         if not registry.holds_collections(values):
             return registry.NonTensorStack._of_objects(values, device=device)
         rows = [registry.NonTensorData(value, device=device) for value in values]

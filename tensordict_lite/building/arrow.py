@@ -1,4 +1,4 @@
-"""Tables of Arrow as collections, and back; the memory is shared where both have one layout."""
+"""Arrow tables as collections and back; memory is shared where both use the same layout."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def from_arrow(
 ) -> TensorDict:
     """An entry for each column of a table.
 
-    Numbers, bools and lists of a fixed size become tensors, lists of numbers jagged nested tensors, structs nested
-    collections, and any other column one object a row.
+    Numbers, bools and fixed-size lists become tensors, lists of numbers jagged nested tensors, structs nested
+    collections, and other columns one object per row.
 
     Args:
-        table: a ``pyarrow.Table`` or ``RecordBatch``, or what ``pyarrow.table`` takes, a data frame of Polars say.
-        copy: True: tensors with memory of their own. False: tensors that share the memory of the table; writing to
-            one that was read from a mapped file ends the program. None: share what Arrow marks as mutable.
-        nulls: ``"raise"``; ``"fill"`` with NaN, 0, False, an empty list or None; or ``"mask"``: fill, and add an entry
-            of bools ``(*mask_key, *key)`` for each entry that has nulls, False where it has one.
+        table: a ``pyarrow.Table`` or ``RecordBatch``, or an argument of ``pyarrow.table`` such as a Polars data frame.
+        copy: True: copy the data. False: share the memory of the table; writing to a tensor that was read from a mapped
+            file ends the program. None: share what Arrow marks as mutable.
+        nulls: ``"raise"``; ``"fill"`` with NaN, 0, False, an empty list or None; or ``"mask"``: fill, and add a bool
+            entry ``(*mask_key, *key)``, False for nulls, for each entry with nulls.
         mask_key: default ``"_mask"``.
-        device: of the result.
+        device: device of the result.
 
     Raises:
         ImportError: pyarrow is not installed.
-        ValueError: a column has nulls and ``nulls`` is ``"raise"``; names it. Two columns have one name, or that of the
-            masks.
+        ValueError: a column has nulls and ``nulls`` is ``"raise"``; names it. Two columns have the same name, or a
+            column has the name of the masks.
         TypeError: the object is not a table.
 
     Example:
@@ -94,14 +94,11 @@ def _require_one_each(names: list[str], mask: str | None) -> None:
 
 
 class _Reading:
-    """The columns of one table."""
-
     def __init__(self, pa: Any, copy: bool | None, nulls: str) -> None:
         self.pa, self.copy, self.nulls = pa, copy, nulls
         self.masks: dict[Path, Tensor] = {}
 
     def entry(self, array: Any, path: Path, size: torch.Size) -> Any:
-        """An array as an entry."""
         types = self.pa.types
         if types.is_struct(array.type):
             names = [field.name for field in array.type]
@@ -128,7 +125,7 @@ class _Reading:
         return NonTensorStack(*map(NonTensorData, array.to_pylist()))
 
     def tensor(self, array: Any) -> Tensor | None:
-        """Numbers, or lists of a fixed size of them; None of other types."""
+        """Numbers, or fixed-size lists of them; None for other types."""
         pa, types, kind = self.pa, self.pa.types, array.type
         if isinstance(kind, pa.FixedShapeTensorType):
             values = self.tensor(array.storage)
@@ -137,7 +134,7 @@ class _Reading:
             return values if kind.permutation is None else values.permute(0, *(1 + at for at in kind.permutation))
         if types.is_fixed_size_list(kind):
             width, valid = kind.list_size, None
-            if array.null_count:  # the rows of nulls have values, which may be anything
+            if array.null_count:  # null rows hold undefined values
                 valid = torch.from_numpy(np.array(array.is_valid(), dtype=np.bool_))
             inner = self.tensor(array.values.slice(array.offset * width, len(array) * width))
             if inner is None:
@@ -155,7 +152,7 @@ class _Reading:
 
 
 def _nulls_in(types: Any, array: Any) -> int:
-    """How many rows are null, or have a null in a list."""
+    """The number of rows that are null or contain a null."""
     count = int(array.null_count)
     kind = array.type
     if count or not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
@@ -174,15 +171,15 @@ def numbers_of(array: Any) -> Tensor:
 
 
 def to_arrow(td: Any) -> Any:
-    """A table of Arrow with a row for each row, and a column for each entry: the reverse of :func:`from_arrow`.
+    """An Arrow table with the rows of the collection and a column for each entry: the inverse of :func:`from_arrow`.
 
     Tensors ``[n]`` share their memory, others become ``fixed_shape_tensor`` columns, jagged nested tensors large lists,
-    nested collections structs, and objects the type that ``pyarrow.array`` finds for them.
+    nested collections structs, and objects the type that ``pyarrow.array`` infers.
 
     Raises:
         ImportError: pyarrow is not installed.
-        TypeError: Arrow has no such numbers or objects; names the entry.
-        ValueError: the batch size is not ``[n]``, or an entry has no form in a table; names it.
+        TypeError: Arrow has no type for the dtype or the objects of an entry; names the entry.
+        ValueError: the batch size is not ``[n]``, or an entry has no column form; names it.
 
     Example:
         >>> import torch

@@ -19,11 +19,11 @@ __all__ = ["collate", "merge_tensordicts"]
 
 
 def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
-    """One collection with the keys of several; values are shared, the first one wins.
+    """One collection with the entries of several, not copied; of equal keys the first collection wins.
 
     Args:
         *tensordicts: two or more; the batch size is that of the first.
-        callback_exist: ``fn(*values)`` for tensors that all of them hold, or a dict from keys to such functions.
+        callback_exist: ``fn(*values)`` for tensors that are in all of them, or a dict of such functions by key.
 
     Raises:
         RuntimeError: fewer than two.
@@ -68,15 +68,15 @@ def collate(
 ) -> Any:
     """Batch of a list of samples, for the ``collate_fn`` of a :class:`torch.utils.data.DataLoader`.
 
-    Collections are stacked (densely where keys and shapes agree), tensors too; mappings and tuples are collated
-    entry by entry; the rest goes to torch's own ``default_collate``. A collection is a batch already, as is anything
-    that is not a non-empty list: it is returned as it is, or padded and nested where the options ask for that.
+    Collections are stacked (densely where keys and shapes agree), tensors too; mappings and tuples are collated entry
+    by entry; other values go to torch's ``default_collate``. A collection, or anything that is not a non-empty list,
+    counts as a batch: it is returned unchanged, or padded and nested as the options ask.
 
     Args:
         batch: the samples, or a batch of them.
-        pad_keys: entries of varying length with their padding values; they are padded along the first dimension.
+        pad_keys: entries of varying length with their padding values; padded along the first dimension.
         nested_keys: entries to stack into nested (jagged) tensors.
-        mask_key: where to put the masks of the padded entries: a collection with a bool tensor each.
+        mask_key: key of the masks of the padded entries: a collection with a bool tensor for each.
 
     Raises:
         KeyError: a sample lacks one of the keys.
@@ -104,12 +104,12 @@ def collate(
 
 
 def _stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    if isinstance(batch, TensorCollection):  # __getitems__() made it
+    if isinstance(batch, TensorCollection):  # the result of __getitems__()
         return batch
     return registry.maybe_dense_stack(list(batch))
 
 
-default_collate_fn_map[TensorCollection] = _stack  # what a DataLoader without a collate_fn does with samples
+default_collate_fn_map[TensorCollection] = _stack  # as a DataLoader without a collate_fn does
 
 
 def _collate_ragged(batch: list[Any], pad: Mapping[Any, float], nested: Sequence[Any], mask_key: Any) -> Any:

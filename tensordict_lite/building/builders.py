@@ -47,7 +47,7 @@ def from_mapping(
     entries = new._source
     direct = new._device is None
     dims = len(size)
-    # Nested keys after all others, as in the constructor.
+    # Nested keys come last, as in the constructor.
     items = data.items() if all(type(key) is str for key in data) else sorted(data.items(), key=_is_nested)
     for key, value in items:
         if (
@@ -64,13 +64,13 @@ def from_mapping(
         if like is not None and like._leaves_unset(key, value):
             continue
         template = like.get(key, None) if like is not None else None
-        held = getattr(template, "_payload", template)  # of an object, the object
+        held = getattr(template, "_payload", template)  # unwrapped
         if (size or type(held) is type(value)) and type(value) in (int, float, bool):
             new.set_non_tensor(key, value)
         elif template is not None and isinstance(value, Mapping) and isinstance(template, Kernel):
             new.set(key, _from_template(template, value, size, device))
         else:
-            # Through update(): a nested dict and a tuple key may add to one level.
+            # update(): a nested dict and a tuple key may extend the same level.
             new.update({key: _as_entry(value, size, device)})
     if batch_size is None and (auto_batch_size or (auto_batch_size is None and batch_dims is not None)):
         new.auto_batch_size_(batch_dims)
@@ -82,7 +82,7 @@ def _is_nested(item: tuple[Any, Any]) -> bool:
 
 
 def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, device: Any) -> Any:
-    """A nested dict in the type that the template has there."""
+    """A nested dict in the class that the template has under this key."""
     if template._is_non_tensor:
         return value
     plain = template._plain_class()
@@ -93,7 +93,7 @@ def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, de
 
 
 def _as_entry(value: Any, size: torch.Size, device: Any) -> Any:
-    """A value of a dict as an entry: containers become collections, the rest is left to ``set``."""
+    """A value of a dict as an entry: containers become collections; ``set`` converts the rest."""
     if isinstance(value, Mapping) and not isinstance(value, Kernel):
         return from_any(value, batch_size=size, device=device)
     if isinstance(value, list):
@@ -111,10 +111,10 @@ def from_any(
     device: Any = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
-    """Converts containers to collections, all the way down.
+    """Convert containers to collections, recursively.
 
     Mappings, tuples, named tuples, dataclasses and structured arrays become TensorDicts. A list becomes a
-    tensor when it holds numbers, else a :class:`NonTensorStack`. Everything else is returned as it is.
+    tensor if it holds numbers, else a :class:`NonTensorStack`. Other objects are returned unchanged.
 
     Args:
         obj: the object.
@@ -158,10 +158,10 @@ def _from_list_value(obj: list[Any], device: Any) -> Any:
         first = first[0]
     if isinstance(first, Kernel) and not first._is_non_tensor:
         return registry.from_sequence(obj, torch.Size(()), device)
-    if not isinstance(first, Kernel):  # of which torch would make rows without elements
+    if not isinstance(first, Kernel):  # torch would turn these into rows without elements
         with suppress(TypeError, ValueError, RuntimeError):
             return torch.as_tensor(obj, device=device)
-    if all(isinstance(part, list) for part in obj):  # one dimension a level, as in the constructor
+    if all(isinstance(part, list) for part in obj):  # one dimension per level, as in the constructor
         return registry.NonTensorStack.from_list(obj, device=device)
     return registry.NonTensorStack(*obj, device=device)
 
@@ -187,7 +187,7 @@ def from_namedtuple(
         tensor([0])
     """
     fields = getattr(named_tuple, "_fields", None)
-    if fields is None:  # torch's own return types have no _fields
+    if fields is None:  # torch's return types have no _fields
         fields = [name for name in dir(type(named_tuple)) if _is_field(named_tuple, name)]
     data = {name: getattr(named_tuple, name) for name in fields}
     return build(data, "from_namedtuple", auto_batch_size, batch_dims, device, batch_size)
@@ -277,15 +277,15 @@ def from_struct_array(
 
 
 def tensors_of_dlpack(arrays: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]:
-    """Nested mappings of arrays of any library, as nested dicts of tensors that share their memory.
+    """Nested mappings of arrays of any library as nested dicts of tensors that share their memory.
 
     Args:
         arrays: the mapping.
-        path: where it is in the one that the user gave, for messages.
+        path: position in the mapping of the caller, for messages.
 
     Raises:
-        TypeError: something in it does not speak DLPack.
-        ValueError: its library does not share it: missing values, a dtype that the protocol lacks.
+        TypeError: a value does not support DLPack.
+        ValueError: a library cannot export an array: missing values, or a dtype that the protocol lacks.
     """
     if not isinstance(arrays, Mapping):
         raise TypeError(f"expected arrays under their keys, got a {type(arrays).__name__}: from_dlpack({{'x': array}})")
@@ -301,7 +301,7 @@ def tensors_of_dlpack(arrays: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]
         else:
             try:
                 out[key] = torch.utils.dlpack.from_dlpack(value)
-            except Exception as err:  # each library has its own
+            except Exception as err:  # each library raises its own exceptions
                 raise ValueError(f"the entry {here}, a {type(value).__name__}, cannot be shared: {err}") from err
     return out
 
@@ -318,7 +318,7 @@ def make_tensordict(
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A TensorDict from a dict, keyword arguments, or both (the dict wins).
+    """A TensorDict from a dict, keyword arguments, or both (the dict has precedence).
 
     Args:
         input_dict: the entries.

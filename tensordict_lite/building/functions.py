@@ -24,11 +24,11 @@ __all__ = [
 
 
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
-    """Stacks a list of collections, or the members of a lazy stack, densely where they allow it.
+    """Stack a list of collections, or the members of a lazy stack, densely where keys and shapes allow it.
 
     Args:
         td_list: the collections; a TensorDict is returned as it is.
-        dim: the new dimension. A lazy stack has its own.
+        dim: position of the new dimension; a lazy stack uses its own.
 
     Raises:
         ValueError: a list without ``dim``.
@@ -55,19 +55,19 @@ def from_modules(*modules: torch.nn.Module, **kwargs: Any) -> Any:
 
 
 def group_by(tensordict: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Splits the rows of the first batch dimension by the value of an entry.
+    """Split the rows of the first batch dimension by the value of an entry.
 
     Args:
-        tensordict: collection with one batch dimension at least.
-        key: nested key of an entry with a value a row; non-tensor data is compared as Python objects.
+        tensordict: collection with at least one batch dimension.
+        key: nested key of an entry with one value per row; non-tensor data is compared as Python objects.
 
     Returns:
-        The distinct values, sorted (objects in the order they appear), and for each of them a collection with its
-        rows in their order.
+        The distinct values, sorted (objects in order of appearance), and for each a collection with its rows in their
+        original order.
 
     Raises:
         KeyError: there is no such entry.
-        ValueError: the collection has no batch dimension, or the entry more than a value a row.
+        ValueError: the collection has no batch dimension, or the entry has more than one value per row.
 
     Example:
         >>> td = TensorDict({"label": torch.tensor([1, 0, 1]), "x": torch.arange(3)}, [3])

@@ -20,15 +20,15 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class PackLayout:
-    """Where :meth:`TensorDict.pack` put the leaves.
+    """Positions of the leaves in the tensor of :meth:`TensorDict.pack`.
 
     Hashable, and equal to a layout of the same content.
 
     Args:
-        keys: of the leaves, in the order of their columns.
-        shapes: of each leaf, behind the batch dimensions.
-        dim: of the columns in the packed tensor, counted from the end.
-        nested: key, batch size behind that of the root, and tensorclass or None, of each nested collection.
+        keys: keys of the leaves, in the order of their columns.
+        shapes: shape of each leaf after the batch dimensions.
+        dim: dimension of the columns in the packed tensor, counted from the end.
+        nested: key, batch size after that of the root, and tensorclass or None, of each nested collection.
         device: of the collection.
         cls: tensorclass of the collection, or None.
 
@@ -60,14 +60,14 @@ class PackLayout:
             object.__setattr__(self, name, value)
 
     def unpack(self, flat: Tensor) -> Any:
-        """The collection, whose leaves are views of a packed tensor. Its batch size is that of this tensor.
+        """The collection whose leaves are views of a packed tensor. Its batch size is taken from that tensor.
 
         Args:
             flat: ``[*batch_size, numel]``, for ``dim=-1``.
 
         Raises:
             IndexError: it has too few dimensions.
-            ValueError: it has other columns than :attr:`numel`.
+            ValueError: the number of columns is not :attr:`numel`.
         """
         if not -flat.ndim <= self.dim < flat.ndim:
             raise IndexError(f"dim {self.dim} is out of range for a tensor with {flat.ndim} dimensions.")
@@ -153,7 +153,7 @@ def _class_of(td: Any) -> type | None:
 
 
 def _gather(td: Any, above: Path, leaves: dict[Path, Tensor], nested: dict[Path, Any]) -> None:
-    """Leaves and nested collections by their paths."""
+    """Leaves and nested collections by path."""
     members: Sequence[Any] = () if td._is_non_tensor else getattr(td, "tensordicts", ())
     if any(set(member.keys(True, True)) != set(members[0].keys(True, True)) for member in members):
         raise RuntimeError("Cannot pack a lazy stack whose members have different keys.")

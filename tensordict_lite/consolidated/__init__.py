@@ -1,11 +1,11 @@
-"""Trees whose tensors are all views of one piece of memory, or of one file.
+"""Trees whose tensors are all views of one storage, in memory or in a file.
 
 ===============  ======================================================================================
-``layout.py``    which tensor is where in the storage: made for a tree, and turned back into tensors
-``build.py``     :func:`consolidate`: room in memory or in a file, and the copies
-``record.py``    what a consolidated tree knows about itself: is it so still, pickling, moving
+``layout.py``    positions of tensors in the storage: computed for a tree, and turned back into tensors
+``build.py``     :func:`consolidate`: allocation in memory or in a file, and the copies
+``record.py``    the record of a consolidated tree: validity, pickling, moving
 ``metadata.py``  a tree as the JSON at the end of a file, and back, checked
-``files.py``     :func:`from_consolidated`: a file mapped and read
+``files.py``     :func:`from_consolidated`: maps and reads a file
 ===============  ======================================================================================
 """
 

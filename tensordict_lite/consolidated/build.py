@@ -40,7 +40,6 @@ def consolidate(
     share_memory: bool = False,
     pin_memory: bool = False,
 ) -> Any:
-    """What :meth:`TensorDict.consolidate` does."""
     job = _Job(node, filename, num_threads, device, non_blocking, inplace, use_buffer, share_memory, pin_memory)
     early = return_early and num_threads > 1
     if early and (use_buffer or non_blocking):
@@ -58,7 +57,7 @@ def consolidate(
 
 
 class _Job:
-    """One consolidation: where to, what is there already, the copies, the tree around them."""
+    """One consolidation: the target, existing content, the copies, the resulting tree."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class _Job:
         self.layout: Layout | None = None
 
     def is_done(self) -> bool:
-        """Whether the tree is as it was asked for already."""
+        """Whether the tree already is in the requested form."""
         record = self.record
         if record is None or (self.path is not None and record.file != self.path):
             return False
@@ -104,7 +103,7 @@ class _Job:
         )
 
     def prepare(self) -> None:
-        """What can fail because of the tree fails here."""
+        """Do everything that can fail because of the tree."""
         if self.inplace and self.node._lock is not None and self.record is None:
             raise self.node._locked_error()
         if self.inplace and hasattr(self.node, "named_parameters"):
@@ -112,8 +111,10 @@ class _Job:
         self.layout = lay_out(self.node._leaves(), lambda: leaf_paths(self.node), self._ragged())
 
     def _ragged(self) -> list[Any]:
-        """The ragged entries, None in the place of those that the storage does not hold: an accelerator holds none, and
-        a file has few rows as JSON, which ``tensordict`` reads."""
+        """The ragged entries; None for those outside the storage.
+
+        An accelerator stores none, and a file stores few rows as JSON, which ``tensordict`` reads.
+        """
         if self._storage_device.type != "cpu":
             return [None for _ in ragged_in(self.node)]
         found = ragged_in(self.node)
@@ -122,7 +123,7 @@ class _Job:
         return [None if is_short(rows.kind, len(rows), int(rows.lengths.sum())) else rows for rows in found]
 
     def run(self) -> Any:
-        """Copies, and gives the tree."""
+        """Copy, and return the tree."""
         assert self.layout is not None
         if self.mapped and self.path is not None:
             write_file(self.path, self.node, self.layout, self.locked)
@@ -136,7 +137,7 @@ class _Job:
 
     @property
     def locked(self) -> bool:
-        """Whether the tree is locked, or was before it was consolidated."""
+        """Whether the tree is locked, or was before consolidation."""
         return self.record.locked if self.record is not None else self.node._lock is not None
 
     @property
@@ -195,7 +196,7 @@ def _mapped(path: str, nbytes: int) -> UntypedStorage:
 
 
 def _shares(pairs: list[tuple[Tensor, Tensor]], count: int) -> list[list[tuple[Tensor, Tensor]]]:
-    """About the same number of bytes for each of several threads."""
+    """Shares of about the same number of bytes, one for each thread."""
     pairs = sorted(pairs, key=lambda pair: -pair[0].numel() * pair[0].element_size())
     shares: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(min(count, len(pairs)))]
     loads = [0] * len(shares)

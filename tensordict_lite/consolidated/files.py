@@ -1,6 +1,6 @@
 """Consolidated files: the storage, then the tree as JSON, then the length of the JSON in eight bytes.
 
-What the ``tensordict`` package has not is another JSON, its length and :data:`MAGIC` behind the storage, where that
+A second JSON with extensions of this package, its length and :data:`MAGIC` follow the storage, where the ``tensordict``
 package does not look.
 """
 
@@ -35,17 +35,17 @@ _GATHER = 8 << 20
 
 
 def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor | None = None) -> None:
-    """Writes a tree to a file, whole or not at all.
+    """Write a tree to a file, completely or not at all.
 
     Args:
         path: the file.
         node: the tree.
-        layout: where its tensors go.
-        locked: whether it is locked when it is loaded.
-        flat: the bytes of all tensors, where they have been copied together already.
+        layout: positions of its tensors.
+        locked: whether it is locked after loading.
+        flat: the bytes of all tensors, if they were already copied together.
 
     Raises:
-        OSError: there is no room; a file that was there stays.
+        OSError: not enough space; an existing file is kept.
         RuntimeError: see :func:`describe`.
     """
     tail = _tail(node, layout.spots, locked)
@@ -61,14 +61,14 @@ def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor 
 
 
 def _tail(node: Any, spots: Any, locked: bool) -> bytes:
-    """What stands behind the storage."""
+    """The bytes after the storage."""
     about, told = describe(node, spots, locked)
     more = told + _LENGTH.pack(len(told)) + MAGIC if told else b""
     return more + about + _LENGTH.pack(len(about))
 
 
 def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
-    """The tensors at their places, small ones together."""
+    """Write the tensors at their positions, small ones together."""
     pieces: list[Any] = []
     first = at = 0
     for (start, _, _), tensor in layout.sources:
@@ -91,21 +91,21 @@ def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
 
 
 def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
-    """The tree in a file that :meth:`TensorDict.consolidate` wrote, here or in the ``tensordict`` package.
+    """The tree in a file written by :meth:`TensorDict.consolidate`, of this package or of ``tensordict``.
 
     Its tensors are views of one copy-on-write mapping of the file: nothing is read until it is used, and writes stay in
-    this process. Everything is checked first, and nothing in the file is ever executed.
+    this process. Everything is checked first, and nothing in the file is executed.
 
     Args:
         filename: the file.
-        cls: the class of the result, where the file names none: a tensorclass.
+        cls: class of the result if the file names none: a tensorclass.
 
     Returns:
-        A consolidated collection of the class that was saved; locked where that one was.
+        A consolidated collection of the class that was saved; locked if that one was.
 
     Raises:
-        DatasetNotFoundError: (a FileNotFoundError) there is no file.
-        DatasetError: it is not such a file, or was truncated or edited.
+        DatasetNotFoundError: (a FileNotFoundError) the file does not exist.
+        DatasetError: the file has another format, or was truncated or edited.
 
     Example:
         >>> import tempfile, torch
@@ -140,11 +140,13 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
 def _tensorclass(cls: Any) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
         return None
-    return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs
+    return (
+        getattr(cls, "_member_class", None) or cls
+    )  # the class of a lazy stack of instances implies that of the members
 
 
 def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
-    """Bytes of the storage, and what the JSON and the other one hold."""
+    """Size of the storage, and the contents of both JSON texts."""
     end = total - _LENGTH.size
     (length,) = _LENGTH.unpack(data[end:])
     if not 2 <= length <= min(end, _MAX_JSON) or data[end - length] != ord("{"):
@@ -163,7 +165,7 @@ def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
 
 
 def _check_jagged(path: str, data: memoryview, spot: JaggedSpot) -> None:
-    """The offsets and lengths of a jagged tensor stay within its values: torch does not look."""
+    """Check that offsets and lengths of a jagged tensor stay within its values: torch does not."""
     values, offsets, lengths, ragged, _ = spot
     bounds = _integers(data, offsets)
     longest = values[2][ragged - 1]
@@ -179,7 +181,7 @@ def _integers(data: memoryview, place: Any) -> Tensor:
 
 
 def is_described(path: str, node: Any, record: Record) -> bool:
-    """Whether a file is still that of a consolidated tree, and its JSON is what the tree is now."""
+    """Whether a file still belongs to a consolidated tree, and its JSON describes the current tree."""
     try:
         with open(path, "rb") as file:
             if identity_of(file.fileno()) != record.identity:

@@ -1,8 +1,8 @@
-"""Which tensor of a tree is where in its storage.
+"""Positions of the tensors of a tree in its storage.
 
-A dense tensor takes one place. A jagged one takes a place for its values, one for its offsets and maybe one for its
-lengths; tensors that share their offsets (so that torch knows them to be of one shape) share that place as well. Behind
-the tensors are the values and offsets of ragged entries.
+A dense tensor has one place. A jagged one has a place for its values, one for its offsets and optionally one for its
+lengths; tensors that share their offsets (so that torch knows them to have the same shape) share that place as well.
+Values and offsets of ragged entries follow the tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["JaggedSpot", "Layout", "RaggedSpot", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
 
-_LARGE, _SMALL = 64, 16  # alignment of tensors of a cache line and more, and of others (what a GPU loads at once)
+_LARGE, _SMALL = 64, 16  # alignment of tensors of at least a cache line, and of smaller ones (the load size of a GPU)
 
 
 class JaggedSpot(NamedTuple):
@@ -29,9 +29,9 @@ class JaggedSpot(NamedTuple):
     offsets: Place
     lengths: Place | None
     ragged_idx: int
-    """The dimension in which the elements differ, that of the batch being 0."""
+    """The dimension in which the elements differ; the batch is dimension 0."""
     extremes: tuple[int | None, int | None] = (None, None)
-    """Shortest and longest element, where they are known."""
+    """Shortest and longest element, if known."""
 
 
 class RaggedSpot(NamedTuple):
@@ -43,21 +43,21 @@ class RaggedSpot(NamedTuple):
 
 
 Spot = Place | JaggedSpot | RaggedSpot | None
-"""Where one tensor or ragged entry of a tree is; None: a ragged entry that is not in the storage."""
+"""Position of one tensor or ragged entry; None: a ragged entry outside the storage."""
 
 
 class Layout(NamedTuple):
-    """Where all tensors of a tree are, in its own order, and then all ragged entries."""
+    """Positions of all tensors of a tree, in its order, followed by all ragged entries."""
 
     spots: list[Spot]
     sources: list[tuple[Place, Tensor]]
-    """The places, from the first byte to the last, and what is to be copied there."""
+    """The places, from the first byte to the last, with the data to copy there."""
     nbytes: int
-    """Size of the storage."""
+    """Size of the storage in bytes."""
 
 
 def nbytes_of(place: Place) -> int:
-    """Bytes of a place."""
+    """Size of a place in bytes."""
     _, dtype, shape = place
     total = dtype.itemsize
     for n in shape:
@@ -68,15 +68,15 @@ def nbytes_of(place: Place) -> int:
 def lay_out(
     leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ...]]], ragged: Sequence[Any] = ()
 ) -> Layout:
-    """Places one after the other for the tensors of a tree.
+    """Assign consecutive places to the tensors of a tree.
 
     Args:
         leaves: the tensors.
-        paths: gives their paths, for messages.
-        ragged: the ragged entries; None for those that stay where they are.
+        paths: returns their paths, for messages.
+        ragged: the ragged entries; None for those outside the storage.
 
     Raises:
-        NotImplementedError: a tensor is nested in the strided layout, or an entry of another kind.
+        NotImplementedError: a nested tensor of the strided layout, or an entry that cannot be consolidated.
         TypeError: a tensor is sparse or quantized.
     """
     sources: list[tuple[Place, Tensor]] = []
@@ -135,7 +135,7 @@ def _check(leaf: Tensor, path: tuple[str, ...]) -> None:
 
 
 def with_parts(spots: Iterable[Spot]) -> Iterator[Place]:
-    """All places, those of jagged tensors and ragged entries one by one."""
+    """All places, with the parts of jagged tensors and ragged entries listed separately."""
     for spot in spots:
         if isinstance(spot, (JaggedSpot, RaggedSpot)):
             yield spot.values
@@ -149,13 +149,13 @@ def with_parts(spots: Iterable[Spot]) -> Iterator[Place]:
 def leaves_of(
     storage: UntypedStorage, spots: Sequence[Spot], kind: type[Tensor] | None = None, copy_tables: bool = False
 ) -> list[Any]:
-    """The tensors of a tree as views of its storage, and values and offsets of its ragged entries.
+    """The tensors of a tree as views of its storage, and the values and offsets of its ragged entries.
 
     Args:
         storage: the memory.
-        spots: where they are.
-        kind: subclass of Tensor that dense ones are to be.
-        copy_tables: take the offsets and lengths of jagged tensors out of the storage, which others may write to.
+        spots: their positions.
+        kind: subclass of Tensor for the dense ones.
+        copy_tables: copy offsets and lengths of jagged tensors out of the storage, which other processes may change.
     """
     if all(type(spot) is tuple for spot in spots):
         return Pieces(storage, kind).at(spots)  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """A consolidated tree as JSON, the way the ``tensordict`` package writes it, and back.
 
 Every level is an object: ``cls``, ``non_tensors`` (key -> object, batch size, device), ``leaves`` (key -> dtype, shape,
-first byte, last byte + 1, bytes of padding before that), ``cls_metadata`` (batch size, names... of the level), and a
-key for each nested level. What is read comes from outside: it is checked before it is used.
+first byte, last byte + 1, padding before it), ``cls_metadata`` (batch size, names... of the level), and a key for each
+nested level. The file is untrusted: everything is checked before it is used.
 
-What that package has not stands by itself, as it refuses an object with more keys: an object with ``ragged``, pairs of
-path and kind of the entries whose values and offsets are there as those of a jagged tensor, or whose few strings or
-JSON values as objects; and ``arrow_types``, pairs of path and type.
+``tensordict`` rejects objects with unknown keys, so the extensions of this package are a separate object: ``ragged``,
+pairs of path and kind of the entries that the main JSON stores as a jagged tensor or, for few strings and JSON values,
+as objects; and ``arrow_types``, pairs of path and type.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ Told = dict[str, list[Any]]
 
 
 def describe(node: Any, spots: Sequence[Spot], locked: bool) -> tuple[bytes, bytes]:
-    """The JSON of a tree, and that of what ``tensordict`` has not; empty where there is none.
+    """The JSON of a tree, and that of the extensions, which is empty if there are none.
 
     Args:
         node: the tree.
-        spots: where its tensors and ragged entries are.
-        locked: whether it is to be locked when it is loaded.
+        spots: positions of its tensors and ragged entries.
+        locked: whether it is locked after loading.
 
     Raises:
-        RuntimeError: JSON cannot hold an object of the tree, or a key that the format uses itself.
+        RuntimeError: JSON cannot hold an object of the tree, or a key is reserved by the format.
     """
     count = len(node._leaves())
     told: Told = {"ragged": [], "arrow_types": []}
@@ -89,7 +89,7 @@ def _level(
         name = node._names[dim] if node._names is not None else None
         meta["cls_metadata"] = about = {"stack_dim": dim, "stack_dim_name": name, "is_locked": False}
         if not node._source:
-            about["batch_size"] = list(node._batch_size)  # no members tell it
+            about["batch_size"] = list(node._batch_size)  # no members determine it
         entries: Any = ((str(number), member) for number, member in enumerate(node._source))
     else:
         device = None if node._device is None else "cpu"
@@ -160,21 +160,21 @@ def _object(value: Any, path: tuple[str, ...]) -> list[Any]:
 
 
 class Level(NamedTuple):
-    """One level of a tree, checked."""
+    """One checked level of a tree."""
 
     kind: str
     """``dense``, ``lazy`` or ``objects``."""
     cls: Any
     """Tensorclass, ``None`` for a TensorDict."""
     size: torch.Size
-    """Batch size; of a stack, that of the members which it does not have."""
+    """Batch size; of an empty stack, that of the missing members."""
     device: torch.device | None
     names: list[str | None] | None
     locked: bool
     stack_dim: int
     stack_dim_name: str | None
     entries: list[tuple[str, Any]]
-    """Key, and a spot, a level, or the arguments of a non-tensor value."""
+    """Spot, level or arguments of a non-tensor value, by key."""
     ragged: dict[str, str] = {}
     """Kinds of the ragged entries by their keys."""
     types: dict[str, str] | None = None
@@ -190,16 +190,16 @@ class Value(NamedTuple):
 
 
 def parse(path: str, data: Any, told: Any, room: int) -> tuple[Level, list[Spot]]:
-    """The tree that the JSON of a file describes, and where its tensors, and then its ragged entries, are.
+    """The tree that the JSON of a file describes, and the positions of its tensors and ragged entries.
 
     Args:
         path: the file, for messages.
         data: the JSON.
-        told: the other JSON; None where there is none.
-        room: bytes of the file before it.
+        told: the second JSON; None if absent.
+        room: number of bytes before it in the file.
 
     Raises:
-        DatasetError: it is not such a tree, or one whose tensors are not in those bytes.
+        DatasetError: it does not describe a tree, or a tensor outside those bytes.
     """
     reader = _Reader(path, room, told)
     root = reader.level(data, ())
@@ -217,7 +217,7 @@ class _Reader:
         self.room = room
         self.spots: list[Spot] = []
         self.ragged: list[Spot] = []
-        self.end = 0  # of the tensors so far, as long as each begins where another has ended
+        self.end = 0  # end of the tensors so far, while each begins where the previous one ended
         self.in_order = True
         self.missing: set[str] = set()
 
@@ -231,7 +231,7 @@ class _Reader:
         if not (type(about) is type(data.get("leaves")) is type(data.get("non_tensors")) is dict):
             raise self.fail(where, "it should be an object with non_tensors, leaves and cls_metadata")
         cls, kind = (None, "dense") if name == "TensorDict" else self._class(name, where)
-        if "stack_dim" in about and kind == "dense":  # the reference writes stacks of tensorclasses so
+        if "stack_dim" in about and kind == "dense":  # the form in which the reference writes stacks of tensorclasses
             kind = "lazy"
         locked = about.get("is_locked", False) is True
         if kind == "dense":
@@ -248,7 +248,7 @@ class _Reader:
         return Level(kind, cls, torch.Size(size), None, None, locked, dim, name, entries)
 
     def _size_of_none(self, about: Any, dim: int, where: tuple[str, ...]) -> tuple[int, ...]:
-        """The batch size of the members that a stack does not have (the reference writes none)."""
+        """The batch size of the members of an empty stack (the reference writes none)."""
         size = check_shape(self.path, about.get("batch_size", [0] * (dim + 1)), "batch_size")
         if dim >= len(size) or size[dim] != 0:
             raise self.fail(where, f"a stack without members has none in dim {dim}, found the size {list(size)}")
@@ -277,7 +277,7 @@ class _Reader:
         return Level("dense", cls, torch.Size(size), on, names, locked, 0, None, entries, ragged, self.types.get(where))
 
     def _told(self, told: Any, name: str) -> dict[tuple[str, ...], dict[str, str]]:
-        """What is told of entries, by their level and key."""
+        """The extensions, by level and key."""
         found: dict[tuple[str, ...], dict[str, str]] = {}
         try:
             for path, text in told[name] if told is not None else ():
@@ -293,7 +293,7 @@ class _Reader:
     def _entries(
         self, data: Any, where: tuple[str, ...], batch: tuple[int, ...] | None, ragged: dict[str, str]
     ) -> list[tuple[str, Any]]:
-        """Objects, tensors and levels of a level, all of which start with the batch size of a dense one."""
+        """Objects, tensors and nested levels; in a dense level all start with its batch size."""
         out: list[tuple[str, Any]] = []
         for key, value in data["non_tensors"].items():
             item = self._object(value, (*where, key))
@@ -305,7 +305,7 @@ class _Reader:
             if spot is None or key[:1] == "<":
                 if key.startswith(_PARTS):
                     if not key.startswith(_PARTS[0]):
-                        continue  # a part of the one that begins with the values
+                        continue  # part of the entry that begins with the values
                     key = key.removeprefix(_PARTS[0])
                     spot = self._jagged(key, value, leaves, where)
                     lead = batch if batch is None or key in ragged else batch[:1]
@@ -336,7 +336,7 @@ class _Reader:
             raise self.fail(where, f"{list(size)} does not start with the batch size {list(batch)}")
 
     def _plain(self, value: Any, batch: tuple[int, ...] | None) -> Place | None:
-        """The place of an ordinary tensor behind the last one, checked in one go; ``None`` for any other."""
+        """The place of an ordinary tensor right after the last one, checked at once; ``None`` for any other."""
         if type(value) is not list or len(value) != 5:
             return None
         dtype, shape, start, stop, _ = value
@@ -400,7 +400,7 @@ class _Reader:
         return JaggedSpot(values, offsets, table, ragged)
 
     def _rows(self, kind: str, spot: JaggedSpot, where: tuple[str, ...]) -> RaggedSpot:
-        """The places of a ragged entry, which are those of a jagged tensor."""
+        """The places of a ragged entry, stored like those of a jagged tensor."""
         (_, dtype, shape), offsets = spot.values, spot.offsets
         if offsets[1] is not torch.int64 or spot.lengths is not None or spot.ragged_idx != 1:
             raise self.fail(where, "a ragged entry has offsets of int64 and no lengths")
@@ -409,7 +409,7 @@ class _Reader:
         return RaggedSpot(kind, spot.values, offsets)
 
     def check_overlaps(self) -> None:
-        """No byte belongs to two tensors, but to the offsets of several that have one shape."""
+        """Check that no two tensors share bytes, except offsets shared by tensors of the same shape."""
         if self.in_order:
             return
         spots = [*self.spots, *self.ragged]
@@ -421,7 +421,7 @@ class _Reader:
 
 
 def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any]) -> Any:
-    """The tree of :func:`parse` around its tensors, and values and offsets of its ragged entries.
+    """The tree of :func:`parse` around its tensors and the values and offsets of its ragged entries.
 
     Raises:
         DatasetError: entries do not fit a class, or members do not stack.
@@ -465,7 +465,7 @@ def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any
 
 
 def _ragged(path: str, key: str, kind: str, stack: Any) -> Any:
-    """A ragged entry of few rows, which are objects in the file."""
+    """A ragged entry of few rows, stored as objects."""
     rows = stack._payloads() if isinstance(stack, NonTensorStack) and stack.batch_dims == 1 else None
     found = Ragged._of_list(kind, rows, stack._device) if rows is not None and kind in ("str", "json") else None
     if found is None:

@@ -1,7 +1,7 @@
-"""What a consolidated tree knows about itself.
+"""The record of a consolidated tree.
 
-The record is put beside the tree when it is made, and nothing keeps it up to date: its reader compares it with the
-tree. So an assignment costs nothing more for a tree that might be consolidated.
+The record is attached to the tree when it is made and not updated afterwards: its reader compares it with the tree. So
+assignments cost nothing extra.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Record:
-    """Storage and places of the tensors and ragged entries of a tree, and what the tree was when they were right."""
+    """Storage and positions of the tensors and ragged entries of a tree, and what the tree held then."""
 
     __slots__ = ("file", "flat", "identity", "locked", "spots", "tree")
 
@@ -56,7 +56,7 @@ class Record:
         return self.flat.untyped_storage()
 
     def fits(self, node: Any) -> bool:
-        """Whether the entries of a tree are those that it had."""
+        """Whether a tree still has the recorded entries."""
         now: list[Any] = []
         _describe(node, now)
         before = self.tree
@@ -64,7 +64,7 @@ class Record:
 
 
 def identity_of(file: str | int) -> tuple[int, int] | None:
-    """Device and inode of a file, ``None`` where there is none."""
+    """Device and inode of a file, ``None`` if it does not exist."""
     try:
         info = os.stat(file)
     except OSError:
@@ -94,13 +94,13 @@ def _describe(node: Any, out: list[Any]) -> None:
 
 
 def record_of(node: Any) -> Record | None:
-    """The record of a tree that is consolidated still; ``None`` for others."""
+    """The record of a tree that is still consolidated; ``None`` for others."""
     record: Record | None = getattr(node, "_consolidated", None)
     return record if record is not None and record.fits(node) else None
 
 
 def note(node: Any, record: Record) -> Any:
-    """Puts a record beside its tree, which is returned."""
+    """Attach a record to its tree, which is returned."""
     node._consolidated = record
     return node
 
@@ -111,7 +111,7 @@ def flat_of(storage: UntypedStorage, nbytes: int) -> Tensor:
 
 
 def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
-    """What views of a storage are: of a file, tensors that travel by its name."""
+    """Class of the views of a storage: memory-mapped for a file, so that tensors travel as its path."""
     if storage.device.type != "cpu" or file_of(storage) is None:
         return None
     hold_many(storage)
@@ -119,7 +119,7 @@ def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
 
 
 def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> Any:
-    """A tree like ``skeleton``, which is not locked, around the tensors in ``flat``."""
+    """A tree like ``skeleton``, which is unlocked, around the tensors in ``flat``."""
     storage = flat.untyped_storage()
     found = iter(leaves_of(storage, spots, kind_of(storage)))
     node = skeleton._with_leaves(found)
@@ -138,7 +138,7 @@ def fill_ragged(node: Any, found: Iterator[Any]) -> None:
 
 
 def relocated(node: Any, record: Record, flat: Tensor, device: torch.device) -> Any:
-    """The tree around its storage on a device, which becomes its rule; it is locked if this one is."""
+    """The tree around its storage on a device, which becomes the device of the tree; locked if this one is."""
     if flat is record.flat:
         new = node._with_leaves(iter(node._leaves()))
         note(new, Record(new, flat, record.spots, record.locked, record.file))
@@ -156,7 +156,7 @@ def relocated(node: Any, record: Record, flat: Tensor, device: torch.device) -> 
 
 
 class _Storage:
-    """The storage in a pickle: its bytes; between processes of this machine, its file or shared memory."""
+    """The storage in a pickle: its bytes, or between processes of this machine its file or shared memory."""
 
     __slots__ = ("flat",)
 
@@ -171,7 +171,7 @@ def _reduce_between_processes(value: _Storage) -> Any:
     region = region_of(value.flat)
     if region is not None:
         return _open, (tuple(region),)
-    mapped = file_of(value.flat.untyped_storage()) is not None  # copy-on-write that was written to
+    mapped = file_of(value.flat.untyped_storage()) is not None  # copy-on-write, and written to
     return _same, (value.flat.clone() if mapped else value.flat,)
 
 
@@ -187,7 +187,7 @@ def _open(region: tuple[Any, ...]) -> Tensor:
 
 
 class _Placeholder(Tensor):
-    """Stands for each tensor of a tree in its pickle, where a tensor takes as long as a tree."""
+    """Replaces each tensor of a tree in its pickle, where one tensor takes as long as a tree."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _placeholder, ()
@@ -202,9 +202,9 @@ _NO_ROWS = torch.empty(0, dtype=torch.uint8, device="cpu"), torch.zeros(1, dtype
 
 
 def reduce_tree(node: Any) -> Any:
-    """The pickle of a consolidated tree: the tree without its tensors, their places, and one storage.
+    """The pickle of a consolidated tree: the tree without its tensors, their positions, and one storage.
 
-    ``None`` for a tree that is not consolidated any more, which is pickled as any other.
+    ``None`` for a tree that is no longer consolidated, which is pickled as usual.
     """
     record = record_of(node)
     if record is None:

@@ -1,8 +1,8 @@
 """Trees in the format of the ``safetensors`` package, which model hubs use.
 
-Each tensor stands under its nested key, joined with dots, as in a ``state_dict``. What the format has no place for
-(batch sizes, names, classes, stacks, objects) is one JSON in its metadata, the way the ``tensordict`` package writes
-it. Any other file of the format opens as a tree whose keys are split at the dots.
+Each tensor is stored under its nested key, joined with dots, as in a ``state_dict``. What the format cannot express
+(batch sizes, names, classes, stacks, objects) is JSON in its metadata, as the ``tensordict`` package writes it. Other
+safetensors files open as a tree whose keys are split at the dots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["from_safetensors", "to_safetensors"]
 
 _VERSION = 1
-_META = "tensordict"  # the key of the JSON in the metadata of the file
+_META = "tensordict"  # key of the JSON in the metadata of the file
 Path = tuple[str, ...]
 
 
@@ -48,20 +48,20 @@ def _package() -> Any:
 
 
 def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None:
-    """Saves a TensorDict, a tensorclass or a lazy stack to a safetensors file.
+    """Save a TensorDict, a tensorclass or a lazy stack to a safetensors file.
 
-    Tensors that share memory are saved each by itself, those on another device through the CPU, and a lazy stack dense.
-    The file is written beside ``path`` and renamed: it is there whole or not at all.
+    Tensors that share memory are saved separately, those on another device through the CPU, and a lazy stack densely.
+    The file is written next to ``path`` and renamed, so it is complete or absent.
 
     Args:
         data: the collection.
-        path: the file, which is replaced where it exists.
+        path: the file; an existing one is replaced.
 
     Raises:
         ImportError: the ``safetensors`` package is missing (``pip install 'tdmap[safetensors]'``).
-        TypeError: a tensor that is nested, sparse, quantized or of a dtype that the format lacks; an object that JSON
-            cannot hold, or one a row; a lazy stack whose members have other keys or shapes.
-        ValueError: two keys are the same name once they are joined, such as ``"a.b"`` and ``("a", "b")``.
+        TypeError: a tensor is nested, sparse, quantized or of a dtype that the format lacks; an object cannot be JSON
+            or differs per row; the members of a lazy stack differ in keys or shapes.
+        ValueError: two joined keys are equal, such as ``"a.b"`` and ``("a", "b")``.
 
     Example:
         >>> import tempfile, torch
@@ -88,7 +88,7 @@ def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None
 
 
 def _describe(node: Any, path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The JSON of a level; its tensors are added to ``tensors``."""
+    """The JSON of a level; adds its tensors to ``tensors``."""
     if node._is_non_tensor:
         raise TypeError("an object alone cannot be saved as safetensors: put it in a TensorDict first")
     keys: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def _savable(tensor: Tensor, where: Path) -> Tensor:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, each with memory of its own."""
+    """The same tensors, each with its own memory."""
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
@@ -179,23 +179,24 @@ def _object(value: Any, where: Path) -> Any:
 
 
 def from_safetensors(path: str | os.PathLike[str], *, device: Any = None) -> Any:
-    """Loads a safetensors file.
+    """Load a safetensors file.
 
-    A file of :func:`to_safetensors` gives what was saved. Any other, such as a checkpoint of a model, gives a nested
-    TensorDict without batch dimensions: names are split at the dots, so that :meth:`to_module` puts it into the model.
+    A file of :func:`to_safetensors` gives the saved collection. Any other, such as a checkpoint of a model, gives a
+    nested TensorDict without batch dimensions: names are split at the dots, so :meth:`to_module` can put it into the
+    model.
 
     Args:
         path: the file.
-        device: where to load the tensors, which becomes the device of the result. ``None``: the CPU, and no device.
+        device: device of the tensors and the result. ``None``: the CPU, and no device for the result.
 
     Returns:
-        A collection of the class that was saved; of a class that the program has not defined, a TensorDict, with a
+        A collection of the class that was saved. If the program does not define that class: a TensorDict, with a
         warning.
 
     Raises:
         ImportError: the ``safetensors`` package is missing (``pip install 'tdmap[safetensors]'``).
-        DatasetNotFoundError: (a FileNotFoundError) there is no file.
-        DatasetError: it is not such a file, or what it says of its structure does not add up.
+        DatasetNotFoundError: (a FileNotFoundError) the file does not exist.
+        DatasetError: the file has another format, or its description of the structure is inconsistent.
         ValueError: a newer version wrote it.
 
     Example:
@@ -233,7 +234,7 @@ class _Reader:
         self.missing: set[str] = set()
 
     def flat(self) -> Any:
-        """A tree of names that are split at the dots."""
+        """A tree of names split at the dots."""
         root: dict[str, Any] = {}
         for name, tensor in self.tensors.items():
             *levels, last = name.split(".")
@@ -272,7 +273,7 @@ class _Reader:
         return DatasetError(self.path, f"what it says of {where or 'the root'} is wrong: {what}")
 
     def level(self, data: Any, where: Path) -> Any:
-        """A level as it was saved: dense, a class, a stack."""
+        """One level as it was saved: dense, a class, or a stack."""
         if type(data) is not dict or type(data.get("keys")) is not dict:
             raise self.fail(where, "it should have a batch size and keys")
         size = check_shape(self.path, data.get("batch_size"), "batch_size")

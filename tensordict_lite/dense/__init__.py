@@ -1,4 +1,4 @@
-"""Entries in a dict: the storage that TensorDict and tensorclasses share, values made to fit, stack and cat."""
+"""Entries in a dict: the storage of TensorDict and tensorclasses, conversion of values, stack and cat."""
 
 from __future__ import annotations
 

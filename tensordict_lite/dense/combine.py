@@ -107,15 +107,15 @@ def pad_sequence(
     return_mask: bool | Any = False,
     padding_side: str = "right",
 ) -> Any:
-    """Collections whose entries differ in length, padded to the longest and stacked along a new first dimension.
+    """Pad collections whose entries differ in length to the longest, and stack them along a new first dimension.
 
     Args:
         list_of_tds: non-empty sequence of collections with the same keys.
-        pad_dim: dimension of the entries (not counting the new one) that is padded; may be negative.
-        padding_value: fills the missing elements.
+        pad_dim: dimension of the entries (without the new one) to pad; may be negative.
+        padding_value: value of the missing elements.
         out: collection to write into.
-        device: where the result lives.
-        return_mask: adds, under ``"masks"`` (or the key given), which elements are real, leaf by leaf.
+        device: device of the result.
+        return_mask: add masks of the real elements, one per leaf, under ``"masks"`` or the given key.
         padding_side: ``"right"`` (default) or ``"left"``.
 
     Raises:
@@ -141,7 +141,7 @@ def pad_sequence(
     masks: dict[Any, Tensor] = {}
     for key in first.keys(True, True):
         column = [td.get(key) for td in list_of_tds]
-        if any(value is None for value in column):  # what one of them lacks is left out
+        if any(value is None for value in column):  # entries that one of them lacks are dropped
             continue
         axis = pad_dim if pad_dim >= 0 else pad_dim + column[0].ndim
         lengths = torch.tensor([value.shape[axis] for value in column])
@@ -154,7 +154,7 @@ def pad_sequence(
     left = padding_side == "left"
     for key in first._key_list():
         if key not in result.keys() and not isinstance(first._get_str(key), Tensor):
-            # Non-tensor values: the rows that are added hold None.
+            # Non-tensor values: added rows hold None.
             if any(key not in td.keys() for td in list_of_tds):
                 continue
             column = [td._get_str(key) for td in list_of_tds]

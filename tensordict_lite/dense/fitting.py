@@ -1,4 +1,4 @@
-"""Values as entries: converted, cast to the device, checked against the batch size."""
+"""Values as entries: converted, moved to the device, checked against the batch size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Fitting", "build_source"]
 
 
 class Fitting(TensorCollection):
-    """How a collection takes a value; a mixin of the storage classes."""
+    """Conversion of values to entries; a mixin of the storage classes."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class Fitting(TensorCollection):
         )
 
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
-        """``item`` as an entry: converted, on this device, with the batch size in front."""
+        """``item`` as an entry: converted, on this device, starting with the batch size."""
         if not isinstance(item, (Tensor, TensorCollection)):
             require_unmasked(item, f"the entry {key!r}")
             item = self._convert(item)
@@ -48,7 +48,7 @@ class Fitting(TensorCollection):
         return item._fit_into(self, key, non_blocking)
 
     def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> TensorCollection:
-        """This collection as an entry of ``parent``: fitting batch size, device and names."""
+        """This collection as an entry of ``parent``: matching batch size, device and names."""
         item: Any = self
         dims = parent.batch_dims
         if item._batch_size[:dims] != parent._batch_size:
@@ -74,7 +74,7 @@ class Fitting(TensorCollection):
         return item
 
     def _adopt_names(self, names: list[str | None], key: str) -> None:
-        """Takes over the names that an entry has for the dimensions of this collection; the other entries follow."""
+        """Take over the names that an entry has for the dimensions of this collection; other entries follow."""
         names = list(names)
         for other, sub in self._entries():
             if other != key and not isinstance(sub, Tensor):
@@ -94,7 +94,7 @@ class Fitting(TensorCollection):
                 return self._wrap(item)
             try:
                 return torch.as_tensor(item, device=self._device)
-            except RuntimeError:  # of another kind, as fractions are
+            except RuntimeError:  # another numeric type, such as a fraction
                 return self._wrap(item)
         if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
             return torch.as_tensor(item, device=self._device)
@@ -104,31 +104,30 @@ class Fitting(TensorCollection):
         return self._wrap(item) if column is None else column
 
     def _convert_sequence(self, item: Any) -> Any:
-        """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""
+        """A tensor for regular nested numbers, a stack for rows of tensors, else the object."""
         return registry.from_sequence(item, self._batch_size, self._device)
 
     def _wrap(self, item: Any) -> Any:
         return registry.NonTensorData(item, batch_size=self._batch_size, device=self._device)
 
     def _new_child(self) -> TensorCollection:
-        """An empty collection for a level that is created on the way to a nested key."""
         return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
 
 
 def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:
-    """Fills a fresh collection from a mapping, validating every entry once."""
+    """Fill a new collection from a mapping, validating each entry once."""
     size = new._batch_size
     dims = len(size)
     entries = new._source
-    rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
-    fitting: Any = None  # the last shape that fitted: with several dimensions it is dearer to cut one than to compare
+    rows = size[0] if dims == 1 else None  # with one batch dimension, the usual case, compare two ints
+    fitting: Any = None  # the last shape that fitted: with several dimensions slicing costs more than comparing
     nested = []
     for key, item in source.items():
         if type(key) is not str:
             nested.append((key, item))
             continue
         try:
-            if type(item) is Tensor:  # needs no more than its shape checked; other values take the long way
+            if type(item) is Tensor:  # only its shape needs a check; other values go through _fit
                 if not dims:
                     entries[key] = item
                     continue
@@ -143,7 +142,7 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
         except RuntimeError:  # a strided nested tensor has no shape
             pass
         entries[key] = new._fit(item, key, non_blocking)
-    for key, item in nested:  # after all others, which may be the levels that they lead through
+    for key, item in nested:  # last, since other entries may create the levels on their path
         new.set(key, item, non_blocking=non_blocking)
     device = new._device
     if device is not None:

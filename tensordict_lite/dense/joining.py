@@ -1,8 +1,8 @@
 """How dense collections are stacked and joined: entry by entry.
 
-Each storage class says how its own kind is combined through ``_stack_entries(items, dim)`` and
-``_cat_entries(items, dim)``; of several kinds, the one of the highest ``_stack_priority`` is asked. Where there is an
-``out`` of the same tree, :func:`joined_into` needs no result beside it.
+Each storage class combines its own kind in ``_stack_entries(items, dim)`` and ``_cat_entries(items, dim)``; among
+several kinds, the one with the highest ``_stack_priority`` is used. With an ``out`` of the same tree,
+:func:`joined_into` needs no intermediate result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ __all__ = ["Joining", "joined_into", "stack_class", "stacked"]
 
 
 class Joining:
-    """Entries in a dict, stacked or joined key by key."""
-
     __slots__ = ()
     _stack_priority: float = 0
 
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        """Stacks dense collections entry by entry; ``dim`` is non-negative."""
+        """Stack dense collections entry by entry; ``dim`` is non-negative."""
         first = items[0]
         size = first._batch_size
         source = first._source
@@ -63,7 +61,7 @@ class Joining:
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        """Joins dense collections entry by entry; ``dim`` is non-negative."""
+        """Concatenate dense collections entry by entry; ``dim`` is non-negative."""
         first = items[0]
         size = first._batch_size
         source = first._source
@@ -90,7 +88,7 @@ class Joining:
         except KeyError:
             if any(key not in entries for entries in sources):
                 raise _other_keys(items) from None
-            raise  # of a nested collection
+            raise  # raised by a nested collection
         except (RuntimeError, TypeError) as err:
             if not isinstance(column[0], Tensor):
                 raise
@@ -103,7 +101,7 @@ class Joining:
 
 
 def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:
-    """What an item whose batch size is not that of the first adds along ``dim``, in which alone it may differ."""
+    """Length along ``dim`` of an item whose batch size differs from that of the first; they may differ there only."""
     size, other = items[0]._batch_size, item._batch_size
     if other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size):
         at = next(at for at, one in enumerate(items) if one is item)
@@ -115,7 +113,7 @@ def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:
 
 
 def stack_class(items: Sequence[Any]) -> Any:
-    """The class that knows how to stack these items: a lazy or non-tensor one wins over a dense one."""
+    """The class that combines these items: a lazy or non-tensor class wins over a dense one."""
     first = type(items[0])
     mixed = False
     for item in items:
@@ -132,10 +130,10 @@ def stack_class(items: Sequence[Any]) -> Any:
 
 
 def joined_into(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out: Any) -> bool:
-    """Stacks or joins trees of tensors straight into the tensors of ``out``; whether it was done.
+    """Stack or join trees of tensors directly into the tensors of ``out``. Return whether it succeeded.
 
-    Not done, or in part, where that does not give the result: ``out`` lacks an entry or has it in another shape, there
-    are objects or gradients, items lie in the memory of ``out``. The result is to be made first then, and copied.
+    False, possibly after some entries, if ``out`` lacks an entry or has another shape, if there are objects or
+    gradients, or if items share memory with ``out``. The caller then makes the result first and copies it.
 
     Args:
         join: ``torch.stack`` or ``torch.cat``.
@@ -177,7 +175,7 @@ def joined_into(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out
 
 
 def _joined(join: Callable[..., Tensor], size: torch.Size, dim: int, count: int) -> tuple[int, ...]:
-    """The size of the result, for tensors of one size."""
+    """The size of the result for tensors of the same size."""
     out = list(size)
     if join is _torch_stack:
         out.insert(dim, count)
@@ -187,20 +185,20 @@ def _joined(join: Callable[..., Tensor], size: torch.Size, dim: int, count: int)
 
 
 def _share_memory(columns: list[list[Tensor]], targets: list[Tensor]) -> bool:
-    """Whether a tensor of the columns has its storage in common with a target, which torch does not see if strided."""
+    """Whether a tensor of the columns shares its storage with a target, which torch misses for strided views."""
     storages = (target.untyped_storage() for target in targets)
-    # One for the tensor, one for the object here: a target that nothing else is a view of is shared with none.
+    # One reference is the tensor, one the object here: without others, no tensor shares the target's storage.
     shared = {storage._cdata for storage in storages if torch._C._storage_Use_Count(storage._cdata) > 2}
     return bool(shared) and any(one.untyped_storage()._cdata in shared for column in columns for one in column)
 
 
 def stacked(items: Sequence[Any], dim: int) -> Any:
-    """:func:`stack` of collections, for a dim that is known to fit."""
+    """:func:`stack` for a dim that is known to be valid."""
     return stack_class(items)._stack_entries(items, dim)
 
 
 def _not_congruent(items: Sequence[Any]) -> RuntimeError:
-    """Why these items do not stack: the first batch size or set of keys that differs."""
+    """The error for items that do not stack: the first batch size or set of keys that differs."""
     first = items[0]
     for at, item in enumerate(items):
         if item._batch_size != first._batch_size:
@@ -218,7 +216,7 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
 
 
 def _other_keys(items: Sequence[Any]) -> KeyError:
-    """Why these items cannot be joined: the first that has other keys."""
+    """The error for items that cannot be joined: the first with other keys."""
     keys = sorted(items[0]._source)
     at = next(at for at, item in enumerate(items) if sorted(item._source) != keys)
     return KeyError(
@@ -229,7 +227,7 @@ def _other_keys(items: Sequence[Any]) -> KeyError:
 
 def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
     if not all(isinstance(value, Tensor) for value in column[:1]):
-        return err  # raised below, where the key path is known
+        return err  # raised below, with the key path
     mixed = _bad_kind(column, key)
     if mixed is not None:
         return mixed

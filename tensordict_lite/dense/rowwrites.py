@@ -1,4 +1,4 @@
-"""``td[index] = value``: rows written into entries, which are allocated where they do not exist yet."""
+"""``td[index] = value``: write rows into entries, which are allocated if missing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["RowWrites"]
 
 
 class RowWrites(TensorCollection):
-    """How a collection takes values at an index; a mixin of the storage classes."""
+    """Writes at an index; a mixin of the storage classes."""
 
     __slots__ = ()
 
     def _set_index(self, index: Any, value: Any) -> None:
-        """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
+        """Write rows. Missing keys are allocated, zero-filled."""
         if not isinstance(value, TensorCollection):
             if not isinstance(value, Mapping):
                 plain = isinstance(value, NUMBERS)
                 for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
                         write_rows(entry, index, value if plain else as_rows(value, entry, key))
-                    elif not entry._is_unbatched:  # which has no rows
+                    elif not entry._is_unbatched:  # no rows
                         self._assign_entry(index, key, entry, value)
                 return
             size = index_batch_size(self._batch_size, index)
@@ -56,7 +56,7 @@ class RowWrites(TensorCollection):
                 self._assign_entry(index, key, entry, item)
 
     def _spread_rows(self, value: TensorCollection, size: torch.Size, index: Any) -> TensorCollection:
-        """A source of fewer batch dimensions at those of the rows: the same for each, or with entries that fit."""
+        """Broadcast a source with fewer batch dimensions to the rows, or use its entries where they fit."""
         theirs = value._batch_size
         dims = len(theirs)
         if 0 < dims < len(size):
@@ -72,11 +72,11 @@ class RowWrites(TensorCollection):
 
     def _assign_entry(self, index: Any, key: str, entry: TensorCollection, item: Any) -> None:
         replaced = entry._assign_rows(index, item)
-        if replaced is not entry:  # non-tensor data that turned into a stack
+        if replaced is not entry:  # non-tensor data that became a stack
             self._source[key] = replaced
 
     def _assign_mappings(self, index: Any, value: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Writes nested mappings into the collections that are there; what is left has none yet, or is no mapping."""
+        """Write nested mappings into existing collections; return the remaining items."""
         rest = {}
         for key, item in value.items():
             entry = self._source.get(key) if type(key) is str else None
@@ -88,14 +88,14 @@ class RowWrites(TensorCollection):
         return rest
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
-        """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
+        """``self[index] = item``; return the collection to keep, since non-tensor values may change class."""
         if isinstance(item, TensorCollection) and item._is_non_tensor:
             raise EntryKindError("", self, item)
         self._set_index(index, item)
         return self
 
     def _allocate_like(self, item: Any, index_dims: int) -> Any:
-        """A zero entry of the full batch size for an item whose first ``index_dims`` dims are indexed away."""
+        """A zero entry of the full batch size for an item without the first ``index_dims`` dimensions."""
         if isinstance(item, Tensor):
             shape = (*self._batch_size, *item.shape[index_dims:])
             device = self._device or item.device

@@ -1,7 +1,6 @@
-"""Dense storage: entries in a dict, every one with the batch size in front.
+"""Dense storage: entries in a dict, each starting with the batch size.
 
-:class:`TensorDict` and tensorclasses are the same storage under two types, so an operation costs the
-same on either.
+:class:`TensorDict` and tensorclasses share this storage, so operations cost the same on both.
 """
 
 from __future__ import annotations
@@ -92,7 +91,9 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def _change_batch_size(self, new: torch.Size) -> None:
         dims = len(new)
         for key, value in self._source.items():
-            if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:  # which has no shape
+            if (
+                isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided
+            ):  # a strided nested tensor has no shape
                 if dims and (dims > 1 or value.size(0) != new[0]):
                     raise RuntimeError(f"the nested tensor {key} is incompatible with the batch-size {new}.")
             elif value.shape[:dims] != new:
@@ -101,7 +102,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                         f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
                         f"batch-size {new}."
                     )
-                value._change_batch_size(new)  # a nested collection follows where its entries allow
+                value._change_batch_size(new)  # a nested collection takes the size if its entries allow it
         if self._names is not None:
             self._names = [*self._names[:dims], *([None] * (dims - len(self._names)))]
         self._changed_under_lock()
@@ -158,7 +159,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return node
 
     def _get_path_slowly(self, path: tuple[str, ...]) -> Any:
-        """Lazy stacks on the way, or an error that names the step that failed."""
+        """Lazy stacks on the path, or an error that names the failing step."""
         node: Any = self
         for depth, key in enumerate(path):
             if not isinstance(node, TensorCollection) or node._is_unbatched:
@@ -173,7 +174,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 if err.args and err.args[0] == key:
                     raise missing_key_error(key, node._key_list(), type(node).__name__) from None
                 raise
-            except RuntimeError:  # what cannot be stacked on the way says nothing about the entry
+            except RuntimeError:  # a failed stack on the path says nothing about the entry
                 if hasattr(node, "_stack_dim") and not has_entry(node, path[depth:]):
                     node._raise_missing(path[depth:])
                 raise
@@ -189,17 +190,17 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         as_padded_tensor: bool = False,
         **stacked_as: Any,
     ) -> Any:
-        """Entry at a nested key, raw: a non-tensor value comes as its :class:`NonTensorData`.
+        """Entry at a nested key, raw: a non-tensor value as its :class:`NonTensorData`.
 
         Args:
             key: string or (nested) tuple of strings.
-            default: returned when there is no such entry, a key that goes on below a tensor among them. Without it
-                a missing key gives ``None``, or KeyError under ``set_get_defaults_to_none(False)``.
-            as_list: with the other keywords, how a path through a lazy stack gives an entry whose shape differs
-                from member to member: see :meth:`LazyStackedTensorDict.get`.
+            default: returned if there is no such entry, also when the key continues below a tensor. Without it a
+                missing key gives ``None``, or KeyError under ``set_get_defaults_to_none(False)``.
+            as_list: with the other keywords, the form of an entry whose shape differs between the members of a lazy
+                stack: see :meth:`LazyStackedTensorDict.get`.
 
         Raises:
-            KeyThroughLeafError: a ValueError: the key goes on below a tensor, and there is no default.
+            KeyThroughLeafError: (a ValueError) the key continues below a tensor, and there is no default.
 
         Example:
             >>> import torch
@@ -212,7 +213,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             value = self._source.get(key, MISSING)
             if value is not MISSING:
                 return public(value) if settings.unbatched else value
-            if default is not MISSING:  # an error that would not be seen is not built
+            if default is not MISSING:  # the error would not be seen: do not build it
                 return default
             if settings.get_defaults_to_none:
                 return None
@@ -225,7 +226,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                     node = node._source[part]
                 return public(node) if settings.unbatched else node
             except KeyError:
-                # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
+                # every `_source` so far was a dict: the entry is missing, whatever its spelling
                 if default is not MISSING:
                     return default
                 if settings.get_defaults_to_none and not node._is_unbatched:
@@ -238,7 +239,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 for depth, part in enumerate(path[:-1]):
                     node = node._get_str(part)
                     if isinstance(node, Tensor):
-                        break  # which the walk below says as it always does
+                        break  # the walk below raises the usual error
                     if not isinstance(node, DenseCollection):
                         stacked_as.update(
                             as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
@@ -268,14 +269,14 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         source = self._source
         try:
             out = {k: value[index] if isinstance(value, Tensor) else value._index(index) for k, value in source.items()}
-        except RuntimeError:  # of rows of a jagged tensor
+        except RuntimeError:  # rows of a jagged tensor
             out = {
                 k: indexed(value, index) if isinstance(value, Tensor) else value._index(index)
                 for k, value in source.items()
             }
         dims = len(self._batch_size)
         for key, value in source.items():
-            if isinstance(value, Tensor):  # the batch part of any leaf's shape is the answer
+            if isinstance(value, Tensor):  # the batch part of any leaf's shape is the result
                 shape = out[key].shape
                 size = shape[: len(shape) - (value.ndim - dims)]
                 break
@@ -287,15 +288,15 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         """Rows of a slice of the first batch dimension."""
         try:
             out = {key: value[index] for key, value in self._source.items()}
-        except RuntimeError:  # of rows of a jagged tensor
+        except RuntimeError:  # rows of a jagged tensor
             return self._index((index,))
         first = next(iter(out.values()))
-        if type(first) is Tensor and not first.is_nested:  # which says the size at less than half the price
+        if type(first) is Tensor and not first.is_nested:  # gives the size at less than half the cost
             return self._rebuild(out, first.shape[: len(self._batch_size)], self._names)
         return self._rebuild(out, index_batch_size(self._batch_size, index), self._names)
 
     def _index_tensor(self, index: Tensor) -> Self:
-        """One long or bool tensor: the way data is sampled, so it has its own fast path."""
+        """One long or bool tensor: the common way to sample data, so it has a fast path."""
         batch_size = self._batch_size
         if index.dtype is torch.bool and index.ndim == 1:
             if index.shape[0] != batch_size[0]:
@@ -303,7 +304,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                     f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
                     f"{list(batch_size)} at index 0"
                 )
-            index = index.nonzero().squeeze(-1)  # once, instead of once a leaf
+            index = index.nonzero().squeeze(-1)  # once, instead of once per leaf
         elif index.dtype is not torch.int64 or index.ndim != 1:
             return self._index((index,))
         try:
