@@ -1,4 +1,4 @@
-"""Exceptions that a caller may want to catch, each a subclass of the builtin that fits."""
+"""Exceptions that a caller may want to catch; each subclasses the builtin exception that fits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = [
 
 
 class DatasetError(RuntimeError):
-    """A folder is not a dataset that can be trusted: truncated, edited, of another format, or pointing outside.
+    """A folder is not a valid dataset: it is truncated, edited, of another format, or points outside itself.
 
     Attributes:
-        path: the file or folder that is at fault.
+        path: the invalid file or folder.
         reason: what is wrong with it.
     """
 
@@ -40,7 +40,7 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
 
 
 class ArchiveError(DatasetError, ValueError):
-    """A file is no archive of a dataset, is damaged or hostile, or cannot be opened in the way that was asked for."""
+    """A file is not an archive of a dataset, is damaged or hostile, or cannot be opened in the requested mode."""
 
 
 class ArchiveNotFoundError(ArchiveError, DatasetNotFoundError):
@@ -48,7 +48,7 @@ class ArchiveNotFoundError(ArchiveError, DatasetNotFoundError):
 
 
 class KeyThroughLeafError(ValueError):
-    """A nested key goes on below an entry that is a tensor."""
+    """A nested key continues below an entry that is a tensor."""
 
 
 class InplaceWriteError(ValueError, RuntimeError):
@@ -56,12 +56,12 @@ class InplaceWriteError(ValueError, RuntimeError):
 
 
 class EntryKindError(InplaceWriteError, TypeError):
-    """A tensor, a collection or an object cannot overwrite an entry that is one of the other two.
+    """An entry cannot be overwritten by a value of another kind (tensor, collection or object).
 
     Args:
-        key: the entry, ``""`` where it is not known.
-        entry: what is there (raw).
-        item: what should be written.
+        key: the entry, ``""`` if unknown.
+        entry: the existing entry (raw).
+        item: the new value.
     """
 
     def __init__(self, key: str, entry: object, item: object) -> None:

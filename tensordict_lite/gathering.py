@@ -1,8 +1,8 @@
-"""Rows that lie anywhere in flat values, copied one after the other, at about what copying their bytes costs.
+"""Copy rows at arbitrary positions of flat values one after the other, at about the cost of copying their bytes.
 
-A row is copied as windows of a fixed number of bytes, thousands of them in one call: `out[places] = values[starts]`
-over arrays whose elements are the windows that begin at every byte. The last window of a row reaches beyond its end,
-into the place of the rows behind it, which are written later: what it leaves there is written over.
+Rows are copied as windows of a fixed number of bytes, thousands per call: `out[places] = values[starts]` over arrays
+whose elements are the windows that begin at every byte. The last window of a row extends past its end, into the place
+of the following rows, which are written later and overwrite it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 LONG_ROW = 1 << 12
-"""Rows of so many bytes are copied one by one."""
+"""Rows of at least this many bytes are copied one by one."""
 
 BLOCK_BYTES = 1 << 18
-"""Bytes that are gathered at a time: they stay in the processor's cache."""
+"""Bytes that are gathered at a time, so that they stay in the CPU cache."""
 
 BLOCK_ROWS = 1 << 12
 """Rows that are gathered at a time."""
 
 WIDEST = 1 << 9
-"""Bytes of a window, at most."""
+"""Maximum bytes of a window."""
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """int64 `[n + 1]` of rows of these lengths, one after the other.
+    """int64 `[n + 1]` offsets of consecutive rows of these lengths.
 
     Example:
         >>> offsets_of(torch.tensor([2, 0, 3]))
@@ -41,8 +41,8 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def flat_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a contiguous tensor of any dtype and shape, as a view: uint8, one dimension.
 
-    Not by `reshape(-1)`: a tensor of one row is contiguous whatever its stride, which it keeps, and torch does not
-    view elements as bytes where the stride is not 1.
+    `reshape(-1)` does not work here: a tensor of one row is contiguous whatever its stride, keeps that stride, and
+    torch does not view elements as bytes unless the stride is 1.
 
     Example:
         >>> flat_bytes(torch.arange(20)[::2][:1]).tolist()
@@ -52,7 +52,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> None:
-    """Copy rows that lie anywhere, one after the other.
+    """Copy rows at arbitrary positions one after the other.
 
     Args:
         values: `[total, ...]`.
@@ -60,7 +60,7 @@ def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> No
         out: `[sum of lengths, ...]`, contiguous.
 
     Raises:
-        ValueError: rows lie outside of the values.
+        ValueError: a row is outside the values.
 
     Example:
         >>> out = torch.empty(3)
@@ -92,8 +92,7 @@ def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> No
 
 
 def _runs(starts: Tensor, ends: Tensor, lengths: Tensor, lowest: int) -> tuple[Tensor, Tensor]:
-    """Where rows that lie one behind the other begin, and how long they are together; rows without elements, of which
-    there are some if `lowest` is 0, are left out."""
+    """Starts and total lengths of runs of adjacent rows. Empty rows, which exist if `lowest` is 0, are left out."""
     if not lowest:
         at = torch.from_numpy(np.flatnonzero(lengths.numpy()))
         starts, ends, lengths = (tensor.index_select(0, at) for tensor in (starts, ends, lengths))
@@ -122,7 +121,7 @@ def _copy_block(source: Tensor, target: Any, first: Any, places: Any) -> None:
         return
     _every(target, width)[at[inside]] = _picked(source, first[inside], width)
     ends, flat = np.append(at[1:], places[-1]), source.numpy()
-    for number in np.flatnonzero(~inside):  # they would reach beyond the end of a file: only as much as there is
+    for number in np.flatnonzero(~inside):  # they would extend past the end of the file: copy only the rest
         target[at[number] : ends[number]] = flat[first[number] : first[number] + ends[number] - at[number]]
 
 
@@ -135,15 +134,14 @@ def _windows(first: Any, at: Any, nbytes: Any, width: int) -> tuple[Any, Any]:
 
 
 def _width(nbytes: Any) -> int:
-    """Bytes of a window for rows of these lengths: one window a row where they are about alike, else twice their
-    mean."""
+    """Bytes of a window for rows of these lengths: one window per row for similar lengths, else twice the mean."""
     longest, mean = int(nbytes.max()), int(nbytes.mean()) + 1
     wanted = longest if longest <= 64 or longest <= 4 * mean else 2 * mean
     return -(-wanted // 8) * 8
 
 
 def _picked(flat: Tensor, starts: Any, width: int) -> Any:
-    """The windows that begin at some bytes, in new memory. Torch takes as long as NumPy, or two thirds of it."""
+    """The windows that begin at the given bytes, copied. Torch takes as long as NumPy, or two thirds of it."""
     windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1), flat.storage_offset())
     return windows.index_select(0, torch.from_numpy(starts)).numpy().view(f"V{width}").reshape(-1)
 

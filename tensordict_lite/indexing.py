@@ -1,8 +1,7 @@
-"""The arithmetic of indices on a batch size. Nothing here touches the data of a tensor.
+"""Index arithmetic on a batch size, without touching tensor data.
 
-An index that a user writes (``td[..., 0]``, ``td[[0, 1], None]``) is normalised once against the batch
-size; the normalised index then applies unchanged to every leaf and nested collection, whose trailing
-dimensions it leaves alone.
+An index of the user (``td[..., 0]``, ``td[[0, 1], None]``) is normalised once against the batch size. The normalised
+index applies unchanged to every leaf and nested collection and leaves their trailing dimensions alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _rows_of(part: Any) -> Tensor:
     if type(part) is list and type(part[0]) is int and not torch.compiler.is_compiling():
         try:
             numbers = np.array(part)  # four times as fast as torch
-        except (TypeError, ValueError):  # lists and tensors among the numbers: torch's answer
+        except (TypeError, ValueError):  # lists and tensors among the numbers: let torch convert them
             pass
         else:
             if numbers.dtype == np.int64:
@@ -44,7 +43,7 @@ def _rows_of(part: Any) -> Tensor:
 
 
 def _as_index_part(part: Any) -> Any:
-    """One element of an index in the form that torch indexes fastest with."""
+    """One element of an index, in the form that torch indexes fastest."""
     cls = type(part)
     if cls is int or cls is slice or part is None or part is Ellipsis or cls is bool:
         return part
@@ -69,7 +68,7 @@ def _as_index_part(part: Any) -> Any:
 
 
 def _consumed(part: Any) -> int:
-    """How many dimensions of the indexed tensor one element of an index uses up."""
+    """The number of dimensions that one element of an index consumes."""
     if part is None or isinstance(part, bool):
         return 0
     if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
@@ -78,14 +77,14 @@ def _consumed(part: Any) -> int:
 
 
 def normalise_index(index: Any, batch_dims: int) -> Any:
-    """The same index with lists, ranges and arrays as tensors and the ellipsis spelled out.
+    """The same index with lists, ranges and arrays as tensors and the ellipsis expanded.
 
     Args:
         index: any index that torch accepts.
         batch_dims: number of batch dimensions it applies to.
 
     Raises:
-        IndexError: more dimensions are indexed than there are, or an element is not an index.
+        IndexError: more dimensions are indexed than exist, or an element is not an index.
 
     Example:
         >>> normalise_index((..., 0), 3)
@@ -114,7 +113,7 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
 
 
 def is_whole(index: Any, batch_dims: int) -> bool:
-    """Whether an index takes all rows as they are: full slices and an ellipsis, or nothing.
+    """Whether an index selects all rows unchanged: full slices, an ellipsis, or nothing.
 
     Example:
         >>> is_whole((slice(None), ...), 2), is_whole(slice(0, 2), 2)
@@ -156,18 +155,18 @@ def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
         size = _basic_size(batch_size, index)
         if size is not None:
             return size
-    # Advanced indexing has torch's own rules (broadcasting, dimensions that move to the front). A
-    # stride-0 view of one byte answers exactly as a tensor of that shape would.
+    # Advanced indexing follows torch's rules (broadcasting, dimensions that move to the front). A
+    # stride-0 view of one byte gives the same shape as a real tensor.
     device = _index_device(index)
     probe = torch.empty((), dtype=torch.bool, device=device).expand(batch_size)
     return probe[index].shape
 
 
 def assigned_rows(batch_size: torch.Size, index: Any) -> tuple[Any, torch.Size]:
-    """A normalised index as entries are best written through, and the batch size of what it selects.
+    """A normalised index in the form that is fastest for writing, and the batch size that it selects.
 
-    A mask over the first dimension becomes the numbers of its rows: once, instead of once an entry. That numbers are
-    in range is for torch to say, when an entry is written.
+    A mask over the first dimension becomes row numbers, once instead of once per entry. torch checks their range when
+    an entry is written.
     """
     if isinstance(index, Tensor) and index.ndim == 1:
         if index.dtype is torch.bool and index.shape[0] == batch_size[0]:
@@ -178,7 +177,7 @@ def assigned_rows(batch_size: torch.Size, index: Any) -> tuple[Any, torch.Size]:
 
 
 def _basic_size(batch_size: torch.Size, index: tuple[Any, ...]) -> torch.Size | None:
-    """Batch size after ints and slices; ``None`` where torch is to say what is wrong with them."""
+    """Batch size after ints and slices; ``None`` if torch should raise the error."""
     sizes = []
     for part, length in zip(index, batch_size):
         if type(part) is int:
@@ -192,7 +191,7 @@ def _basic_size(batch_size: torch.Size, index: tuple[Any, ...]) -> torch.Size | 
 
 
 def rows_mismatch(rows: torch.Size, source: torch.Size, batch_size: torch.Size, index: Any) -> RuntimeError:
-    """The error for a collection that is assigned to rows of another batch size."""
+    """The error for assigning a collection to rows of another batch size."""
     return RuntimeError(
         f"indexed destination TensorDict batch size is {rows} (batch_size = {batch_size}, index={index!r}), which "
         f"differs from the source batch size {source}."
@@ -209,9 +208,9 @@ def _index_device(index: Any) -> torch.device | None:
 def index_names(names: list[str | None], index: Any, result_dims: int) -> list[str | None] | None:
     """Dimension names after a normalised index, ``None`` when no name is left.
 
-    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. The joint result of the
-    tensors stands where torch puts it, at the first of them when they are adjacent, in front otherwise, and
-    has the name of the dimension that the only one-dimensional tensor of more than one row indexes.
+    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. The joint result of the tensors is
+    where torch puts it: at the first of them if they are adjacent, else in front. It gets the name of the dimension
+    indexed by the only one-dimensional tensor with more than one row.
     """
     parts = index if isinstance(index, tuple) else (index,)
     out: list[str | None] = []
@@ -234,7 +233,7 @@ def index_names(names: list[str | None], index: Any, result_dims: int) -> list[s
                 joint_at = len(out)
             if not advanced or part.ndim > len(joint):
                 joint = mine
-            elif part.ndim == len(joint) == 1:  # of two that broadcast the longer one names them, of equals none
+            elif part.ndim == len(joint) == 1:  # of two that broadcast the longer one names the result, of equals none
                 wide = part.numel() > 1
                 joint = [None] if wide == joint_wide else mine if wide else joint
             joint_wide = joint_wide or part.numel() > 1

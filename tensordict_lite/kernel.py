@@ -1,16 +1,16 @@
-"""The kernel: what every collection of tensors with a shared batch size is made of.
+"""The kernel: slots and primitives of every collection of tensors with a shared batch size.
 
-A collection is its slots. ``_source`` holds the entries, raw: tensors, nested collections, and
-non-tensor values wrapped as :class:`NonTensorData`. Nested collections answer to the same shape methods
-as tensors, so an operation over all entries is one comprehension, whatever the depth.
+A collection consists of its slots. ``_source`` holds the entries, raw: tensors, nested collections, and non-tensor
+values wrapped as :class:`NonTensorData`. Nested collections have the same shape methods as tensors, so an operation
+over all entries is one comprehension at any depth.
 
-The families of operations live in ``ops/``, one mixin a file, written over the primitives below:
+The families of operations in ``ops/`` and ``api/`` are written over these primitives:
 
 ==========================  ===============================================================
 ``_rebuild(source, bs)``    same type, device and extras around new entries, no validation
 ``_leaves()``               the tensor leaves of the whole tree, as a flat list
 ``_with_leaves(leaves)``    the same tree around other leaves of the same batch size
-``_map_leaves(fn)``         the two above in one go, when no fused call exists
+``_map_leaves(fn)``         both in one step, where no fused call exists
 ``_get_str/_set_str``       one entry by its plain name, without unravelling or validation
 ==========================  ===============================================================
 """
@@ -42,15 +42,15 @@ _new_object = object.__new__
 
 
 class Lock(list[weakref.ref["Kernel"]]):
-    """A lock that keeps what was made of the locked collection, so that it goes when the lock goes.
+    """A lock that caches values made of the locked collection; the cache ends with the lock.
 
-    A plain list of the locked collections above, as locks are made, becomes one when there is something to keep.
+    A lock is first a plain list of the locked parents, and becomes a Lock when there is something to cache.
     """
 
     __slots__ = ("detached",)
 
     detached: tuple[Kernel, list[weakref.ref[Kernel]]]
-    """What ``detach()`` gave last, and the lock that this had then."""
+    """The last result of ``detach()``, and the lock that it had then."""
 
 
 class Kernel:
@@ -74,18 +74,18 @@ class Kernel:
     )
 
     _kind_name = "tensordict"
-    """What error messages call it."""
+    """Its name in error messages."""
     _source: Any
     _batch_size: torch.Size
     _device: torch.device | None
     _names: list[str | None] | None
     _lock: list[weakref.ref[Kernel]] | None
     _types: dict[str, str] | None
-    """Of entries that hold dates and times, the type of Arrow's; never changed, but replaced."""
+    """Arrow types of entries that hold dates and times; replaced, never changed."""
     _last_op: tuple[Any, Any]
-    """What undoes the operation that made this collection, or changed it."""
+    """Undoes the operation that made or changed this collection."""
     _entered: list[tuple[Any, Any] | None]
-    """The same for each ``with`` that it is in, the innermost last."""
+    """The same for each enclosing ``with``, the innermost last."""
 
     # -- trusted construction ------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Kernel:
         device: torch.device | None = None,
         names: list[str | None] | None = None,
     ) -> Self:
-        """A collection around entries that are known to fit: nothing is checked, moved or copied."""
+        """A collection around entries that are known to fit, without checks, moves or copies."""
         new = _new_object(cls)
         new._source = source
         new._batch_size = batch_size
@@ -120,21 +120,21 @@ class Kernel:
 
     @staticmethod
     def _plain_class() -> Any:
-        """The class of every level that is made on the way to a nested key."""
+        """The class of levels created on the path of a nested key."""
         return registry.TensorDict
 
     @classmethod
     def _check_kinds(cls, items: Sequence[Any]) -> None:
-        """Collections of different classes go together, unless the class that stacks them objects."""
+        """Whether collections of different classes combine: yes, unless the stacking class objects."""
 
     @classmethod
     def _free_class(cls) -> Any:
-        """The class of collections like this one under any other keys."""
+        """The class of similar collections with arbitrary keys."""
         return cls._plain_class()
 
     @classmethod
     def _as_own(cls, made: Any) -> Any:
-        """What a constructor from another form made, a TensorDict, as an instance of this class where it can be."""
+        """Convert a TensorDict made by another constructor to this class where possible."""
         return made
 
     # -- primitives (storage classes implement them) --------------------------------------------------
@@ -158,15 +158,13 @@ class Kernel:
         raise NotImplementedError
 
     def _leaves_unset(self, key: Any, value: Any) -> bool:
-        """Whether a value that has no entry here is that of a field of a class without one: None, as `to_dict` says."""
+        """Whether a missing entry stands for the None of an unset field, as in `to_dict`."""
         return value is None and key in getattr(self, "_field_specs", ())
 
     def _key_list(self) -> list[str]:
-        """Names of the direct entries, in order."""
         raise NotImplementedError
 
     def _nested(self) -> Iterable[Kernel]:
-        """The direct entries that are collections themselves."""
         raise NotImplementedError
 
     # -- what storage classes and the families of operations offer each other ------------------------------------
@@ -302,7 +300,7 @@ class Kernel:
 
     @property
     def device(self) -> torch.device | None:
-        """Device that entries are cast to when they are written, ``None`` when there is no such rule."""
+        """Device that entries are moved to when they are written; ``None`` for no device."""
         return self._device
 
     @device.setter
@@ -364,9 +362,9 @@ class Kernel:
         return iter(self.unbind(0))
 
     def clear_refs_for_compile_(self) -> Self:
-        """Forget the operation that made this collection, for which ``with`` has an inverse, and those below it.
+        """Forget the operations that made this collection and the nested ones, which ``with`` would invert.
 
-        That holds a weak reference, with which ``torch.compile`` returns no collection from a function.
+        They hold weak references, and ``torch.compile`` cannot return a collection that has one.
         """
         nodes: list[Kernel] = [self, *self._nested()]
         for each in nodes:
@@ -390,7 +388,7 @@ class Kernel:
             self.unlock_()
 
     def lock_(self) -> Self:
-        """Locks this collection and the nested ones: entries can be written in place only.
+        """Lock this collection and the nested ones: entries can only be written in place.
 
         Also a context manager: ``with td.lock_(): ...`` unlocks on exit.
 
@@ -420,7 +418,7 @@ class Kernel:
             sub._propagate_lock(me)
 
     def unlock_(self) -> Self:
-        """Unlocks this collection and the nested ones. Also a context manager that locks again on exit.
+        """Unlock this collection and the nested ones. As a context manager, lock again on exit.
 
         Raises:
             RuntimeError: a collection that still exists holds this one under its own lock.
@@ -436,7 +434,7 @@ class Kernel:
         return self
 
     def _check_unlockable(self, releasing: Kernel | None) -> None:
-        """Refuses, before anything has changed, when a locked parent elsewhere still holds a node."""
+        """Raise before anything has changed if a locked parent elsewhere still holds a node."""
         for ref in self._lock or ():
             parent = ref()
             if parent is not None and parent is not releasing and parent._lock is not None:
@@ -456,9 +454,9 @@ class Kernel:
             sub._drop_lock(self)
 
     def _changed_under_lock(self) -> None:
-        """Drops what locks keep of this collection and of those above: something changes that a lock allows.
+        """Drop the caches of the locks of this collection and its parents, after a change that a lock allows.
 
-        The lock becomes another object, which also tells who keeps this collection as it was.
+        The lock becomes another object, so that holders of the old one notice the change.
         """
         lock = self._lock
         if lock is None:
@@ -470,7 +468,7 @@ class Kernel:
                 parent._changed_under_lock()
 
     def _lockable(self) -> Iterable[Kernel]:
-        """What is locked and unlocked with this collection."""
+        """The collections that are locked and unlocked with this one."""
         return self._nested()
 
     def _locked_error(self) -> RuntimeError:
@@ -479,9 +477,9 @@ class Kernel:
     # -- context manager: undo the last operation -------------------------------------------------------
 
     def _unchanged(self) -> Self:
-        """This collection, as what an operation gives that found nothing to do, or changed it for good.
+        """Return this collection from an operation that changed nothing or that cannot be undone.
 
-        In a ``with``, there is nothing to undo then: least of all the ``lock_()`` or ``float()`` before it.
+        In a ``with`` block there is then nothing to undo, in particular not an earlier ``lock_()`` or ``float()``.
         """
         self._last_op = ("nothing", None)
         return self
@@ -498,7 +496,7 @@ class Kernel:
 
     def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
         last = self._entered.pop()
-        if last is None:  # the result of an operation with no inverse: nothing to write back
+        if last is None:  # an operation without inverse: nothing to write back
             return
         op, argument = last
         if op == "lock":
@@ -507,11 +505,11 @@ class Kernel:
         elif op == "unlock":
             self.unlock_()
             del self._last_op
-        elif op == "undo":  # the tensors that to_module() replaced, say: they go back, whatever happened
+        elif op == "undo":  # for example the tensors that to_module() replaced: restored in any case
             undo, *arguments = argument
             undo(self, *arguments)
         elif callable(op) and exc_type is None:
-            # Write back: the inverse operation on what the block left, into the collection it came from.
+            # Write back: apply the inverse operation to the result of the block, into the original collection.
             origin, inverse = op, argument
             target = origin()
             if target is not None:
@@ -542,7 +540,7 @@ def as_size(value: Any) -> torch.Size:
 
 
 def _names_below(node: Any, dims: int) -> Iterator[str | None]:
-    """Names of the dimensions that nested collections have after the first ``dims``."""
+    """Names of the dimensions of nested collections after the first ``dims``."""
     stacked = type(node._source) is list
     if stacked:
         dims -= node._stack_dim < dims
@@ -553,7 +551,7 @@ def _names_below(node: Any, dims: int) -> Iterator[str | None]:
 
 
 def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str | None] | None:
-    """Names as a list, ``None`` when all are ``None``; ValueError when they do not fit."""
+    """Names as a list, ``None`` if all are ``None``; ValueError if they do not fit."""
     if value is None:
         return None
     names = list(value)

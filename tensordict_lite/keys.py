@@ -1,8 +1,7 @@
 """Nested keys: ``"a"``, ``("a", "b")`` and any nesting of tuples that unravels to them.
 
-Every public entry point accepts the loose spelling ``(("a",), ("b", ("c",)))`` and works on the
-canonical one: a plain string for one level, a flat tuple of strings otherwise. Unravelling is cached,
-because a program uses a handful of keys millions of times.
+Public functions accept the loose spelling ``(("a",), ("b", ("c",)))`` and convert it to the canonical one: a plain
+string for one level, a flat tuple of strings otherwise. Results are cached, because a program uses few keys very often.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NestedKey = Union[str, tuple["NestedKey", ...]]  # noqa: UP007 - a string in it
 KEY_SEPARATOR = "."
 """Between the parts of a key in the names of files, state dicts and flattened trees."""
 
-# Bounded: a program that generates keys without end must not leak; clearing costs one re-fill.
+# Bounded, so that a program that generates keys does not leak; clearing costs one refill.
 _CACHE_LIMIT = 8192
 _tuple_cache: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
@@ -44,9 +43,9 @@ def _flatten(key: tuple[Any, ...], out: list[str]) -> bool:
 
 
 def path_of(key: tuple[Any, ...]) -> tuple[str, ...]:
-    """Flat path of a tuple key, or ``()`` when the tuple is not a key (an index, say).
+    """Flat path of a tuple key, or ``()`` if the tuple is not a key (but an index, for example).
 
-    The empty tuple stands for "not a key", so that callers test truth only.
+    The empty tuple stands for "not a key", so that callers only test its truth.
     """
     try:
         return _tuple_cache[key]
@@ -94,7 +93,7 @@ def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
 def unravel_key(key: Any) -> NestedKey:
     """Canonical form of a nested key: a string for one level, a flat tuple otherwise.
 
-    A tuple that is no key (an index, say) gives ``()``.
+    A tuple that is not a key (but an index, for example) gives ``()``.
 
     Raises:
         RuntimeError: ``key`` is neither a string nor a tuple.
@@ -126,7 +125,7 @@ def unravel_key_list(keys: Iterable[Any]) -> list[NestedKey]:
 
 
 def require_path(key: Any) -> tuple[str, ...]:
-    """Flat path of ``key`` or a KeyError that says what a key may be."""
+    """Flat path of ``key``, or a KeyError that explains valid keys."""
     path = unravel_key_to_tuple(key)
     if not path:
         raise KeyError(_not_a_key(key))
@@ -141,7 +140,7 @@ def _not_a_key(key: Any) -> str:
 
 
 def missing_key_error(key: Any, available: Sequence[Any], owner: str = "TensorDict") -> KeyError:
-    """KeyError for ``key`` that lists what there is and suggests the closest names."""
+    """KeyError for ``key`` that lists the existing keys and suggests the closest."""
     names = [name if isinstance(name, str) else ".".join(name) for name in available]
     wanted = key if isinstance(key, str) else ".".join(key)
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)

@@ -7,7 +7,7 @@ The methods are on every collection: :meth:`~tensordict_lite.TensorDict.send`, `
 ==================  ==========================================================================================
 ``values.py``       values between ranks that hold the same structure, written in place
 ``trees.py``        collections with their structure
-``bundles.py``      small tensors in one message, in an order that both sides know
+``bundles.py``      small tensors in one message, in an order known to both sides
 ``parcels.py``      a collection as one message and its large tensors
 ``link.py``         a process group
 ==================  ==========================================================================================

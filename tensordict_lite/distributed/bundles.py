@@ -1,7 +1,7 @@
-"""The tensors of a collection in as few messages as is fast, for ranks that hold the same structure.
+"""The tensors of a collection in few messages, for ranks that hold the same structure.
 
-Both sides sort the entries by key, so the order in which they were written does not matter. Small tensors of one
-dtype go together in one buffer; large ones as they are.
+Both sides sort the entries by key, so insertion order does not matter. Small tensors of the same dtype share a buffer;
+large ones are sent without a copy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tensordict_lite.base import TensorCollection
 __all__ = ["Bundle", "Entry", "bundles", "describe", "digest", "entries", "name_of", "objects", "tags"]
 
 SMALL = 1 << 16
-"""A tensor of up to so many bytes is copied into a buffer with others."""
+"""Tensors of at most this many bytes are copied into a shared buffer."""
 BUCKET = 1 << 22
-"""Bytes of a buffer, at most, unless the caller says another number."""
+"""Default maximum size of a buffer in bytes."""
 
 
 class Entry:
-    """A tensor, its path, and what is to be done with another value for it."""
+    """A tensor, its path, and a function that stores another value for it."""
 
     __slots__ = ("path", "tensor", "write")
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 def entries(td: Any, path: tuple[str, ...] = ()) -> list[Entry]:
-    """The tensors, sorted by key. Of a lazy stack the stacked ones, or those of the members where they do not stack."""
+    """The tensors, sorted by key. For a lazy stack: stacked ones, or those of the members if shapes differ."""
     out: list[Entry] = []
     for key in sorted(td._key_list()):
         try:
@@ -60,7 +60,7 @@ def _writer(td: Any, key: str) -> Callable[[Tensor], Any]:
 
 
 def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """The non-tensor entries, sorted by key: the path of each, the collection that holds it, and itself."""
+    """The non-tensor entries, sorted by key: path, parent collection and entry."""
     out: list[tuple[tuple[str, ...], Any, Any]] = []
     for key in sorted(td._key_list()):
         try:
@@ -77,7 +77,7 @@ def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], 
 
 
 class Bundle:
-    """Tensors that make one message."""
+    """Tensors that travel in one message."""
 
     __slots__ = ("entries",)
 
@@ -85,7 +85,7 @@ class Bundle:
         self.entries = entries
 
     def buffer(self, device: torch.device) -> Tensor:
-        """The message with the values: the tensor itself where it can be, else a copy."""
+        """The message with the values: the tensor itself if possible, else a copy."""
         tensors = [entry.tensor.detach() for entry in self.entries]
         if len(tensors) == 1:
             only = tensors[0]
@@ -95,7 +95,7 @@ class Bundle:
         return _flatten_dense_tensors([tensor.contiguous() for tensor in tensors])
 
     def room(self, device: torch.device) -> Tensor:
-        """Room for the message: the tensor itself where it can be."""
+        """An empty message: the tensor itself if possible."""
         if len(self.entries) == 1 and self.entries[0].write is None:
             only = self.entries[0].tensor.detach()
             if only.device == device and only.is_contiguous():
@@ -105,7 +105,7 @@ class Bundle:
         return out.view(self.entries[0].tensor.shape) if len(self.entries) == 1 else out
 
     def take(self, message: Tensor) -> None:
-        """Puts the values of a message into the tensors, where they are not there already."""
+        """Copy the values of a message into the tensors, unless they were received in place."""
         with torch.no_grad():
             if len(self.entries) == 1:
                 entry = self.entries[0]
@@ -127,7 +127,7 @@ class Bundle:
 
 
 def bundles(found: list[Entry], bucket_bytes: int | None = None) -> list[Bundle]:
-    """Entries as messages; the same on every rank that has the same keys, shapes and dtypes.
+    """Group entries into messages; the result is the same on every rank with the same keys, shapes and dtypes.
 
     Raises:
         RuntimeError: a tensor is on the meta device.
@@ -161,7 +161,7 @@ def _filled(together: dict[str, list[Entry]], most: int) -> Iterator[Bundle]:
 
 
 def tags(init_tag: int, pseudo_rand: bool) -> Iterator[int]:
-    """The tags of messages: numbers that follow each other, or pseudo-random ones from this seed."""
+    """The tags of messages: consecutive numbers, or pseudo-random ones with this seed."""
     if not pseudo_rand:
         while True:
             yield init_tag
@@ -188,13 +188,13 @@ def name_of(path: tuple[str, ...]) -> str:
 
 
 def digest(description: dict[str, Any]) -> int:
-    """A number that differs where descriptions do."""
+    """A hash of a description."""
     text = pickle.dumps(sorted(description.items()), protocol=4)
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
 def differences(mine: dict[str, Any], theirs: dict[str, Any], who: str, whom: str) -> str:
-    """In words, what one side has and the other has not."""
+    """A text that lists what one side has and the other lacks."""
     parts = []
     for name in sorted({*mine, *theirs}):
         if name not in theirs:

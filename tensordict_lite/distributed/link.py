@@ -1,4 +1,4 @@
-"""A process group, and what can go wrong with one."""
+"""A process group and its errors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["CommunicationError", "Link", "Pending", "UnsendableError"]
 
 
 class CommunicationError(RuntimeError):
-    """A message could not be sent or received: a rank has ended, or did not come in time."""
+    """A message could not be sent or received: a rank has ended or timed out."""
 
 
 class UnsendableError(RuntimeError):
-    """An entry cannot be sent: it cannot be pickled, or is on the meta device. The ranks that wait for it are told."""
+    """An entry cannot be pickled or is on the meta device. The receiving ranks get the error as well."""
 
 
 class Link:
-    """A group with the ranks in it and the device that its messages go through.
+    """A process group with its ranks and the device that its messages go through.
 
     Args:
         group: the process group; None: the default one.
@@ -46,10 +46,10 @@ class Link:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def place(self, rank: int) -> int:
-        """The rank in this group of a global rank.
+        """Convert a global rank to a rank of this group.
 
         Raises:
-            ValueError: it is not in the group.
+            ValueError: the rank is not in the group.
         """
         if self.group is None:
             if not 0 <= rank < self.size:
@@ -58,41 +58,37 @@ class Link:
         return dist.get_group_rank(self.group, rank)
 
     def global_rank(self, place: int) -> int:
-        """The global rank of a rank in this group."""
+        """Convert a rank of this group to a global rank."""
         return place if self.group is None else dist.get_global_rank(self.group, place)
 
     def isend(self, tensor: Tensor, to: int, tag: int) -> Any:
-        """Begins to send to a rank of the group."""
         if self.alone:
             return self.group.send([tensor], to, tag)
         return dist.isend(tensor, self.global_rank(to), group=self.group, tag=tag)
 
     def irecv(self, tensor: Tensor, source: int, tag: int) -> Any:
-        """Begins to receive from a rank of the group."""
         if self.alone:
             return self.group.recv([tensor], source, tag)
         return dist.irecv(tensor, self.global_rank(source), group=self.group, tag=tag)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
-        """Sends to a rank of the group."""
         self.isend(tensor, to, tag).wait()
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Tensor:
-        """Receives from a rank of the group into ``tensor``, and returns that."""
+        """Receive from a rank of the group into ``tensor`` and return it."""
         self.irecv(tensor, source, tag).wait()
         return tensor
 
     def numbers(self, *values: int) -> Tensor:
-        """A message of whole numbers."""
+        """A message of integers."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def room(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """An empty message."""
         return torch.empty(count, dtype=dtype, device=self.device)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Errors of the backend say which operation failed where."""
+        """Add the operation and the rank to errors of the backend."""
         try:
             yield
         except CommunicationError:
@@ -109,7 +105,7 @@ class Link:
 
 
 class Pending:
-    """A message on its way: :meth:`wait` ends when it has arrived, and puts what it brings where it belongs."""
+    """A message in transit: :meth:`wait` returns when it has arrived and stores its content."""
 
     __slots__ = ("_done", "_finish", "_keep", "_link", "_what", "_work")
 
@@ -118,17 +114,17 @@ class Pending:
         self._link = link
         self._what = what
         self._finish = finish
-        self._keep = keep  # the buffer that is being sent
+        self._keep = keep  # keeps the sent buffer alive
         self._done = False
 
     def wait(self, timeout: Any = None) -> bool:
-        """Returns True when the message has arrived.
+        """Return True when the message has arrived.
 
         Args:
-            timeout: longest wait, a ``datetime.timedelta``; None: that of the group.
+            timeout: longest wait, a ``datetime.timedelta``; None: the timeout of the group.
 
         Raises:
-            CommunicationError: the other rank has ended or is late.
+            CommunicationError: the other rank has ended or timed out.
         """
         if not self._done:
             with self._link.doing(self._what):

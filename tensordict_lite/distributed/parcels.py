@@ -1,14 +1,14 @@
-"""A collection as a few messages: what it looks like, its small tensors in one buffer, its large ones as they are.
+"""A collection as a few messages: its structure and small tensors in one buffer, its large tensors separately.
 
 ::
 
-    Parcel    body      one uint8 tensor: the tensors, those of one dtype and shape side by side, and then the meta
-                        part: types, keys, batch sizes, non-tensor data, and where each tensor lies
+    Parcel    body      one uint8 tensor: the tensors, grouped by dtype and shape, followed by the meta part:
+                        types, keys, batch sizes, non-tensor data, and the position of each tensor
               direct    tensors of LARGE bytes and more, not copied
               files     memory-mapped tensors, which may travel as the path of their file
 
-The meta part is written by :mod:`pickle`, plain TensorDicts as tuples of their keys: nothing is slower than a thousand
-Python objects. It is read by pickle as well, so it is for ranks that trust each other.
+The meta part is pickled, plain TensorDicts as tuples of their keys, because pickling thousands of Python objects is
+slow. It is unpickled by the receiver: use it only among ranks that trust each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 __all__ = ["LARGE", "Letter", "PackedTree", "open_files", "pack", "unpack"]
 
 LARGE = 1 << 20
-"""A tensor of so many bytes goes as a message of its own, where messages of one kind follow each other anyway."""
+"""Tensors of at least this many bytes are separate messages, if a transfer has several messages anyway."""
 
 _ALIGN = 64
 _PAGE = 4096
@@ -40,7 +40,7 @@ Slot = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
 class PackedTree:
-    """What :func:`pack` makes of a collection."""
+    """The result of :func:`pack`."""
 
     __slots__ = ("body", "direct", "files", "meta_size")
 
@@ -55,13 +55,13 @@ class PackedTree:
 
 
 def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> PackedTree:
-    """The messages of a collection.
+    """Pack a collection into messages.
 
     Args:
         td: any tensor collection.
-        device: where the messages are sent from.
-        split: large tensors go as messages of their own.
-        by_path: memory-mapped tensors are left out: they go as paths, or after the rest.
+        device: device that sends the messages.
+        split: send large tensors as separate messages.
+        by_path: leave out memory-mapped tensors, which travel as paths or after the rest.
 
     Raises:
         UnsendableError: a tensor is on the meta device, or an object cannot be pickled. The message names the entry.
@@ -92,7 +92,7 @@ def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Packed
 
 
 def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> Any:
-    """A plain TensorDict as a tuple, with numbers for its tensors; anything else as a pickle of the same."""
+    """A plain TensorDict as a tuple with indices for its tensors; other objects as a pickle of the same form."""
     if type(node) is not TensorDict or hasattr(node, "_memmap_path"):
         return _pickled(node, leaves, files, path)
     children: list[Any] = []
@@ -121,7 +121,7 @@ def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: 
 
 
 class _Pickler(pickle.Pickler):
-    """Writes numbers in the place of tensors, which it collects."""
+    """Writes indices in place of tensors, which it collects."""
 
     def __init__(self, file: Any, leaves: list[Tensor], files: list[Tensor] | None) -> None:
         super().__init__(file, protocol=5)
@@ -139,7 +139,7 @@ class _Pickler(pickle.Pickler):
             if not _is_plain(obj):
                 return obj.__reduce_ex__(5)
         if type(obj) is not Tensor or not _is_plain(obj):
-            return NotImplemented  # made of plain tensors, which come here in turn
+            return NotImplemented  # made of plain tensors, which are pickled in turn
         if obj.device.type == "meta":
             raise RuntimeError("a tensor on the meta device has no values to send")
         self._leaves.append(obj)
@@ -155,7 +155,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 
 def _layout(groups: Any) -> tuple[list[int], int]:
-    """Where each group begins, and the number of bytes of all."""
+    """The start of each group, and the total number of bytes."""
     starts, at = [], 0
     items = groups.items() if isinstance(groups, dict) else groups
     for (dtype, shape), places in items:
@@ -189,14 +189,14 @@ def _fill(payload: Tensor, groups: dict[Slot, list[int]], leaves: list[Tensor]) 
 
 
 def _devices(leaves: list[Tensor]) -> list[tuple[int, str]]:
-    """The tensors that are not on the CPU."""
+    """The devices of tensors that are not on the CPU."""
     return [(place, str(leaf.device)) for place, leaf in enumerate(leaves) if leaf.device.type != "cpu"]
 
 
 # -- unpacking -----------------------------------------------------------------------------------------------------
 
 _reading = threading.local()
-"""The tensors and files of the parcel that this thread unpacks: a pickle has their numbers."""
+"""The tensors and files of the parcel that this thread unpacks; a pickle refers to them by index."""
 
 
 def _nth(place: int) -> Tensor:
@@ -208,7 +208,7 @@ def _nth_file(place: int) -> Any:
 
 
 class Letter:
-    """The body of a parcel, received: its meta part is read, its tensors are views."""
+    """A received body: its meta part is read, its tensors are views."""
 
     def __init__(self, body: Tensor, meta_size: int) -> None:
         self.body = body
@@ -220,24 +220,24 @@ class Letter:
         return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for _, dtype, shape in self.direct]
 
     def file_room(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors for the content of files that cannot be seen here."""
+        """Empty tensors for the content of files that this rank does not see."""
         return [
             torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"]), device=device) for facts in self.files
         ]
 
     def sees_files(self) -> bool:
-        """Whether the files of the memory-mapped tensors are the same ones here."""
+        """Whether this rank sees the same files for the memory-mapped tensors."""
         return all(_is_same_file(facts) for facts in self.files)
 
 
 def unpack(letter: Letter, direct: list[Tensor], files: list[Any], device: Any = None) -> Any:
-    """The collection of a parcel; its tensors are views of what was received.
+    """The collection in a parcel; its tensors are views of the received data.
 
     Args:
         letter: the body.
         direct: the large tensors.
         files: memory-mapped tensors, or their content.
-        device: where the result goes; None: tensors go to the type of device where they were.
+        device: device of the result; None: the device type of each sent tensor.
     """
     leaves: list[Any] = [None] * letter.count
     for ((dtype, shape), places), start in zip(letter.groups, _layout(letter.groups)[0]):
@@ -257,7 +257,7 @@ def unpack(letter: Letter, direct: list[Tensor], files: list[Any], device: Any =
 
 
 def _own(name: str, here: torch.device) -> torch.device:
-    """The device of this rank in the place of another rank's."""
+    """The device of this rank that corresponds to a device of another rank."""
     device = torch.device(name)
     return here if device.type == here.type else device
 
@@ -294,7 +294,7 @@ def _is_file(leaf: MemoryMappedTensor) -> bool:
 
 
 def _file_facts(leaf: Any) -> dict[str, Any]:
-    """What tells a file from another of the same name elsewhere, and how to open it."""
+    """What identifies a file on another machine, and how to open it."""
     return {
         "path": str(leaf.filename), "mark": _mark(leaf.filename), "dtype": str(leaf.dtype)[6:],
         "shape": tuple(leaf.shape), "open": pickle.dumps(leaf, protocol=5),
@@ -320,5 +320,5 @@ def _is_same_file(facts: dict[str, Any]) -> bool:
 
 
 def open_files(letter: Letter) -> list[Any]:
-    """The memory-mapped tensors of a parcel, opened here."""
+    """Open the memory-mapped tensors of a parcel."""
     return [pickle.loads(facts["open"]) for facts in letter.files]

@@ -1,4 +1,4 @@
-"""Collections with their structure: ``broadcast``, ``all_gather``, ``scatter`` and their kin build new ones."""
+"""Collections with their structure: ``broadcast``, ``all_gather``, ``scatter`` and others create new collections."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensordict_lite.distributed.values import check_alike
 
 __all__ = ["all_gather", "broadcast", "from_remote_init", "gather_and_stack", "init_remote", "scatter"]
 
-_HEADER = 3  # bytes of the body, bytes of its meta part (-1: the body says what went wrong), number of files
+_HEADER = 3  # bytes of the body, bytes of its meta part (-1: the body is an error message), number of files
 _TAG = 1 << 29
-"""First of the tags that no ``init_tag`` of a user reaches by counting."""
+"""First of the reserved tags; counted tags of users do not reach it."""
 
 
 class _Failed:
-    """In the place of a parcel that could not be made: the other ranks are told, and raise as well."""
+    """Replaces a parcel that could not be made: the other ranks receive it and raise as well."""
 
     def __init__(self, error: Exception, link: Link) -> None:
         text = bytearray(f"{error}".encode()[:10_000] or b"unknown")
@@ -55,7 +55,6 @@ def _read(body: Tensor, header: Tensor, source: int, what: str) -> Letter:
 
 
 def broadcast(td: Any, src: int, group: Any, device: Any) -> Any:
-    """The collection of rank ``src``, on every rank."""
     link = Link(group)
     root = link.place(src)
     with link.doing("broadcast()"):
@@ -87,7 +86,7 @@ def _all_agree(mine: bool, link: Link) -> bool:
 
 
 def _contents(parcel: PackedTree, link: Link) -> list[Tensor]:
-    """What the memory-mapped tensors hold, for ranks that do not see their files."""
+    """The content of the memory-mapped tensors, for ranks that do not see their files."""
     return [leaf.as_subclass(Tensor).detach().to(link.device).contiguous() for leaf in parcel.files]
 
 
@@ -95,7 +94,6 @@ def _contents(parcel: PackedTree, link: Link) -> list[Tensor]:
 
 
 def all_gather(td: Any, group: Any) -> list[Any]:
-    """The collections of all ranks, on every rank."""
     link = Link(group)
     with link.doing("all_gather()"):
         parcel = _packed(td, link, split=False)
@@ -121,7 +119,7 @@ def all_gather(td: Any, group: Any) -> list[Any]:
 
 
 def _gathered(mine: Tensor, sizes: list[int], link: Link) -> list[Tensor]:
-    """The bodies of all ranks: at once, filled up to one size, unless that would be mostly filling."""
+    """The bodies of all ranks: in one call, padded to the same size, unless most of it would be padding."""
     most = max(sizes)
     if most * link.size > 4 * sum(sizes):
         bodies = [mine if rank == link.rank else link.room(size) for rank, size in enumerate(sizes)]
@@ -141,7 +139,6 @@ def _gathered(mine: Tensor, sizes: list[int], link: Link) -> list[Tensor]:
 
 
 def scatter(tds: Any, src: int, group: Any, device: Any) -> Any:
-    """To each rank its own collection of a list on rank ``src``."""
     link = Link(group)
     root = link.place(src)
     with link.doing("scatter()"):
@@ -170,7 +167,6 @@ def scatter(tds: Any, src: int, group: Any, device: Any) -> Any:
 
 
 def gather_and_stack(td: Any, dst: int, group: Any, check: bool) -> Any:
-    """The collections of all other ranks, stacked into that of rank ``dst``."""
     link = Link(group)
     root = link.place(dst)
     with link.doing("gather_and_stack()"):
@@ -196,7 +192,7 @@ def gather_and_stack(td: Any, dst: int, group: Any, check: bool) -> Any:
 
 
 def _all_received(link: Link, headers: list[tuple[int, Tensor]]) -> list[Any]:
-    """A collection of each rank; one that could not send is an error when the others are through."""
+    """One collection from each rank; a rank that could not send raises an error after the others are received."""
     rows: list[Any] = []
     first: CommunicationError | None = None
     for rank, header in headers:
@@ -210,7 +206,6 @@ def _all_received(link: Link, headers: list[tuple[int, Tensor]]) -> list[Any]:
 
 
 def init_remote(td: Any, dst: int, group: Any) -> None:
-    """Sends a collection to a rank that does not know it."""
     link = Link(group)
     to = link.place(dst)
     with link.doing("init_remote()"):
@@ -222,7 +217,6 @@ def init_remote(td: Any, dst: int, group: Any) -> None:
 
 
 def from_remote_init(src: int, group: Any, device: Any) -> Any:
-    """Receives what :func:`init_remote` sends."""
     link = Link(group)
     source = link.place(src)
     with link.doing("from_remote_init()"):
@@ -231,7 +225,7 @@ def from_remote_init(src: int, group: Any, device: Any) -> Any:
 
 
 def _deliver(parcel: Any, link: Link, to: int) -> None:
-    """Sends a parcel to one rank, whose header it has."""
+    """Send a parcel to one rank, which already has its header."""
     link.send(parcel.body, to, _TAG + 1)
     if isinstance(parcel, _Failed):
         return

@@ -1,4 +1,4 @@
-"""Values between ranks that hold the same structure: ``send``, ``recv``, ``reduce`` and their kin write in place."""
+"""Values between ranks that hold the same structure: ``send``, ``recv``, ``reduce`` and others write in place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ __all__ = ["irecv", "isend", "recv", "reduce", "send", "wait_all"]
 
 
 def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str, str]) -> tuple[Link, int]:
-    """The group, and the peer's rank in it."""
     if (rank is None) == (group_rank is None):
         raise ValueError(f"Exactly one of `{names[0]}` and `{names[1]}` must be provided.")
     if group_rank is None:
@@ -42,10 +41,10 @@ def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str
 
 
 def _check(found: list[Entry], link: Link, written: bool) -> None:
-    """Refuses tensors that this group cannot move, or that nothing can be written into.
+    """Check that the group can transfer the tensors and, for a receiver, that they are writable.
 
     Raises:
-        RuntimeError: NCCL moves CUDA tensors only; the elements of an expanded tensor are one number.
+        RuntimeError: NCCL moves CUDA tensors only; elements of an expanded tensor share memory.
     """
     for entry in found if written else ():
         if entry.write is None and _is_expanded(entry.tensor):
@@ -75,7 +74,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 def isend(
     td: Any, dst: int | None, group: Any, group_dst: int | None, init_tag: int, pseudo_rand: bool, check: bool
 ) -> tuple[list[Pending], int]:
-    """Begins to send the values; the messages, and the tag of the last tensor."""
+    """Start sending the values; return the messages and the tag of the last tensor."""
     link, to = _peer(dst, group_dst, group, ("dst", "group_dst"))
     found = entries(td)
     _check(found, link, False)
@@ -110,7 +109,7 @@ def _send_objects(values: list[Any], link: Link, to: int, tag: int) -> list[Pend
 def irecv(
     td: Any, src: int | None, group: Any, group_src: int | None, init_tag: int, pseudo_rand: bool, check: bool
 ) -> tuple[list[Pending], int]:
-    """Begins to receive the values; the messages, and the tag of the last tensor."""
+    """Start receiving the values; return the messages and the tag of the last tensor."""
     link, source = _peer(src, group_src, group, ("src", "group_src"))
     found = entries(td)
     _check(found, link, True)
@@ -164,21 +163,21 @@ def _receiving_objects(held: list[tuple[tuple[str, ...], Any, Any]], link: Link,
 
 
 def send(td: Any, *args: Any) -> int:
-    """Sends the values; the tag of the last tensor."""
+    """Send the values; return the tag of the last tensor."""
     works, tag = isend(td, *args)
     wait_all(works)
     return tag
 
 
 def recv(td: Any, *args: Any) -> int:
-    """Receives the values; the tag of the last tensor."""
+    """Receive the values; return the tag of the last tensor."""
     works, tag = irecv(td, *args)
     wait_all(works)
     return tag
 
 
 def _check_sent(td: Any, link: Link, to: int, tag: int) -> None:
-    """Tells the other side what is coming, and waits for its word."""
+    """Send a description of the values and wait for the answer."""
     content = bytearray(pickle.dumps(describe(td), protocol=4))
     link.send(link.numbers(len(content)), to, tag)
     link.send(torch.frombuffer(content, dtype=torch.uint8).to(link.device), to, tag)
@@ -213,10 +212,10 @@ def _mismatch(mine: Any, theirs: Any, who: str, whom: str) -> ValueError:
 
 
 def check_alike(td: Any, link: Link) -> None:
-    """Compares the structures of all ranks.
+    """Compare the structures of all ranks.
 
     Raises:
-        ValueError: on every rank, when one differs.
+        ValueError: the structure of a rank differs; raised on every rank.
     """
     mine = describe(td)
     number = link.numbers(digest(mine))
@@ -234,7 +233,7 @@ def check_alike(td: Any, link: Link) -> None:
 
 
 def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | None, check: bool) -> list[Pending]:
-    """Begins to reduce the values over all ranks, on rank ``dst`` (None: on all); the messages."""
+    """Start reducing the values over all ranks, on rank ``dst`` (None: on all); return the messages."""
     link = Link(group)
     if dst is not None:
         link.place(dst)
@@ -262,7 +261,7 @@ def _taking(bundle: Bundle, message: Tensor) -> Any:
 
 
 def wait_all(works: list[Pending]) -> None:
-    """Waits for all messages, and raises the first error only then."""
+    """Wait for all messages; raise the first error afterwards."""
     first: Exception | None = None
     for work in works:
         try:

@@ -1,9 +1,8 @@
-"""Pytrees: collections as nodes of ``torch.utils._pytree``, and the way from nested containers and back.
+"""Pytrees: collections as nodes of ``torch.utils._pytree``, and conversion from and to nested containers.
 
-A node remembers its batch size and how many dimensions each entry had. Entries that come back with the batch size in
-front keep it, whatever follows (a Jacobian has the dimensions of both sides). Where they have it no more, because a
-mapped function took dimensions away or put one in front, the batch size follows them. ``torch.vmap`` takes
-collections whole, see ``vmapping.py``.
+A node remembers its batch size and the number of dimensions of each entry. New entries that start with the batch size
+keep it, whatever follows (a Jacobian has the dimensions of both sides). If they do not, because a mapped function
+removed or added a dimension, the batch size follows them. ``torch.vmap`` takes collections whole, see ``vmapping.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ODD_KEY = "<NON_NESTED>"
 
 
 class NodeSpec:
-    """What a node of a pytree keeps apart from its children."""
+    """The context of a node: everything but its children."""
 
     __slots__ = ("batch_size", "device", "keys", "names", "ndims", "shapes", "template")
 
@@ -72,11 +71,11 @@ def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
         try:
             shapes = [tensor.shape for tensor in tensors]
             return tensors, NodeSpec(td, tuple(source), tuple(map(len, shapes)), shapes)
-        except RuntimeError:  # a strided nested tensor has none
+        except RuntimeError:  # a strided nested tensor has no shape
             pass
     keys, values = [], []
     for key, value in td._entries():
-        # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
+        # In a tree of other values (dimensions for vmap), children are not tensors.
         if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False) or value._is_unbatched:
             keys.append(key)
             values.append(value)
@@ -121,7 +120,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
 
 
 def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
-    """Whether all entries have as many dimensions as before, the batch in front: the usual case, told quickly."""
+    """Whether all entries kept their number of dimensions and the batch size: the common case, checked quickly."""
     size, dims = spec.batch_size, len(spec.batch_size)
     if torch.compiler.is_compiling():
         return False
@@ -140,7 +139,7 @@ def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
 
 
 def _says_nothing(value: Any) -> bool:
-    """Whether it is a collection without entries of its own, at any depth, that would have a shape."""
+    """Whether it is a collection without entries at any depth, so that it has no shape."""
     if not isinstance(value, Kernel) or _is_tuple(value):
         return False
     return all(
@@ -150,9 +149,9 @@ def _says_nothing(value: Any) -> bool:
 
 
 def _sized(values: list[Any], ndims: tuple[int, ...]) -> tuple[list[tuple[torch.Size, int]], bool]:
-    """Shapes of new entries with the number of dimensions before, and whether each entry has a shape.
+    """Shapes of new entries with their former number of dimensions, and whether each entry has a shape.
 
-    A tuple (the Jacobians by several arguments) has those of its elements; what has no tensor, none.
+    A tuple (Jacobians by several arguments) has the shapes of its elements; objects have none.
     """
     out, complete = [], True
     for value, ndim in zip(values, ndims):
@@ -169,9 +168,9 @@ def _sized(values: list[Any], ndims: tuple[int, ...]) -> tuple[list[tuple[torch.
 
 
 def _names_of(size: torch.Size, old: torch.Size, names: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """Names after a dimension has gone (its name with it) or come (unnamed), found by the sizes.
+    """Names after a dimension was removed (with its name) or added (unnamed), inferred from the sizes.
 
-    Where sizes repeat, the first place that explains them counts: vmap maps dimension 0 unless it is told otherwise.
+    For repeated sizes the first matching place counts: vmap maps dimension 0 by default.
     """
     if len(size) == len(old) - 1:
         for at in range(len(old)):
@@ -186,7 +185,7 @@ def _names_of(size: torch.Size, old: torch.Size, names: tuple[str | None, ...]) 
 
 
 def resized(value: Any, size: torch.Size) -> Any:
-    """Non-tensor data under another batch size; rows that lost their dimension become one list."""
+    """Non-tensor data under another batch size; rows that lost their dimension become a list."""
     if value._batch_size == size:
         return value.copy()
     if type(value._source) is dict:
@@ -197,14 +196,14 @@ def resized(value: Any, size: torch.Size) -> Any:
 
 
 def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch.Size:
-    """The batch size of new entries, of which the shape and the former number of dimensions are known."""
+    """The batch size of new entries with known shapes and former numbers of dimensions."""
     size = spec.batch_size
     dims = len(size)
     shapes = [shape for shape, _ in sized]
-    # Under torch.compile torch.vmap comes through here: a dimension more is a dimension of the batch, though the
-    # sizes may be the same.
+    # Under torch.compile torch.vmap uses this: an added dimension is a batch dimension, even for
+    # equal sizes.
     exact = not torch.compiler.is_compiling() or all(len(shape) == ndim for shape, ndim in sized)
-    for start in range(dims if exact else 0):  # the whole of it, or what is left of it behind mapped dimensions
+    for start in range(dims if exact else 0):  # all of it, or the rest after mapped dimensions
         rest = size[start:]
         if all(shape[: len(rest)] == rest for shape in shapes):
             return rest
@@ -221,8 +220,8 @@ def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch
 
 
 def _flatten_unbatched(td: Any) -> tuple[list[Any], Any]:
-    """The tensor is a child like any other; the batch size does not depend on it."""
-    payload = td._payload  # no tensor in a tree of something else
+    """The tensor is an ordinary child; the batch size does not depend on it."""
+    payload = td._payload  # in a tree of other values, not a tensor
     return [td._leaves()[0] if isinstance(payload, Tensor) else payload], _Opaque(td)
 
 
@@ -232,12 +231,12 @@ def _unflatten_unbatched(values: Any, spec: Any) -> Any:
 
 
 def _flatten_payload(td: Any) -> tuple[list[Any], Any]:
-    """Non-tensor data has no children: it is all context."""
+    """Non-tensor data has no children; it is the context."""
     return [], _Opaque(td)
 
 
 class _Opaque:
-    """Non-tensor data as the context of a node: equal to any other, because only the tree is compared."""
+    """Non-tensor data as the context of a node. It equals any other, because only the tree is compared."""
 
     __slots__ = ("value",)
 
@@ -252,10 +251,10 @@ class _Opaque:
 
 
 class LazySpec:
-    """What a lazy stack keeps apart from its children, which are its members.
+    """The context of a lazy stack, whose children are its members.
 
-    Under torch.compile ``torch.vmap`` comes here, and maps a dimension of the children: there they are the stacked
-    entries, where these stack.
+    Under torch.compile ``torch.vmap`` uses this and maps a dimension of the children: there they are the stacked
+    entries, if these stack.
     """
 
     __slots__ = ("batch_size", "cls", "dense", "device", "names", "stack_dim")
@@ -311,7 +310,7 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
 
 
 def _restacked(members: list[Any], spec: LazySpec) -> Any:
-    """The stack around new members, which may have lost dimensions, or their class."""
+    """The stack around new members, which may have lost dimensions or changed class."""
     if not members:
         at, size = spec.stack_dim, spec.batch_size
         return spec.cls._of([], at, torch.Size((*size[:at], *size[at + 1 :])), spec.device, spec.names)
@@ -325,7 +324,7 @@ def _restacked(members: list[Any], spec: LazySpec) -> Any:
 
 
 def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
-    """Parameters that come back as they are stay together; anything else is a TensorDict."""
+    """A :class:`TensorDictParams` if all leaves are parameters; otherwise a TensorDict."""
     out = _unflatten(values, spec)
     if torch.compiler.is_compiling() or not values or not _holds_parameters(out):
         return out
@@ -333,7 +332,7 @@ def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
 
 
 def _holds_parameters(td: Any) -> bool:
-    """Whether all tensors are parameters or buffers, and there is nothing else."""
+    """Whether all entries are parameters or buffers."""
     return all(
         _holds_parameters(value) if isinstance(value, Kernel) else isinstance(value, (nn.Parameter, nn.Buffer))
         for _, value in td._entries()
@@ -365,8 +364,8 @@ def from_pytree(
 ) -> Any:
     """A TensorDict from nested lists, tuples, named tuples and dicts of tensors.
 
-    Each level records its type, so that :meth:`TensorDict.to_pytree` rebuilds it. A leaf alone is returned as a
-    tensor, a collection as it is.
+    Each level records its type, so that :meth:`TensorDict.to_pytree` rebuilds it. A single leaf is returned as a
+    tensor, a collection unchanged.
 
     Args:
         pytree: the containers.
@@ -416,7 +415,7 @@ def _entry(value: Any, size: torch.Size) -> Any:
 
 
 def to_pytree(td: Any) -> Any:
-    """The containers that :func:`from_pytree` made a TensorDict from; the collection itself if it did not."""
+    """The containers that :func:`from_pytree` converted; the collection itself if it was not made that way."""
     kind = entry_of(td, (_TYPE_KEY,))
     if kind is None:
         return td

@@ -1,7 +1,7 @@
-"""What torch functions mean on a collection: the table behind ``torch.stack(tds)`` and the others.
+"""torch functions on collections: the table behind ``torch.stack(tds)`` and others.
 
-Most functions are the method of the same name; the table says so by name. The rest are written below
-and registered with :func:`implements`.
+Most functions call the method of the same name and are listed by name. The others are written below and registered with
+:func:`implements`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensordict_lite.dense import combine
 from tensordict_lite.hooks.table import HANDLED, implements
 from tensordict_lite.kernel import Kernel, normalise_device
 
-# torch functions whose first argument is the collection and whose meaning is the method of the same name
+# torch functions whose first argument is the collection, implemented by the method of the same name
 METHODS = """
     abs acos add addcdiv addcmul all amax amin any asin atan atleast_1d atleast_2d atleast_3d bitwise_and broadcast_to
     ceil chunk clamp clamp_max clamp_min clone cos cosh cummax cummin detach div erf erfc exp expm1 flatten flip fliplr
@@ -99,7 +99,7 @@ def _like(name: str) -> None:
         if kwargs or len(args) > 1:
             fill = lambda leaf: function(leaf, *args, **kwargs)  # noqa: E731
         elif args:
-            value = args[0]  # by itself it is passed on at half the price
+            value = args[0]  # passing it alone takes half the time
             fill = lambda leaf: function(leaf, value)  # noqa: E731
         out = input._map_leaves(fill)
         if input._lock is not None:

@@ -1,17 +1,16 @@
 """``torch.vmap`` over collections: a collection is mapped as a whole, by its batch dimensions.
 
-torch maps the leaves of a pytree one by one. To it, ``in_dims=-1`` is the last dimension of each leaf, the dims
-``out_dims=(0,)`` do not fit a tree, and a lazy stack is what its stacked entries are. So collections are taken apart
-before they reach it and put together behind it, by :func:`vmap_impl`, which stands in the place of torch's function of
-that name::
+torch maps the leaves of a pytree one by one. There, ``in_dims=-1`` is the last dimension of each leaf, the dims
+``out_dims=(0,)`` do not match a tree, and a lazy stack is its stacked entries. So :func:`vmap_impl`, which replaces
+torch's function of that name, takes collections apart before torch and rebuilds them afterwards::
 
     arguments   -> the tensors of each collection, in a list    -> torch: a row of each tensor
     rows        -> a collection of one row, for the function    -> its result
     result      -> the tensors of each collection, in a list    -> torch: all rows -> the collection of all rows
 
 A lazy stack that is mapped along its stack dimension shows its rows as a :class:`StackRow`, a TensorDict whose results
-become a lazy stack again; mapped along another dimension it shows a lazy stack of rows. What is written in place into
-a row goes back to the members when the call ends.
+become a lazy stack again; mapped along another dimension it shows a lazy stack of rows. In-place writes into a row are
+copied to the members when the call ends.
 
 Inside ``torch.compile`` torch's own function is traced, and collections are the pytrees of ``pytree.py``.
 """
@@ -37,7 +36,7 @@ __all__ = ["StackRow", "install", "vmap_impl"]
 
 
 class StackRow(TensorDict):
-    """A row of a lazy stack inside ``torch.vmap``; what is made of it leaves as a lazy stack."""
+    """A row of a lazy stack inside ``torch.vmap``; results made of it become a lazy stack."""
 
     __slots__ = ()
 
@@ -52,7 +51,7 @@ def _is_collection(value: Any) -> bool:
 def vmap_impl(
     func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """As torch's function of this name, for collections as well."""
+    """torch's function of this name, for collections as well."""
     if torch.compiler.is_compiling():
         if type(out_dims) is tuple and len(out_dims) == 1:  # the same for one result, and fits a tree
             out_dims = out_dims[0]
@@ -64,7 +63,7 @@ def vmap_impl(
         return result.rebuilt(out)
     count = given.take_apart(func)
     result = _Result(lambda *rows, **options: func(*given.rows(rows), **options), out_dims, _name(func), count)
-    # torch puts the rows in front, and `result` where they are wanted: a lazy stack has its tensors in members
+    # torch puts the rows first; they move to the requested place afterwards: a lazy stack has its tensors in members
     wanted = out_dims if _has_none(out_dims) else 0
     out = _torch_vmap_impl(result.call, given.dims, wanted, randomness, chunk_size, *given.plain, **kwargs)
     given.write_back()
@@ -78,7 +77,7 @@ def _has_none(dims: Any) -> bool:
 
 
 def _has_collections(tree: Any) -> bool:
-    """Whether there is a collection in a tree of tuples, lists and dicts."""
+    """Whether a tree of tuples, lists and dicts contains a collection."""
     if isinstance(tree, TensorCollection):
         return True
     if isinstance(tree, Tensor):
@@ -91,7 +90,7 @@ def _has_collections(tree: Any) -> bool:
 
 
 def _flat_dims(dims: Any, tree: Any, leaves: list[Any], spec: Any) -> list[Any] | None:
-    """The dim of each leaf, ``None`` where dims do not fit the tree."""
+    """The dim of each leaf, ``None`` if the dims do not match the tree."""
     if isinstance(dims, int):
         return [dims] * len(leaves)
     if type(dims) is tuple and len(dims) == len(leaves) and type(tree) is tuple and len(tree) == len(leaves):
@@ -104,7 +103,7 @@ def _flat_dims(dims: Any, tree: Any, leaves: list[Any], spec: Any) -> list[Any] 
 
 
 class _Arguments:
-    """The arguments of one call, with the tensors of a collection in its place."""
+    """The arguments of one call, with collections replaced by their tensors."""
 
     def __init__(self, in_dims: Any, args: tuple[Any, ...]) -> None:
         self._args, self._spec = _pytree.tree_flatten(args, is_leaf=_is_collection)
@@ -117,18 +116,18 @@ class _Arguments:
         self._copies: list[tuple[Any, Any, list[int | Tensor]]] = []
 
     def take_apart(self, func: Any) -> int | None:
-        """Makes ``plain`` the tensors that torch maps, and ``dims`` their dims; the number of rows.
+        """Set ``plain`` to the tensors that torch maps and ``dims`` to their dims; return the number of rows.
 
         Raises:
             ValueError: a dim is out of the range of batch dimensions.
         """
         pairs: list[tuple[Any, Any]] = []
-        rows: list[tuple[Any, Any]] = []  # of collections without tensors, to say how many there are
+        rows: list[tuple[Any, Any]] = []  # collections without tensors, which determine the number of rows
         count = None
         args = list(zip(self._args, self.dims))
         within = [_is_collection(arg) and isinstance(dim, int) and _in_leaves(arg, dim) for arg, dim in args]
         for (arg, dim), deep in zip(args, within):
-            if deep:  # a dimension that the tensors have behind the batch dimensions
+            if deep:  # a dimension of the tensors after the batch dimensions
                 tensors = self._tensors(arg, dim)
                 count = tensors[0][0].shape[dim]
                 pairs += tensors
@@ -153,11 +152,11 @@ class _Arguments:
         )
         self.plain, self.dims = zip(*(pairs + rows or [((), None)]))
         if len(set(self.dims)) == 1 and self.dims[0] is not None:
-            self.dims = self.dims[0]  # for all of them, which torch need not look up for each
+            self.dims = self.dims[0]  # for all of them, which torch need not look up one by one
         return count
 
     def _tensors(self, td: Any, dim: int) -> list[tuple[Tensor, int]]:
-        """The tensors of a collection with their mapped dims, in the order in which :meth:`rows` takes them."""
+        """The tensors of a collection with their mapped dims, in the order expected by :meth:`rows`."""
         if hasattr(td, "_stack_dim") and not td._is_non_tensor:
             if td._stack_dim == dim:
                 td = self._stacked(td)
@@ -173,7 +172,7 @@ class _Arguments:
         return out
 
     def _stacked(self, stack: Any) -> Any:
-        """The entries of a lazy stack as tensors: copies, whose changes belong into the members."""
+        """The entries of a lazy stack as tensors: copies, whose changes are written back to the members."""
         for known, dense, _ in self._copies:
             if known is stack:
                 return dense
@@ -192,7 +191,7 @@ class _Arguments:
         return dense
 
     def write_back(self) -> None:
-        """Brings what was written in place into the members of lazy stacks."""
+        """Copy in-place writes to the members of lazy stacks."""
         for stack, dense, marks in self._copies:
             if any(_is_written(leaf, mark) for leaf, mark in zip(dense._leaves(), marks)):
                 for member, row in zip(stack._source, dense.unbind(stack._stack_dim)):
@@ -240,13 +239,13 @@ class _Arguments:
 
 
 def _in_leaves(td: Any, dim: int) -> bool:
-    """Whether a dimension is none of the batch dimensions, and every tensor has it."""
+    """Whether a dimension is not a batch dimension, and every tensor has it."""
     leaves = [] if dim < td.batch_dims or hasattr(td, "_stack_dim") else td._leaves()
     return bool(leaves) and all(not isinstance(leaf, UninitializedTensorMixin) and leaf.ndim > dim for leaf in leaves)
 
 
 def _parts(td: Any) -> list[Any]:
-    """The tensors and collections directly in a collection; of a tuple its elements."""
+    """The tensors and collections directly in a collection; of a tuple, its elements."""
     if td._is_non_tensor:
         return list(td._payload) if getattr(td, "_is_tuple", False) else []
     return [value for _, value in td._entries()]
@@ -260,7 +259,7 @@ def _resized(entry: Any, size: torch.Size, each: Callable[[Any], Any]) -> Any:
 
 
 def _shared(td: Any) -> Any:
-    """The same entries in another collection: what a row writes is no entry of the caller's."""
+    """The same entries in another collection, so that a row does not add entries to the caller's collection."""
     return td if td._is_non_tensor else _locked(td.copy(), td._lock)
 
 
@@ -275,9 +274,9 @@ def _without(size: torch.Size, dim: int) -> torch.Size:
 
 
 def _mark(tensor: Tensor) -> int | Tensor:
-    """What tells later whether the tensor was written in place: the count of the writes, or its values.
+    """What later reveals an in-place write to the tensor: its version counter, or a copy of its values.
 
-    Tensors of the inference mode do not count them. Of one that an outer transform wraps they cannot be counted.
+    Tensors of inference mode have no version counter; those wrapped by an outer transform cannot be read.
     """
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return 0
@@ -299,7 +298,7 @@ def _name(func: Any) -> str:
 
 
 class _Result:
-    """What the function returns for one row, with the tensors of a collection in its place."""
+    """The results of one row, with collections replaced by their tensors."""
 
     def __init__(self, func: Callable[..., Any], out_dims: Any, name: str, count: int | None) -> None:
         self._out_dims = out_dims
@@ -317,9 +316,9 @@ class _Result:
 
     def _taken_apart(self, out: Any, name: str) -> Any:
         if self._count is None and not _has_collections(out):
-            return out  # no collection anywhere: all is torch's
+            return out  # no collections: torch handles it
         if isinstance(out, (Tensor, TensorCollection)) and type(self._out_dims) is tuple and len(self._out_dims) == 1:
-            out = (out,)  # as torch has it for a single tensor
+            out = (out,)  # as torch does for a single tensor
             self._single = True
         flat, spec = _pytree.tree_flatten(out, is_leaf=_is_collection)
         self._dims = _flat_dims(self._out_dims, out, flat, spec)
@@ -341,11 +340,11 @@ class _Result:
         return _pytree.tree_unflatten(plain, spec)
 
     def rebuilt(self, out: Any, in_front: bool = False) -> Any:
-        """The results of all rows, with collections where the function had them.
+        """The results of all rows, with collections restored.
 
         Args:
-            out: what torch made of the results.
-            in_front: whether the rows are dimension 0 of each tensor; else they are where ``out_dims`` says.
+            out: torch's results.
+            in_front: whether the rows are dimension 0 of each tensor; otherwise they are at ``out_dims``.
         """
         if self._rows is None:
             return out
@@ -414,6 +413,6 @@ _torch_vmap_impl: Any = getattr(_apis, "vmap_impl", None)
 
 
 def install() -> None:
-    """Puts :func:`vmap_impl` in its place; where a version of torch has no such function, pytrees remain."""
+    """Install :func:`vmap_impl`; in versions of torch without that function, pytrees are used."""
     if _torch_vmap_impl is not None and hasattr(_pytree, "_broadcast_to_and_flatten"):
         _apis.vmap_impl = vmap_impl  # type: ignore[attr-defined]  # imported there from a private module

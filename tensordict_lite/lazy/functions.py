@@ -21,7 +21,7 @@ __all__ = ["LazyStackedTensorDict", "lazy_stack", "maybe_dense_stack", "stack_la
 
 
 def stack_class(values: Sequence[Any]) -> type[LazyStackedTensorDict]:
-    """The class of a lazy stack of these collections: that of their kind, if they are of one."""
+    """The class of a lazy stack of these collections: that of their kind, if they have the same one."""
     if all(value._is_non_tensor for value in values):
         return registry.NonTensorStack
     kind = getattr(values[0], "_member_class", type(values[0]))
@@ -31,7 +31,7 @@ def stack_class(values: Sequence[Any]) -> type[LazyStackedTensorDict]:
 
 
 def stack_lazily(values: list[Any], dim: int) -> Any:
-    """The lazy stack of collections that belong together, of the class that their kind asks for."""
+    """The lazy stack of compatible collections, in the class for their kind."""
     one = joined(values, dim)
     if one is not None:
         return one
@@ -61,10 +61,10 @@ def lazy_stack(
         device: move the members there first.
         out: collection to write the stack into.
         stack_dim_name: name of the new dimension.
-        strict_shape: refuse members of different batch sizes.
+        strict_shape: raise for members of different batch sizes.
 
     Raises:
-        RuntimeError: an empty sequence, or members that do not go together.
+        RuntimeError: an empty sequence, or members that are not compatible.
 
     Example:
         >>> import torch
@@ -111,17 +111,17 @@ def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
 
 
 def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any) -> Any:
-    """A dense stack where keys and shapes agree, at every level, and a lazy one where they do not.
+    """A dense stack where keys and shapes agree, at every level, and a lazy one where they differ.
 
     Args:
         items: non-empty sequence of collections.
         dim: position of the new dimension.
         out: collection to write the stack into.
-        strict: accepted for compatibility, without effect.
-        **kwargs: for :func:`lazy_stack`, where the stack is lazy.
+        strict: ignored, accepted for compatibility.
+        **kwargs: for :func:`lazy_stack`, if the stack is lazy.
 
     Raises:
-        RuntimeError: an empty sequence, or members whose batch sizes do not go together.
+        RuntimeError: an empty sequence, or members with incompatible batch sizes.
 
     Example:
         >>> import torch
@@ -172,7 +172,7 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
 
 
 def _names_of_stack(items: list[Any], dim: int) -> list[str | None] | None:
-    """The names that all items have, and none for the new dimension."""
+    """The names that all items have, and None for the new dimension."""
     names = items[0]._names
     if names is None or any(item._names != names for item in items):
         return None
@@ -180,7 +180,7 @@ def _names_of_stack(items: list[Any], dim: int) -> list[str | None] | None:
 
 
 def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
-    """Of lazy stacks, member by member: what only some members have, or have in another shape, stays as it is."""
+    """Stack lazy stacks member by member, densely where all members have an entry in the same shape."""
     if not all(type(item._source) is list for item in items):
         dense = [item._dense_or_none() if type(item._source) is list else item for item in items]
         if all(item is not None for item in dense):

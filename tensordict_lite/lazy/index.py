@@ -1,11 +1,11 @@
-"""Indexing a lazy stack: which members an index picks, and what remains to be indexed in each of them.
+"""Indexing a lazy stack: the members that an index selects, and the remaining index for each of them.
 
 The index is split once into the part on the stack dimension and the rest. Three cases:
 
-- *one*: an int picks a member, the rest indexes it;
-- *many*: a slice picks several, the rest indexes each, and the results are stacked where the stack dimension
-  ends up;
-- *each*: a tensor on the stack dimension (alone or broadcast against others) picks element by element, and the
+- *one*: an int selects a member, the rest indexes it;
+- *many*: a slice selects several, the rest indexes each, and the results are stacked at the resulting stack
+  dimension;
+- *each*: a tensor on the stack dimension (alone or broadcast against others) selects element by element, and the
   results are nested stacks of the shape of the tensor.
 """
 
@@ -36,7 +36,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """What an index means for a stack of ``length`` members."""
+    """The meaning of an index for a stack of ``length`` members."""
 
     kind: str
     """``"one"``, ``"many"`` or ``"each"``."""
@@ -45,18 +45,18 @@ class IndexPlan:
     rest: tuple[Any, ...]
     """Index for the members; each: with ``None`` slots filled from ``tensors``."""
     at: int = 0
-    """many: stack dimension of the result; each: where the dimensions of the tensors go."""
+    """many: stack dimension of the result; each: position of the dimensions of the tensors."""
     squeeze: bool = False
-    """many: the rest keeps an axis of size 1 where the stack dimension goes."""
+    """many: the rest keeps an axis of size 1 at the stack dimension."""
     tensors: tuple[tuple[int, Tensor], ...] = ()
     """each: positions in ``rest`` and broadcast tensors that fill them."""
 
 
 def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
-    """Splits a normalised index (see ``indexing.normalise_index``) at the stack dimension.
+    """Split a normalised index (see ``indexing.normalise_index``) at the stack dimension.
 
     Raises:
-        IndexError: an int on the stack dimension is out of range, or a mask does not have the size of its dimensions.
+        IndexError: an int on the stack dimension is out of range, or a mask has another size than its dimensions.
     """
     parts = _expand(index, batch_size)
     length = batch_size[stack_dim]
@@ -68,7 +68,7 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
         if isinstance(part, int):
             return IndexPlan("one", _checked(part, length), rest)
         return IndexPlan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
-    if isinstance(part, int):  # torch selects ints first: they take no part in the broadcast of tensors
+    if isinstance(part, int):  # torch applies ints first: they do not broadcast with tensors
         return IndexPlan("one", _checked(part, length), rest)
     kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: tensors[0]])
     adjacent = _adjacent(parts)
@@ -79,13 +79,13 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
     at = kept + (block if not adjacent or where > tensors[0] else 0)
     first = next(i for i, p in enumerate(rest) if isinstance(p, Tensor))
     moves = not adjacent and _adjacent(rest) and any(not isinstance(p, int) for p in rest[:first])
-    if moves:  # without the stack dimension between them the tensors would be neighbours: keep an axis there
+    if moves:  # without the stack dimension between them the tensors would be adjacent: keep an axis there
         rest = (*parts[:where], None, *parts[where + 1 :])
     return IndexPlan("many", range(*part.indices(length)), rest, at, squeeze=moves)
 
 
 def _adjacent(parts: Sequence[Any]) -> bool:
-    """Whether no slice or new axis stands between two tensors: else their dimensions go to the front."""
+    """Whether two tensors are adjacent, without slice or new axis; otherwise their dimensions go to the front."""
     kinds = [isinstance(p, Tensor) for p in parts if not isinstance(p, int)]
     first, last = kinds.index(True), len(kinds) - 1 - kinds[::-1].index(True)
     return all(kinds[first : last + 1])
@@ -154,12 +154,12 @@ def _is_trivial(rest: tuple[Any, ...]) -> bool:
 
 
 def _simple(rest: tuple[Any, ...]) -> Any:
-    """An index of one part without its tuple, which has shorter ways."""
+    """An index of one part without its tuple, for faster indexing."""
     return rest[0] if len(rest) == 1 else rest
 
 
 class _NoRows(IndexError):
-    """One part of an index is ``False``: it stands for a new dimension of size 0."""
+    """An index contains ``False``, which stands for a new dimension of size 0."""
 
 
 def _is_false(part: Any) -> bool:
@@ -200,10 +200,10 @@ class LazyIndexOps(Stacked):
         return out
 
     def _without_rows(self, index: Any) -> Any:
-        """What an index with ``False`` gives: a new dimension in its place, without rows."""
+        """The result of an index with ``False``: a new dimension of size 0."""
         parts = index if isinstance(index, tuple) else (index,)
         if any(isinstance(part, Tensor) and part.ndim for part in parts):
-            plan_index(index, self._batch_size, self._stack_dim)  # says why not
+            plan_index(index, self._batch_size, self._stack_dim)  # raises the error
         first = next(at for at, part in enumerate(parts) if _is_false(part))
         ahead = parts[:first]
         behind = (
@@ -249,7 +249,7 @@ class LazyIndexOps(Stacked):
         return self._nest(positions, plan.at, element)
 
     def _nest(self, picks: Any, at: int, pick: Callable[[Any], Any]) -> Any:
-        """Nested stacks with the structure of nested lists of picks."""
+        """Nested stacks with the structure of nested lists of members."""
         if not isinstance(picks, list):
             return pick(picks)
         rows = [self._nest(inner, at, pick) for inner in picks]
@@ -257,7 +257,7 @@ class LazyIndexOps(Stacked):
         return self._restacked(rows, at, None if names is None else [*names[:at], None, *names[at:]])
 
     def _empty_like(self, index: Any) -> Any:
-        """No rows at all: dense, with the keys that the members share."""
+        """A dense collection without rows, with the keys that the members share."""
         keys = self._key_list()
         if not self._source:
             return self
@@ -275,8 +275,8 @@ class LazyIndexOps(Stacked):
     # -- writing ------------------------------------------------------------------------------------------
 
     def _set_index(self, index: Any, value: Any) -> None:
-        """Writes rows: a collection of the shape of the rows, a scalar, or a tensor for every entry."""
-        if index is False:  # no row at all
+        """Write rows: a collection of their shape, a scalar, or a tensor for every entry."""
+        if index is False:  # no rows
             return
         try:
             plan = plan_index(index, self._batch_size, self._stack_dim)
@@ -301,7 +301,7 @@ class LazyIndexOps(Stacked):
             self._write(plan, value)
 
     def _restricted(self) -> Any:
-        """The stack without the leaves that only some members have: what a plain value is written to."""
+        """The stack without the leaves that only some members have: the target of a plain value."""
         if _same_tensors(self._source):
             return self
         leaves = [set(member.keys(True, True, is_leaf_nontensor)) for member in self._source]
@@ -352,7 +352,7 @@ class LazyIndexOps(Stacked):
             if type(err) is not RuntimeError or not _is_trivial(rest):
                 raise
             raise InplaceWriteError(f"member {member} of the stack cannot take the rows: {err}") from err
-        if new is not old:  # non-tensor data that turned into another object
+        if new is not old:  # non-tensor data that became another object
             members[member] = new
 
     def _spread_tensor(self, plan: IndexPlan, value: Tensor, size: torch.Size) -> Any:
@@ -388,7 +388,7 @@ def _positions(shape: torch.Size, prefix: tuple[int, ...] = ()) -> Any:
 
 
 def _same_tensors(members: list[Any]) -> bool:
-    """Whether all members have tensors under the same keys, and nothing else: looked at the quick way."""
+    """Whether all members have plain tensors under the same keys, and nothing else: a quick test."""
     first = members[0]._source.keys() if members and type(members[0]._source) is dict else None
     if first is None:
         return False

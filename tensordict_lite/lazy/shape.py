@@ -1,8 +1,8 @@
 """Shape operations of a lazy stack: the same operation on each member, and arithmetic on the stack dimension.
 
-A member has the batch dimensions of the stack without the stack dimension; ``_inner(dim)`` translates. What mixes
-the stack dimension with others (a reshape that merges it, say) cuts the members into rows and nests these, or is
-done on the dense form where there is one.
+A member has the batch dimensions of the stack without the stack dimension; ``_inner(dim)`` translates. Operations that
+mix the stack dimension with others (such as a reshape that merges it) split the members into rows and nest these, or
+use the dense form if it exists.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ class LazyShapeOps(Stacked):
         return positive_dim(dim, len(self._batch_size), self._batch_size)
 
     def _undoable(self, out: Any, inverse: Callable[[Any], Any]) -> Any:
-        """``out``, which as a context manager is written back through ``inverse``."""
+        """``out``, written back through ``inverse`` when used as a context manager."""
         if out is not self:
             out._last_op = (weakref.ref(self), inverse)
         return out
 
     def _dense_form(self) -> Any:
-        """The dense collection of the same content; RuntimeError where members differ."""
         return self._densified()
 
     def _dense_or_none(self) -> Any:
-        """The dense form where it holds everything: members with the same keys and shapes."""
+        """The dense form if it holds everything: members with the same keys and shapes."""
         keys = self._key_list()
         if any(len(member._key_list()) != len(keys) for member in self._source):
             return None
@@ -79,7 +78,7 @@ class LazyShapeOps(Stacked):
             return None
 
     def _locked_alike(self, dense: Any) -> Any:
-        """A dense result of a shape operation, locked where this stack is, as those of a dense tree are."""
+        """A dense result of a shape operation, locked if this stack is."""
         if self._lock is not None:
             dense._propagate_lock(None)
         return dense

@@ -1,9 +1,9 @@
 """A stack of collections that is not materialised.
 
-:class:`LazyStackedTensorDict` keeps its members in a list and stacks an entry when it is read. So members may
-have different keys (the common ones are visible on top) and an entry may have another shape in each of them.
-Everything is written over the members: a value operation runs on all their leaves at once, a shape operation
-is the arithmetic of one dimension, the stack dimension, plus the same operation on each member.
+:class:`LazyStackedTensorDict` keeps its members in a list and stacks an entry when it is read. Members may have
+different keys (the common ones are visible on the stack), and an entry may have a different shape in each. A value
+operation runs on the leaves of all members at once; a shape operation adjusts the stack dimension and runs on each
+member.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     """Members stacked along a new dimension, kept apart until an entry is read.
 
     Args:
-        *tensordicts: the members, of one number of batch dimensions. Where their batch sizes differ, the batch
-            size of the stack has -1 there.
+        *tensordicts: the members, all with the same number of batch dimensions. Where their batch sizes differ, that of
+            the stack is -1.
         stack_dim: position of the new dimension in the batch size of the stack; negative counts from its end.
-        batch_size: of the members, for a stack without any.
-        device: of a stack without members.
+        batch_size: batch size of the members, for an empty stack.
+        device: device of an empty stack.
         names: names of all batch dimensions of the stack.
         stack_dim_name: name of the new dimension.
-        strict_shape: refuse members of different batch sizes.
+        strict_shape: raise for members of different batch sizes.
 
     Raises:
-        RuntimeError: the batch sizes or devices do not go together, or ``stack_dim`` is out of range.
+        RuntimeError: batch sizes or devices are incompatible, or ``stack_dim`` is out of range.
         ValueError: the names of the members differ.
 
     Example:
@@ -108,7 +108,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-        """Function form: see :func:`tensordict_lite.lazy_stack`."""
+        """See :func:`tensordict_lite.lazy_stack`."""
         return registry.lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
@@ -142,7 +142,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         """Inserts a member before position ``index`` along the stack dimension, as :meth:`list.insert`.
 
         Raises:
-            TypeError: it is not a tensor collection.
+            TypeError: not a tensor collection.
             ValueError: its batch size or device differs from that of the members.
             RuntimeError: the stack is locked.
         """
@@ -219,7 +219,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return keys
 
     def _column(self, key: str) -> list[Any]:
-        """The entries of the members under a key; KeyError when one of them has none."""
+        """The entries of the members under a key; KeyError if one of them lacks it."""
         try:
             return [member._source[key] for member in self._source]
         except TypeError:  # a member is a lazy stack itself
@@ -252,7 +252,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             member._set_str(key, piece)
 
     def _del_str(self, key: str) -> None:
-        """Removes an entry from every member that has it; KeyError when none has."""
+        """Remove an entry from every member that has it; KeyError if none has."""
         found = False
         for member in self._source:
             try:
@@ -309,17 +309,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
         Args:
             key: string or (nested) tuple of strings that every member has.
-            default: returned when one of them does not, or the key goes on below a tensor. Without it a missing key
+            default: returned if a member lacks the key, or the key continues below a tensor. Without it a missing key
                 gives ``None``, or KeyError under ``set_get_defaults_to_none(False)``.
-            as_list: the tensors of the members, as a list; a list a stack where stacks hold stacks.
+            as_list: a list of the tensors of the members; for stacks of stacks, nested lists.
             as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.jagged`` or
                 ``torch.strided`` (default: the first that can hold them).
-            as_padded_tensor: one tensor, members first, the shorter ones filled with ``padding_value`` at the
+            as_padded_tensor: one tensor, members first; shorter ones are filled with ``padding_value`` at the
                 ``padding_side`` (``"right"`` or ``"left"``).
 
         Raises:
-            RuntimeError: the shapes differ and none of the forms above is asked for.
-            KeyThroughLeafError: a ValueError: the key goes on below a tensor, and there is no default.
+            RuntimeError: the shapes differ and none of the forms above is requested.
+            KeyThroughLeafError: (a ValueError) the key continues below a tensor, and there is no default.
         """
         if type(key) is str:
             if not (as_list or as_nested_tensor or as_padded_tensor):
@@ -333,7 +333,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         try:
             if as_list or as_nested_tensor or as_padded_tensor:
                 values = member_tensors(self, path)
-                if values is None:  # no tensors: a lazy stack as it is
+                if values is None:  # not tensors: the lazy stack itself
                     return public(self._get_path_slowly(path))
                 if as_list:
                     return values
@@ -345,7 +345,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             if default is not MISSING:
                 return default
             if isinstance(error, KeyThroughLeafError):
-                with suppress(KeyError):  # a member has nothing at all there
+                with suppress(KeyError):  # raises if a member has no entry at all
                     self._raise_missing(path)
             if settings.get_defaults_to_none:
                 return None
@@ -421,17 +421,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             self.unlock_()
 
     def unlock_(self) -> Self:
-        """As :meth:`TensorDict.unlock_`; members that were locked on their own are unlocked with the stack."""
+        """:meth:`TensorDict.unlock_`; members that were locked on their own are unlocked as well."""
         if self._lock is None and self.is_locked:
             self._propagate_lock(None)
         return super().unlock_()
 
     def is_memmap(self) -> bool:
-        """Whether the stack was memory-mapped, or every member is: of a mapped stack, a nested stack as well."""
+        """Whether the stack or every member was memory-mapped; also true for a nested stack of a mapped stack."""
         return super().is_memmap() or self._every_member(lambda member: member.is_memmap())
 
     def is_shared(self) -> bool:
-        """Whether :meth:`share_memory_` was called, of the stack or of every member, since the last unlock."""
+        """Whether :meth:`share_memory_` was called on the stack or on every member, since the last unlock."""
         return super().is_shared() or self._every_member(lambda member: member.is_shared())
 
     def _every_member(self, holds: Callable[[Any], bool]) -> bool:
@@ -471,7 +471,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        """``torch.stack`` of lazy stacks: member by member, so that different shapes stay possible."""
+        """``torch.stack`` of lazy stacks, member by member, so that shapes may differ."""
         kinds = [isinstance(item, LazyStackedTensorDict) for item in items]
         if not all(kinds) or any(item._stack_dim != items[0]._stack_dim for item in items):
             dense = [item._dense_or_none() if lazy else item for item, lazy in zip(items, kinds)]
@@ -500,7 +500,7 @@ def _blank(cls: type[Any]) -> Any:
 
 
 def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-    """A lazy stack among the items, and for each of its members the parts of all items that go with it."""
+    """A lazy stack among the items, and for each of its members the matching parts of all items."""
     model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
     at = model._stack_dim
     for item in items:

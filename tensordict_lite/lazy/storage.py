@@ -1,4 +1,4 @@
-"""Lazy storage: the members of a stack in a list, and the primitives that its families are written over."""
+"""Lazy storage: the members of a stack in a list, and the primitives of its families of operations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def member_names(members: Sequence[Any], dim: int, stack_name: str | None) -> li
 
 
 def is_ragged(items: Sequence[Any]) -> bool:
-    """Whether a list of values, one a member, holds tensors or collections of different shapes."""
+    """Whether values of the members are tensors or collections of different shapes."""
     if not all(isinstance(item, (Tensor, TensorCollection)) for item in items):
         return False
     return any(item.shape != items[0].shape for item in items)
@@ -100,7 +100,7 @@ class Stacked(Fitting):
     _source: list[Any]
     _stack_dim: int
 
-    if TYPE_CHECKING:  # what the families offer each other
+    if TYPE_CHECKING:  # methods that the families use of each other
 
         def _positive(self, dim: int) -> int: ...
         def _inner(self, dim: int) -> int: ...
@@ -122,7 +122,7 @@ class Stacked(Fitting):
         names: list[str | None] | None = None,
         batch_size: torch.Size | None = None,
     ) -> Self:
-        """Trusted constructor: the members are known to go together (``batch_size``: of the stack, if known)."""
+        """Trusted constructor: the members are known to be compatible (``batch_size``: of the stack, if known)."""
         new = _new_object(cls)
         new._source = members
         new._stack_dim = dim
@@ -145,7 +145,7 @@ class Stacked(Fitting):
 
     @classmethod
     def _class_for(cls, members: Sequence[Any]) -> Any:
-        """The class of a stack like this one around other members."""
+        """The class of a similar stack of other members."""
         return cls
 
     def _with_members(self, members: list[Any]) -> Any:
@@ -163,7 +163,7 @@ class Stacked(Fitting):
     def _restacked(
         self, members: list[Any], dim: int, names: list[str | None] | None = None, locked: bool = True
     ) -> Any:
-        """A stack of the same type around members of another batch size; ``locked`` as this one is, or not at all."""
+        """A similar stack around members of another batch size; ``locked`` like this one, or unlocked."""
         size = member_size(members, False) if members else self._member_batch_size()
         new = self._class_for(members)._of(members, dim, size, self._device, names)
         if locked and self._lock is not None:
@@ -171,7 +171,7 @@ class Stacked(Fitting):
         return new
 
     def _lock_new_members(self) -> None:
-        """Locks this stack and those members that are not locked yet: others are locked where they come from."""
+        """Lock this stack and its unlocked members; locked members were locked before."""
         self._lock = []
         me = weakref.ref(self)
         for member in self._source:

@@ -1,7 +1,7 @@
-"""Lazy stacks of tensorclass instances, which read and write like one instance.
+"""Lazy stacks of tensorclass instances, used like one instance.
 
-``lazy_stack([foo, foo])`` is an instance of ``Foo`` and of :class:`LazyStackedTensorDict`: fields and methods
-are those of ``Foo``, everything else is the lazy stack. The class for it is made once a tensorclass.
+``lazy_stack([foo, foo])`` is an instance of ``Foo`` and of :class:`LazyStackedTensorDict`: fields and methods come from
+``Foo``, everything else from the lazy stack. Its class is created once per tensorclass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _new_object = object.__new__
 
 
 class TypedLazyStack(LazyStackedTensorDict):
-    """Access by field on top of a lazy stack; members are instances of ``_member_class``."""
+    """Access by field to a lazy stack whose members are instances of ``_member_class``."""
 
     __slots__ = ()
     _member_class: Any = None
@@ -42,18 +42,17 @@ class TypedLazyStack(LazyStackedTensorDict):
 
     @classmethod
     def _class_for(cls, members: Any) -> Any:
-        """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
+        """An operation that turned the members into another kind (such as TensorDicts) gives an ordinary stack."""
         kind = cls._member_class
         return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
-        """Around entries by key, an instance of the class."""
         if type(source) is dict:
             return self._member_class._trusted(source, batch_size, self._device, names)
         return super()._rebuild(source, batch_size, names)
 
     def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
-        """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""
+        """The value of the field attribute; keywords are those of :meth:`LazyStackedTensorDict.get`."""
         if type(key) is str and key in _METADATA and key not in self._field_specs:
             return getattr(self, key)
         absent = None if default is MISSING or key in self._field_specs else default
@@ -63,7 +62,7 @@ class TypedLazyStack(LazyStackedTensorDict):
         return value
 
     def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]  # names of TensorClass.set
-        """Writes a field of every member, see :meth:`TensorClass.set`."""
+        """Write a field of every member, see :meth:`TensorClass.set`."""
         path = (key,) if type(key) is str else require_path(key)
         if path[0] not in self._field_specs:
             raise unknown_field_error(type(self), path[0])
@@ -105,7 +104,7 @@ class TypedLazyStack(LazyStackedTensorDict):
         return super()._check_member(value)
 
     def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
-        """An instance from a dict, with nested dicts in the types that the members have there."""
+        """An instance from a dict; nested dicts take the types that the members have there."""
         if not self._source:
             return self._member_class.from_dict(input_dict, *others, **kwargs)
         return self._source[0].from_dict_instance(input_dict, *others, **kwargs)
@@ -142,7 +141,7 @@ def typed_stack_class(cls: Any) -> Any:
 
 
 def _own_methods(cls: Any) -> dict[str, Any]:
-    """What the class defines itself, where the lazy stack would come first otherwise."""
+    """Methods that the class itself defines and that take precedence over the lazy stack."""
     out: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if isinstance(base, TensorClassMeta) and base.__dict__.get("_field_specs"):
@@ -153,7 +152,7 @@ def _own_methods(cls: Any) -> dict[str, Any]:
 
 
 def _maker(name: str) -> classmethod[Any, Any, Any]:
-    """The class method of that name of the members' class: what it makes is one instance, and no stack."""
+    """The class method of that name of the members' class, which makes an instance, not a stack."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(cls._member_class, name)(*args, **kwargs)

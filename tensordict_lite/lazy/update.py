@@ -37,11 +37,11 @@ class LazyUpdateOps(Stacked):
         keys_to_update: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Writes the entries of a mapping or another collection, cut along the stack dimension.
+        """Write the entries of a mapping or another collection, split along the stack dimension.
 
-        See :meth:`TensorDict.update`. A lazy stack of as many members updates them one by one, so that keys and
-        shapes may differ. With ``update_batch_size`` members take over the batch sizes of theirs, and are replaced
-        where the source has another number of them.
+        See :meth:`TensorDict.update`. A lazy stack with the same number of members updates them one by one, so keys and
+        shapes may differ. With ``update_batch_size`` members take over the batch sizes of the source, and are replaced
+        if the source has another number of them.
 
         Raises:
             RuntimeError: an entry does not fit, or the stack is locked and ``inplace`` is false.
@@ -75,7 +75,7 @@ class LazyUpdateOps(Stacked):
     def _update_resized(
         self, source: Any, clone: bool, inplace: bool, keys_to_update: Sequence[Any] | None, options: dict[str, Any]
     ) -> None:
-        """:meth:`update` from a collection whose batch sizes are taken over: members follow, or are replaced."""
+        """:meth:`update` with the batch sizes of a collection: members are resized or replaced."""
         if source._batch_size != self._batch_size:
             if inplace or keys_to_update is not None:
                 raise RuntimeError(
@@ -95,7 +95,7 @@ class LazyUpdateOps(Stacked):
         self._names = None if source._names is None else list(source._names)
 
     def _pieces_of(self, source: Any) -> Sequence[Any]:
-        """A collection of this batch size cut into one part for each member."""
+        """A collection of this batch size split into one part for each member."""
         count = len(self._source)
         dim = self._stack_dim
         members = getattr(source, "tensordicts", None)
@@ -123,7 +123,7 @@ class LazyUpdateOps(Stacked):
         keys_to_update: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Copies values into entries that exist, on a locked stack too.
+        """Copy values into existing entries, also of a locked stack.
 
         Raises:
             KeyError: a member has no such entry.
@@ -169,7 +169,7 @@ class LazyUpdateOps(Stacked):
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
     ) -> Self:
-        """Copies values into the rows ``idx`` of entries that exist, on a locked stack too.
+        """Copy values into the rows ``idx`` of existing entries, also of a locked stack.
 
         Raises:
             KeyError: a member has no such entry.

@@ -27,7 +27,7 @@ __all__ = ["LazyValueOps"]
 
 
 class LazyStringKeysView(StringKeysView):
-    """Direct keys of a lazy stack. Nothing is stacked to look for one."""
+    """Direct keys of a lazy stack, listed without stacking."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class LazyStringKeysView(StringKeysView):
 
 
 class LazyKeysView(NestedKeysView):
-    """Keys of a lazy stack: those that all members have. Nothing is stacked to list them."""
+    """Keys that all members of a lazy stack have, listed without stacking."""
 
     __slots__ = ("_stack",)
 
@@ -86,7 +86,7 @@ class LazyValueOps(LazyUpdateOps):
         return self.keys(*args, **kwargs)
 
     def _skeleton(self) -> Any:
-        """A dense collection with the keys of the stack, and an entry of the right kind under each."""
+        """A dense collection with the keys of the stack and a representative entry under each."""
         out: dict[str, Any] = {}
         if self._source:
             first = self._source[0]
@@ -128,7 +128,7 @@ class LazyValueOps(LazyUpdateOps):
         return torch.Size((*common[:dim], len(self._source), *common[dim:]))
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:
-        """KeyError for a path that a member does not have, a ValueError when a tensor is in its way in all of them."""
+        """KeyError for a path that a member lacks; ValueError if a tensor blocks it in all members."""
         through: KeyThroughLeafError | None = None
         for member in self._source:
             if path in member:
@@ -143,7 +143,7 @@ class LazyValueOps(LazyUpdateOps):
         raise through or missing_key_error(path, self._key_list(), type(self).__name__)
 
     def entry_class(self, key: Any) -> type:
-        """Type of an entry, ``NoneType`` where a member has none.
+        """Type of an entry, ``NoneType`` if a member lacks it.
 
         Raises:
             ValueError: the path runs through a tensor.
@@ -164,12 +164,12 @@ class LazyValueOps(LazyUpdateOps):
     def _each_in_place(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._lock is not None:
             raise self._locked_error()
-        for member in {id(member): member for member in self._source}.values():  # one that is twice in it, once
+        for member in {id(member): member for member in self._source}.values():  # a repeated member once
             getattr(member, name)(*args, **kwargs)
         return self
 
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
-        """A stack of the members with these entries only, see :meth:`TensorDict.select`."""
+        """A stack of the members with only these entries, see :meth:`TensorDict.select`."""
         if inplace:
             return self._each_in_place("select", *keys, inplace=True, strict=strict)
         return self._each("select", *keys, strict=strict)
@@ -182,7 +182,7 @@ class LazyValueOps(LazyUpdateOps):
         """Moves an entry of every member to another key, in place.
 
         Raises:
-            KeyError: a member has no such entry; nothing is renamed then.
+            KeyError: a member has no such entry; then nothing is renamed.
             ValueError: the path runs through a tensor.
         """
         if require_path(old_key) not in self:
@@ -190,9 +190,9 @@ class LazyValueOps(LazyUpdateOps):
         return self._each_in_place("rename_key_", old_key, new_key, safe)
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
-        """A stack of the members with other names, which share their values, see :meth:`TensorDict.rename_keys`.
+        """A stack of the members with renamed entries, not copied, see :meth:`TensorDict.rename_keys`.
 
-        With ``strict`` each member needs the keys.
+        With ``strict`` every member must have the keys.
         """
         return self._each("rename_keys", mapping, strict=strict)
 
@@ -219,7 +219,7 @@ class LazyValueOps(LazyUpdateOps):
         return out
 
     def _blank(self, size: torch.Size, repeat: bool) -> Any:
-        """A lazy stack of this batch size whose members, along its first dimension, are empty."""
+        """A lazy stack of this batch size with empty members along its first dimension."""
         if not size:
             return self._plain_class()._trusted({}, size, self._device)
         first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
@@ -230,7 +230,7 @@ class LazyValueOps(LazyUpdateOps):
         return type(self)._class_for(members)._of(members, 0, size[1:], self._device)
 
     def empty(self, recurse: bool = False, *, batch_size: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """A stack of as many members without entries; a dense collection for another batch size."""
+        """A stack of as many empty members; with another batch size, a dense collection."""
         if batch_size is not None:
             names = kwargs.pop("names", None)
             out = self._plain_class()._trusted({}, self._batch_size, self._device)
@@ -244,7 +244,7 @@ class LazyValueOps(LazyUpdateOps):
         return new
 
     def filter_empty_(self) -> Self:
-        """Removes nested collections without a leaf from every member; of a locked stack, where there are none."""
+        """Remove nested collections without a leaf from every member, also of a locked stack."""
         for member in self._source:
             member.filter_empty_()
         return self
@@ -262,7 +262,7 @@ class LazyValueOps(LazyUpdateOps):
         return self
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
-        """The entry at ``key``, after writing ``default`` there when a member has none."""
+        """The entry at ``key``; if a member lacks it, write ``default`` first."""
         if require_path(key) not in self:
             self.set(key, default, inplace=inplace)
         return self.get(key)
@@ -331,7 +331,7 @@ class LazyValueOps(LazyUpdateOps):
             targets: Sequence[Any] = self._source
         elif getattr(out, "_stack_dim", None) == self._stack_dim and len(out._source) == len(self._source):
             targets = out._source
-        else:  # the rows of another collection are views or copies, which take no new entries for it
+        else:  # rows of another collection are views or copies, which add no entries to it
             result = self._apply_level(replace(call, inplace=False), others, prefix)
             for key, value in () if result is None else result._entries():
                 if call.inplace and entry_of(out, (key,)) is not None:
@@ -343,7 +343,7 @@ class LazyValueOps(LazyUpdateOps):
             member._apply_into(call, arguments, prefix, target)
 
     def _other_rows(self, others: list[Any]) -> list[list[Any]]:
-        """The further arguments of ``apply`` for each member; a default stands for itself."""
+        """The further arguments of ``apply`` for each member; a default is passed on."""
         count = len(self._source)
         columns = [
             self._pieces_of(other) if isinstance(other, TensorCollection) else [other] * count for other in others
@@ -393,7 +393,7 @@ class LazyValueOps(LazyUpdateOps):
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """A dense collection; entries whose shapes differ become nested tensors of the given layout.
 
-        An entry that some members lack counts as empty in those.
+        An entry that some members lack is empty in those.
 
         Raises:
             NotImplementedError: shapes differ and ``stack_dim`` is not 0 (nested tensors are ragged along the first).
@@ -444,12 +444,12 @@ class LazyValueOps(LazyUpdateOps):
         return self._each("softmax", self._inner(dim), dtype)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
-        """The stack with nested tensors of its members as dense ones.
+        """The stack of the members with padded tensors for nested ones.
 
-        Entries whose shape differs from member to member stay apart: ``densify().to_padded_tensor()`` pads those.
+        Entries whose shapes differ between members stay separate: ``densify().to_padded_tensor()`` pads those.
 
         Raises:
-            RuntimeError: a ``mask_key``, which would have to tell the elements of one tensor.
+            RuntimeError: ``mask_key`` is given; it needs one tensor per entry.
         """
         if mask_key is not None:
             raise RuntimeError(
@@ -459,7 +459,7 @@ class LazyValueOps(LazyUpdateOps):
         return self._each("to_padded_tensor", padding)
 
     def to_lazystack(self, dim: int = 0) -> Any:
-        """A lazy stack of the rows along ``dim``; itself where that is the stack dimension."""
+        """A lazy stack of the rows along ``dim``; ``self`` if that is the stack dimension."""
         dim = self._positive(dim)
         if dim == self._stack_dim:
             return self
@@ -472,7 +472,7 @@ class LazyValueOps(LazyUpdateOps):
 
     @classmethod
     def from_dict(cls, input_dict: Mapping[Any, Any], *, stack_dim: int = 0, **kwargs: Any) -> Any:
-        """A lazy stack of the values of a mapping, each one the mapping of a member."""
+        """A lazy stack of the values of a mapping, each of which is the mapping of a member."""
         return registry.lazy_stack(
             [registry.TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim
         )

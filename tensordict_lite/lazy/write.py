@@ -1,4 +1,4 @@
-"""Writing to a lazy stack: a value is fitted to the whole and cut along the stack dimension, a part a member."""
+"""Writing to a lazy stack: a value is fitted to the whole stack and split along the stack dimension."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["LazyWriteOps", "copy_whole"]
 
 
 def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
-    """Whether a level of a member stores a row of the tensor as it is, whose leading ``dims`` fit the stack."""
+    """Whether a level of a member can store a row of the tensor whose leading ``dims`` fit the stack."""
     return (
         isinstance(parent, TensorCollection)
         and type(parent) is parent._plain_class()
@@ -36,7 +36,7 @@ def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
 
 
 class LazyWriteOps(Stacked):
-    """``set`` and its in-place and indexed forms, and how a stack is written as an entry of another collection."""
+    """``set`` and its in-place and indexed forms, and conversion of a stack to an entry of another collection."""
 
     __slots__ = ()
 
@@ -55,13 +55,13 @@ class LazyWriteOps(Stacked):
         self._set_index(normalise_index(index, len(self._batch_size)), value)
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
-        """Writes an entry into every member, cut along the stack dimension.
+        """Write an entry into every member, split along the stack dimension.
 
         Args:
             key: string or (nested) tuple; missing levels are created.
-            item: value of the batch size of the stack, or anything that converts to one. For entries whose shape
-                differs from member to member, a list with a tensor a member, or a nested tensor.
-            inplace: overwrite the tensors that are there.
+            item: value with the batch size of the stack, or an object that converts to one. For shapes that differ
+                between members, a list with one tensor per member, or a nested tensor.
+            inplace: overwrite existing tensors.
             non_blocking: for copies to :attr:`device`.
 
         Raises:
@@ -81,10 +81,10 @@ class LazyWriteOps(Stacked):
             member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
         return self
 
-    _member_class: Any = None  # the tensorclass of the members, in the stacks of one
+    _member_class: Any = None  # the tensorclass of the members, for stacks of one
 
     def _set_directly(self, key: str, item: Tensor, path: tuple[str, ...] = ()) -> bool:
-        """Writes a tensor that needs no conversion, at ``path``; False where something has to be looked at."""
+        """Write a tensor that needs no conversion at ``path``; False if an entry needs the general code."""
         size = self._batch_size
         if self._lock is not None or self._device is not None or self._member_class is not None:
             return False
@@ -108,7 +108,7 @@ class LazyWriteOps(Stacked):
 
     def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
         count = len(self._source)
-        if item is None:  # no entry in members that are of a class, an object in others
+        if item is None:  # no entry in tensorclass members, an object in others
             return [None] * count
         if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
             return item
@@ -129,11 +129,11 @@ class LazyWriteOps(Stacked):
         return self._pieces(self._fit(item, ".".join(path), non_blocking))
 
     def _takes_one_each(self, values: list[Any]) -> bool:
-        """Whether a list with a value a member means just that: rows have no length in common, or values are words."""
+        """Whether a list with one value per member means that: rows differ in length, or values are strings."""
         return -1 in self._batch_size or (len(self._batch_size) > 1 and all(isinstance(value, str) for value in values))
 
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Copies a value into an entry that every member has, locked or not.
+        """Copy a value into an entry that every member has, locked or not.
 
         Raises:
             KeyError: a member has no such entry.
@@ -143,7 +143,7 @@ class LazyWriteOps(Stacked):
         if type(item) is Tensor and self._copy_directly(path, item, non_blocking):
             return self
         if path not in self:
-            with suppress(KeyError):  # it says less than the one below
+            with suppress(KeyError):  # less precise than the error below
                 self._raise_missing(path)
             raise KeyError(
                 "setting a value in-place on a stack of TensorDict needs the key in every member: "
@@ -154,7 +154,7 @@ class LazyWriteOps(Stacked):
         return self
 
     def _copy_directly(self, path: tuple[str, ...], item: Tensor, non_blocking: bool) -> bool:
-        """Copies rows of a tensor into entries of their shapes; False where something has to be looked at."""
+        """Copy rows of a tensor into entries of their shapes; False if an entry needs the general code."""
         if item.is_nested:
             return False
         shape, dim = item.shape, self._stack_dim
@@ -213,7 +213,7 @@ class LazyWriteOps(Stacked):
         if not any(path in member for member in self._source):
             self._raise_missing(path)
         for member in self._source:
-            if path in member:  # still: members may be one, or share what is nested in them
+            if path in member:  # again: members may be identical or share nested collections
                 member.del_(path)
         return self
 
@@ -236,9 +236,9 @@ class LazyWriteOps(Stacked):
         return self
 
     def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> Any:
-        """Zero rows for lazy preallocation: the stack dimension stays one where it is not indexed away."""
+        """Zero rows for lazy preallocation; the stack dimension is kept unless it is indexed away."""
         dim = self._stack_dim
-        if dim < index_dims:  # which member a row comes from is not known for rows not yet written
+        if dim < index_dims:  # the member of a row that is not yet written is unknown
             first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
             return first._empty_rows(lead, index_dims - 1, device)
         at = dim - index_dims
@@ -253,7 +253,7 @@ class LazyWriteOps(Stacked):
     def _as_value(self) -> Any:
         return self
 
-    # Assigned here: a tensorclass, which overrides some, comes before `Fitting` among the bases of its stacks.
+    # Assigned here, since a tensorclass that overrides some precedes `Fitting` among the bases of its stacks.
     _misfit = Fitting._misfit
     _fit = Fitting._fit
     _fit_into = Fitting._fit_into
@@ -264,9 +264,9 @@ class LazyWriteOps(Stacked):
 
 
 def copy_whole(members: Sequence[Any], pieces: Sequence[Any]) -> bool:
-    """Copies every piece into its member; False where an entry has to be looked at, and is to be written once more.
+    """Copy every piece into its member; False if an entry needs the general code, after which all are written again.
 
-    That is one that the member does not have, what is no plain tensor, and what does not fit.
+    That is an entry that the member lacks, one that is not a plain tensor, and one that does not fit.
     """
     into: list[Tensor] = []
     values: list[Tensor] = []
@@ -275,7 +275,7 @@ def copy_whole(members: Sequence[Any], pieces: Sequence[Any]) -> bool:
             return False
     try:
         inplace(torch._foreach_copy_, Tensor.copy_, into, values)
-    except RuntimeError:  # raised again, with the name of the entry, when they are written one by one
+    except RuntimeError:  # raised again with the name of the entry when they are written one by one
         return False
     return True
 

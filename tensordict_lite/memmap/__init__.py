@@ -3,13 +3,13 @@
 ===============  ====================================================================================
 ``tensor.py``    :class:`MemoryMappedTensor`, over ``disk/mapping.py`` (files and shared memory as storages)
 ``disk/``        files without collections: mappings, locks, staging, and ``format.py``, the directory format as data
-``plan.py``      what a collection becomes on disk, ``kinds.py`` for every class but the dense ones
-``save.py``      writing a plan, in ``disk/staging.py``'s folder, and mapping the result
+``plan.py``      what a collection becomes on disk; ``kinds.py`` for every class but the dense ones
+``save.py``      writing a plan into the folder of ``disk/staging.py``, and mapping the result
 ``load.py``      opening a folder
 ``grow.py``      new entries in a mapped collection
 ``writer.py``    :class:`DatasetWriter`: rows appended by one or many processes
-``checksum.py``  per-file checksums, stored and verified
-``archive/``     the same files in one, a zip archive
+``checksum.py``  checksums of files, stored and verified
+``archive/``     the same files in one zip archive
 ===============  ====================================================================================
 """
 

@@ -15,16 +15,16 @@ __all__ = ["append_memmap", "load", "load_memmap", "save"]
 
 
 def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
-    """Appends rows to a saved dataset; :class:`DatasetWriter` appends many times without opening it again.
+    """Append rows to a saved dataset; :class:`DatasetWriter` appends many times without reopening it.
 
     Args:
         prefix: folder of the dataset.
-        rows: with the keys, dtypes and shapes of the rows that are there.
-        allow_pickle: accepted for compatibility; nothing is unpickled.
+        rows: rows with the keys, dtypes and shapes of the dataset.
+        allow_pickle: ignored, accepted for compatibility; nothing is unpickled.
 
     Raises:
         DatasetNotFoundError: there is no dataset in the folder.
-        ValueError: the keys, shapes or dtypes differ, ``rows`` is a single row, or ``prefix`` is no folder.
+        ValueError: keys, shapes or dtypes differ, ``rows`` is a single row, or ``prefix`` is not a folder.
 
     Example:
         >>> import tempfile, torch

@@ -1,12 +1,12 @@
 """Datasets in one file: a zip archive whose entries are the files of the folder format.
 
 ================  ===================================================================================
-``zipformat.py``  the zip format as bytes: headers written, a directory from outside checked
-``codec.py``      compression, and decompression within bounds
-``write.py``      entries into a file, with several threads
+``zipformat.py``  the zip format as bytes: writing headers, checking an untrusted directory
+``codec.py``      compression, and bounded decompression
+``write.py``      writing entries to a file with several threads
 ``read.py``       an open archive, mapped
-``load.py``       the loader of folders, over the entries of an archive
-``api.py``        what users call
+``load.py``       the loader of folders for the entries of an archive
+``api.py``        the public functions
 ================  ===================================================================================
 """
 

@@ -1,4 +1,4 @@
-"""Datasets as one file: saving and packing, unpacking, and keeping the checksums of an archive right."""
+"""Datasets as one file: save, pack, unpack, and refresh the checksums of an archive."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _CPU = torch.device("cpu")
 
 
 def wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -> bool:
-    """Whether a save is to be one file: as ``archive`` says, else where the path ends in ``.tdz``.
+    """Whether to save as one file: ``archive`` if given, else whether the path ends in ``.tdz``.
 
     Raises:
-        ValueError: an archive without a path, or ``compression`` for what is no archive.
+        ValueError: an archive without a path, or ``compression`` without an archive.
     """
     archive = options.archive
     wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(EXTENSION)
@@ -68,7 +68,7 @@ def wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -
 
 
 def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOptions) -> Any:
-    """Write a collection to one file and load it. With ``like``, there is room that is zero, and writes reach the file.
+    """Write a collection to one file and load it. With ``like``, allocate zeros; writes then reach the file.
 
     Returns:
         The loaded collection: not locked, with its tensors in one mapping of the file.
@@ -102,7 +102,6 @@ def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOpti
 
 
 def _members_of(plan: SavePlan, like: bool) -> Iterator[ZipMember]:
-    """The data of all tensors, in their order."""
     for leaf in plan.leaves:
         tensor = leaf.tensor
         if tensor.is_nested:
@@ -123,7 +122,7 @@ def _member(file: str, tensor: Tensor, like: bool) -> ZipMember:
 
 
 def _mapped(plan: SavePlan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
-    """The tensors of a plan where they lie in the archive that was written."""
+    """The tensors of a plan, mapped from the written archive."""
     places: list[Place] = []
     at = iter(starts)
     for leaf in plan.leaves:
@@ -150,28 +149,28 @@ def pack_memmap(
     compresslevel: int | None = None,
     num_threads: int = 0,
 ) -> Path:
-    """Packs the folder of a saved dataset into one file, a zip archive.
+    """Pack the folder of a saved dataset into one file, a zip archive.
 
-    The entries are the files of the folder, so ``unzip`` gives the folder back, and so does :func:`unpack_memmap`.
-    Tensors are stored as they are, and aligned, so that :meth:`TensorDict.load_memmap` maps the file and copies
-    nothing; compressed ones are smaller, and decompressed into memory when they are loaded. The archive is written
-    beside ``archive_path`` and renamed: it is there whole or not at all.
+    The entries are the files of the folder, so both ``unzip`` and :func:`unpack_memmap` restore the folder. Tensors are
+    stored uncompressed and aligned by default, so that :meth:`TensorDict.load_memmap` maps the file without copying;
+    compressed ones are smaller and are decompressed into memory when loaded. The archive is written next to
+    ``archive_path`` and renamed, so it is complete or absent.
 
     Args:
         prefix: the folder.
-        archive_path: the file, which is replaced where it exists. Not inside ``prefix``.
+        archive_path: the file; an existing one is replaced. It must be outside ``prefix``.
         compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of
             :mod:`zipfile`.
-        compresslevel: 0 to 9 for deflate, 1 to 9 for bzip2; by default 6 and 9. LZMA has none.
-        num_threads: threads that read, compress and write; 0 or 1 is this one.
+        compresslevel: 0 to 9 for deflate (default 6), 1 to 9 for bzip2 (default 9). LZMA has none.
+        num_threads: threads that read, compress and write; 0 or 1 is the calling thread.
 
     Returns:
         The path of the archive.
 
     Raises:
-        ArchiveError: (a ValueError) ``prefix`` is no saved dataset.
+        ArchiveError: (a ValueError) ``prefix`` is not a saved dataset.
         ValueError: the archive would be inside the folder, or the compression is unknown.
-        OSError: there is no room; a file that was there stays.
+        OSError: not enough space; an existing file is kept.
 
     Example:
         >>> import tempfile, torch
@@ -199,7 +198,7 @@ def pack_memmap(
 
 
 def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[ZipMember]], Any]) -> None:
-    """Write the files of a folder to an archive; _Changed where they were replaced meanwhile."""
+    """Write the files of a folder to an archive; _Changed if they were replaced meanwhile."""
     folder = open_folder(root)
     held.callback(os.close, folder)
     try:
@@ -215,7 +214,7 @@ def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[ZipMember
 
 
 def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[ZipMember], list[FileData]]:
-    """What goes into the archive of a folder, and its files, of which many stay open until the stack unwinds."""
+    """The members of the archive of a folder, and its files, many of which stay open until the stack unwinds."""
     names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
     data: list[FileData] = []
     held_files = current().held_files
@@ -226,7 +225,7 @@ def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[ZipMembe
 
 
 def _require_dataset(root: str) -> None:
-    """ArchiveError where a folder has no dataset, and none is being moved into it."""
+    """ArchiveError if a folder has no dataset and none is being moved into it."""
     with reading(root):
         is_there = os.path.exists(f"{root}/{META}")
     if not is_there:
@@ -235,15 +234,15 @@ def _require_dataset(root: str) -> None:
 
 _ATTEMPTS = 20
 _WITHOUT_LOCK = 3
-"""Attempts that do not keep saves waiting while the files are read."""
+"""Number of attempts that read the files without blocking saves."""
 
 
 class _Changed(Exception):
-    """The folder has become that of another dataset, or has more rows, while it was read."""
+    """The folder was replaced, or rows were appended, while it was read."""
 
 
 def _files_below(root: str) -> Iterator[str]:
-    """Files of a dataset, relative to it; DatasetError for a link, which may lead elsewhere."""
+    """Files of a dataset, relative to it; DatasetError for a link, which may point elsewhere."""
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -266,23 +265,23 @@ def unpack_memmap(
     *,
     max_ratio: float = MAX_RATIO,
 ) -> Path:
-    """Writes the files of an archive to a folder, the inverse of :func:`pack_memmap`.
+    """Write the files of an archive to a folder, the inverse of :func:`pack_memmap`.
 
-    Every file is compared with its checksum. The folder is written beside ``prefix`` and moved in when it is complete,
-    as a save is; files of a dataset that is there are replaced.
+    Every file is checked against its checksum. The folder is written next to ``prefix`` and moved there when it is
+    complete; an existing dataset is replaced.
 
     Args:
-        archive_path: an archive of :func:`pack_memmap` or :meth:`TensorDict.save`, or any zip file of such a folder.
+        archive_path: an archive of :func:`pack_memmap` or :meth:`TensorDict.save`, or a zip file of such a folder.
         prefix: the folder.
-        max_ratio: bytes that a compressed entry may claim for each of its bytes: what deflate can do. More is refused,
-            because a small file could fill the disk. Raise it for an archive that you trust.
+        max_ratio: largest accepted ratio of uncompressed to compressed size. The default is the limit of deflate; a
+            larger ratio could fill the disk from a small file. Raise it for an archive that you trust.
 
     Returns:
         The path of the folder.
 
     Raises:
-        ArchiveError: (a ValueError) it is no archive, or one that is damaged or hostile; nothing is written.
-        OSError: there is no room.
+        ArchiveError: (a ValueError) it is not an archive, or it is damaged or hostile; nothing is written.
+        OSError: not enough space.
 
     Example:
         >>> import os, tempfile, torch
@@ -355,21 +354,20 @@ def is_memmap_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads: int | None = None) -> Path:
-    """Writes the checksums of an archive anew, after its tensors were written to in place.
+    """Recompute the checksums of an archive after in-place writes to its tensors.
 
-    A dataset that is loaded with ``mode="r+"``, or made by :meth:`TensorDict.memmap_like`, is written to without the
-    archive knowing. Loading does not compare the checksums of tensors that it maps; ``unzip``, :func:`unpack_memmap`
-    and :func:`verify` do.
+    Writes to a dataset that was loaded with ``mode="r+"``, or made by :meth:`TensorDict.memmap_like`, do not update the
+    checksums. Loading does not check those of mapped tensors; ``unzip``, :func:`unpack_memmap` and :func:`verify` do.
 
     Args:
         archive_path: the archive.
-        num_threads: threads that read; by default one a core.
+        num_threads: number of reader threads; by default one per core.
 
     Returns:
         The path of the archive.
 
     Raises:
-        ArchiveError: (a ValueError) it is no archive.
+        ArchiveError: (a ValueError) it is not an archive.
 
     Example:
         >>> import tempfile, torch, zipfile
@@ -397,7 +395,7 @@ def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads:
 
 
 def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipEntry, int]]:
-    """Every stored entry with the CRC of its data as it is now."""
+    """Every stored entry with the current CRC of its data."""
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
     with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
         yield from zip(stored, pool.map(lambda entry: crc.fastest()(archive.raw(entry)), stored))

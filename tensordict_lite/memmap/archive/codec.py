@@ -1,6 +1,6 @@
-"""Compressing and decompressing the data of an entry, block by block and within bounds.
+"""Bounded compression and decompression of entries, block by block.
 
-``bz2`` and ``lzma`` are imported where they are used: an interpreter may have been built without them.
+``bz2`` and ``lzma`` are imported on first use, because Python may be built without them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tensordict_lite.memmap.disk import crc
 __all__ = ["MAX_RATIO", "compressed", "credible", "deflated_block", "inflate", "method_of"]
 
 MAX_RATIO = 1032
-"""Data has at most so many bytes a compressed byte: what deflate can do. An entry that claims more is refused."""
+"""Largest ratio of uncompressed to compressed size, the limit of deflate. Entries that claim more are rejected."""
 
-_SLACK = 64  # bytes that a compressed nothing may have
+_SLACK = 64  # allowance in bytes for empty compressed data
 _NAMES = {"stored": STORED, "deflate": DEFLATED, "deflated": DEFLATED, "bzip2": BZIP2, "lzma": LZMA}
 _STEP = 1 << 20
 _LZMA1 = 0x4000000000000001  # the filter of that name
@@ -27,10 +27,10 @@ _LZMA = {"id": _LZMA1, "dict_size": 8 << 20, "lc": 3, "lp": 0, "pb": 2}
 
 
 def method_of(compression: str | int | None) -> int:
-    """The method of a name (``"stored"``, ``"deflate"``, ``"bzip2"``, ``"lzma"``) or a constant of :mod:`zipfile`.
+    """The method for a name (``"stored"``, ``"deflate"``, ``"bzip2"``, ``"lzma"``) or a constant of :mod:`zipfile`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the method is unknown.
 
     Example:
         >>> method_of("deflate"), method_of(None)
@@ -49,14 +49,14 @@ def method_of(compression: str | int | None) -> int:
 
 
 def check_level(method: int, level: int | None) -> None:
-    """ValueError for a level that the method does not have."""
+    """Raise ValueError for a level that the method does not have."""
     lowest, highest = {DEFLATED: (0, 9), BZIP2: (1, 9)}.get(method, (0, 9))
     if level is not None and not (type(level) is int and lowest <= level <= highest):
         raise ValueError(f"the compression level is a number from {lowest} to {highest}, got {level!r}")
 
 
 def deflated_block(block: Any, level: int | None, last: bool) -> bytes:
-    """A block as a part of a deflate stream: such parts, one after the other, are one stream (as in ``pigz``)."""
+    """A block as a part of a deflate stream; consecutive parts form one stream (as in ``pigz``)."""
     packer = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, -15)
     return packer.compress(block) + packer.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
@@ -78,12 +78,12 @@ def compressed(method: int, blocks: Iterable[Any], level: int | None) -> Iterato
 
 
 def credible(entry: ZipEntry, ratio: float = MAX_RATIO) -> bool:
-    """Whether the size that an entry claims can be that of its compressed bytes."""
+    """Whether the claimed size of an entry is possible for its compressed size."""
     return entry.method == STORED or entry.size <= ratio * (entry.compressed + _SLACK)
 
 
 def inflate(path: str, entry: ZipEntry, packed: Any) -> Iterator[bytes]:
-    """The data of a compressed entry in blocks; never more than it claims, and all of it.
+    """The data of a compressed entry in blocks: exactly the claimed size.
 
     Args:
         path: the archive, for messages.
@@ -91,7 +91,7 @@ def inflate(path: str, entry: ZipEntry, packed: Any) -> Iterator[bytes]:
         packed: its bytes in the archive.
 
     Raises:
-        ArchiveError: they are not what the entry says, in size, CRC or form.
+        ArchiveError: the data does not match the size, CRC or method of the entry.
     """
     crc32, total, done = crc.fastest(), 0, 0
     failures: tuple[type[Exception], ...] = (zlib.error, OSError, EOFError, ValueError, struct.error)
@@ -131,7 +131,7 @@ def _blocks(entry: ZipEntry, packed: Any) -> Iterator[bytes]:
         while not unpacker.eof:
             block = unpacker.decompress(unpacker.unconsumed_tail, _STEP)
             if not block:
-                return  # it was cut, and the size tells
+                return  # truncated: the size check reports it
             yield block
         return
     if entry.method == BZIP2:
@@ -157,7 +157,7 @@ def _lzma_decompressor(entry: ZipEntry, packed: Any) -> Any:
     _, _, length, properties, window = struct.unpack_from("<2BHBL", packed)
     if length != 5 or properties >= 225:
         raise ValueError("its LZMA properties are not understood")
-    # The window is memory that the decoder takes: of no use beyond the size of the data, whatever the header says.
+    # The window is memory of the decoder. A window larger than the data is useless, whatever the header says.
     window = max(4096, min(window, entry.size))
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)

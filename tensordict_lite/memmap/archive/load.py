@@ -1,4 +1,4 @@
-"""Loading a collection from an archive: the walk of :class:`Loader`, over entries in place of files."""
+"""Loading a collection from an archive: :class:`Loader` over entries instead of files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _empty = torch.empty
 
 
 def looks_consolidated(path: str) -> bool:
-    """Whether a file ends as one of ``consolidate()``: with the length of an object in JSON before that length."""
+    """Whether a file ends like one of ``consolidate()``: with JSON and its length."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size <= 10:
@@ -48,12 +48,12 @@ def looks_consolidated(path: str) -> bool:
 
 @dataclass(slots=True)
 class ArchiveLoader(Loader):
-    """Reads the folders of an archive. A path is that of the archive, with the name of an entry behind it."""
+    """Reads the folders of an archive. A path is that of the archive followed by the name of an entry."""
 
     archive: Archive = None  # type: ignore[assignment]
     num_threads: int = 0
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Compressed tensors that have room, and no data yet."""
+    """Compressed tensors that are allocated, but not yet filled."""
 
     @classmethod
     def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:
@@ -98,7 +98,7 @@ class ArchiveLoader(Loader):
         return self.archive.tensor(entry, dtype, shape, nbytes // dtype.itemsize)
 
     def _checked(self, path: str, nbytes: int, room: int | None) -> ZipEntry | None:
-        """The entry of a tensor, of the right size; ``None`` where there is nothing in it."""
+        """The entry of a tensor, with its size checked; ``None`` for an empty tensor."""
         entry = self._entry(path)
         if entry is None:
             if not nbytes:
@@ -125,7 +125,7 @@ class ArchiveLoader(Loader):
                 known = DTYPES.get(dtype)
                 start = starts[entry[0]]
                 if known is not None and entry[2] == STORED and start % known.itemsize == 0:
-                    source[key] = None  # its place among the keys
+                    source[key] = None  # its position among the keys
                     keys.append(key)
                     places.append((start, known, shape))
                     continue
@@ -133,7 +133,7 @@ class ArchiveLoader(Loader):
         source.update(zip(keys, archive.pieces.at(places)))
 
     def _can_wait(self, entry: ZipEntry | None, leaf: LeafMeta) -> bool:
-        """Whether the data of a tensor may be decompressed beside that of others."""
+        """Whether the data of a tensor may be decompressed concurrently with others."""
         return (
             self.num_threads > 1
             and entry is not None

@@ -1,4 +1,4 @@
-"""An archive that is open: its entries, checked, and their bytes as they lie in one mapping of the file."""
+"""An open archive: its checked entries, and their bytes in one mapping of the file."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Archive:
 
     Args:
         path: the file.
-        writable: map it so that writes reach the file. Otherwise they stay in this process.
-        max_ratio: bytes that an entry may claim for each compressed byte.
+        writable: map it so that writes reach the file; otherwise they stay in this process.
+        max_ratio: largest accepted ratio of uncompressed to compressed size of an entry.
 
     Raises:
-        ArchiveNotFoundError: there is no file.
-        ArchiveError: it is no archive of a dataset, or one that is damaged or hostile.
-        PermissionError: it cannot be written, and ``writable`` was asked for.
+        ArchiveNotFoundError: the file does not exist.
+        ArchiveError: it is not an archive of a dataset, or it is damaged or hostile.
+        PermissionError: the file is not writable, and ``writable`` was given.
 
     Attributes:
         entries: name -> entry, in the order of the directory.
-        starts: name -> where the data starts, in bytes from the start of the file.
+        starts: name -> offset of the data in the file, in bytes.
         storage: the mapped file.
         pieces: gives tensors in it.
     """
@@ -60,7 +60,7 @@ class Archive:
             raise PermissionError(13, 'the archive cannot be written; use mode="r" to map it copy-on-write', path)
         self.storage: UntypedStorage = hold_many(map_file(path, size, writable=writable))
         self.pieces = Pieces(self.storage, MemoryMappedTensor)
-        # Not through a tensor, which would be a fake one in a FakeTensorMode. The storage outlives it, in this object.
+        # Not through a tensor, which would be fake in a FakeTensorMode. This object keeps the storage alive.
         self.data = memoryview((ctypes.c_char * size).from_address(self.storage.data_ptr())).cast("B")
         self.entries: dict[str, ZipEntry] = {}
         self.starts: dict[str, int] = {}
@@ -103,14 +103,14 @@ class Archive:
         return at < len(self._sorted) and self._sorted[at].startswith(f"{folder}/")
 
     def names(self, folder: str) -> list[str]:
-        """The names of the files and folders in a folder; of those at the top for an empty name."""
+        """The names of the files and folders in a folder; the top level for an empty name."""
         known, prefix = self._sorted, f"{folder}/" if folder else ""
         found: list[str] = []
         at = bisect_left(known, prefix)
         while at < len(known) and known[at].startswith(prefix):
             name, inner, _ = known[at][len(prefix) :].partition("/")
             found.append(name)
-            at = bisect_left(known, f"{prefix}{name}0") if inner else at + 1  # "0" comes behind "/"
+            at = bisect_left(known, f"{prefix}{name}0") if inner else at + 1  # "0" sorts after "/"
         return found
 
     # -- bytes ---------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Archive:
         return self.data[start : start + entry.compressed]
 
     def blocks(self, entry: ZipEntry) -> Iterator[Any]:
-        """The data of an entry in blocks, checked against its CRC (the last block comes before that is known)."""
+        """The data of an entry in blocks, checked against its CRC (only after the last block)."""
         raw = self.raw(entry)
         if entry.method != STORED:
             yield from inflate(self.path, entry, raw)
@@ -156,12 +156,12 @@ class Archive:
     # -- tensors -------------------------------------------------------------------------------------------
 
     def tensor(self, entry: ZipEntry, dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> Tensor:
-        """The first elements of an entry as a tensor: in place where it is stored and aligned, else a copy.
+        """The first elements of an entry as a tensor: mapped if it is stored and aligned, else a copy.
 
         The caller has checked that the entry has that many elements.
 
         Raises:
-            ArchiveError: it would be a copy, and writes should reach the file.
+            ArchiveError: a copy would be needed, and writes should reach the file.
         """
         start = self.starts[entry.name]
         if entry.method == STORED and start % dtype.itemsize == 0:
@@ -171,7 +171,7 @@ class Archive:
         return out
 
     def room_for(self, entry: ZipEntry, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Memory for the data of an entry that cannot be mapped."""
+        """Memory for an entry that cannot be mapped."""
         if self.writable:
             what = "compressed" if entry.method != STORED else f"not aligned to the {dtype.itemsize} bytes of {dtype}"
             raise ArchiveError(
@@ -199,7 +199,7 @@ def opened(path: str | os.PathLike[str], writable: bool = False, max_ratio: floa
     """The archive of a dataset at a path.
 
     Raises:
-        ArchiveError: see :class:`Archive`; also where there is no ``meta.json`` at the top.
+        ArchiveError: see :class:`Archive`; also if there is no ``meta.json`` at the top.
     """
     archive = Archive(absolute_path(path), writable, max_ratio)
     if META not in archive.entries:

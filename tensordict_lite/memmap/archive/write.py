@@ -1,9 +1,9 @@
-"""Writing an archive: the data of every entry aligned, so that the file can be mapped and its tensors used in place.
+"""Writing an archive with aligned data, so that its tensors can be used in place when the file is mapped.
 
-Where entries are stored as they are, all offsets are known before a byte is written. Small entries are gathered
-into few large writes. Large ones are written in parts, each summed right before, so that it comes from memory once and
-is written from the cache of the processor. Where summing takes as long as writing (see ``crc.py``), or files are read,
-threads do that with the parts that come next. One thread writes: file systems let no second one into the same file.
+If entries are stored uncompressed, all offsets are known before writing. Small entries are collected into few large
+writes. Large ones are written in parts; the checksum of each part is computed right before, so it is read from memory
+once and written from the CPU cache. If computing the checksum takes as long as writing (see ``crc.py``), or files are
+read, threads prepare the next parts. Only one thread writes: file systems do not allow two writers in one file.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileData:
-    """The content of a file, as long as it was when it was opened.
+    """The content of a file, with the size that it had when it was opened.
 
     Args:
         path: of the file.
-        held: whether it stays open until :meth:`close`: a file that a save puts into its place is not read then.
+        held: whether it stays open until :meth:`close`, so that a save that replaces the file does not change it.
     """
 
     def __init__(self, path: str, *, held: bool = False) -> None:
@@ -58,20 +58,19 @@ class FileData:
         self._stamp = self._stamp_of(info)
 
     def close(self) -> None:
-        """Lets go of it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def is_same(self) -> bool:
-        """Whether the file at the path is the one that it was, with the same content."""
+        """Whether the path still names the same file with the same content."""
         try:
             return self._stamp_of(os.stat(self.path)) == self._stamp
         except FileNotFoundError:
             return False
 
     def _stamp_of(self, info: os.stat_result) -> tuple[int, ...]:
-        """A file that is held keeps its inode number, and is not written in place; for others, times count as well."""
+        """A held file keeps its inode number and is not written in place; for others, times are compared as well."""
         return (info.st_dev, info.st_ino, *(() if self._fd >= 0 else (info.st_ctime_ns, info.st_mtime_ns)))
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -99,7 +98,7 @@ class FileData:
 
 
 class Zeros:
-    """Zero bytes, for which room is made in the archive and nothing is written."""
+    """Zero bytes, which are allocated in the archive and not written."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -109,13 +108,13 @@ Data = bytes | Tensor | FileData | Zeros
 
 
 class ZipMember(NamedTuple):
-    """An entry that is to be written."""
+    """An entry to be written."""
 
     name: str
     data: Data
     nbytes: int
     is_payload: bool = True
-    """Whether it is aligned, or compressed where that is asked for; metadata is not."""
+    """Whether it is aligned and, if requested, compressed; metadata is not."""
 
 
 def write_archive(
@@ -126,22 +125,22 @@ def write_archive(
     level: int | None = None,
     num_threads: int = 0,
 ) -> list[int]:
-    """Writes an archive to an empty file.
+    """Write an archive to an empty file.
 
     Args:
         fd: the file.
-        path: how messages name it.
+        path: name for messages.
         members: its entries.
-        method: of the compression of payloads.
-        level: of the compression, ``None`` for that of the method.
-        num_threads: threads that sum and compress; 0 or 1 is this one.
+        method: compression method of payloads.
+        level: compression level, ``None`` for the default of the method.
+        num_threads: threads that compute checksums and compress; 0 or 1 is the calling thread.
 
     Returns:
-        Where the data of each member starts, where they are stored.
+        Offsets of the data of stored members.
 
     Raises:
-        OSError: there is no room.
-        ArchiveError: the name of a member is too long or too deep to be read again.
+        OSError: not enough space.
+        ArchiveError: the name of a member is too long or too deep for readers.
     """
     for member in members:
         if len(member.name) > MAX_LEVELS:  # a shorter one is not deeper
@@ -168,7 +167,7 @@ def write_archive(
 
 
 class _Writer:
-    """The file, how far it is written, and the records of its directory."""
+    """The file, the current position, and the records of its directory."""
 
     def __init__(
         self,
@@ -200,7 +199,7 @@ class _Writer:
         write_all(self.fd, directory + end, self.at, self.path)
 
     def _in_order(self, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Results in the order of the jobs, of which a bounded number is under way."""
+        """Results in the order of the jobs, with a bounded number of jobs in progress."""
         if self.pool is None:
             for job in jobs:
                 yield work(*job)
@@ -216,7 +215,7 @@ class _Writer:
     # -- stored --------------------------------------------------------------------------------------------
 
     def store(self, members: Sequence[ZipMember]) -> None:
-        """Entries as they are."""
+        """Store entries uncompressed."""
         pieces: list[Any] = []
         first = at = self.at
         write_large = self._large_writer(members)
@@ -237,7 +236,7 @@ class _Writer:
                     write_all(self.fd, b"".join(pieces), first, self.path)
                     pieces, first = [], at
                 continue
-            # The header holds the checksum, and so is written behind the data: with the small entries before it.
+            # The header holds the checksum, so it is written after the data, with the preceding small entries.
             start = at + local_size(raw, nbytes, pad, tuning)
             end = start + nbytes
             if type(data) is Zeros:
@@ -256,7 +255,7 @@ class _Writer:
         self.at = at
 
     def _large_writer(self, members: Sequence[ZipMember]) -> Callable[[Any, int, int], int]:
-        """What writes large data, entry after entry, and gives its CRC: this thread alone, or with the others."""
+        """A function that writes large data entry by entry and returns its CRC, in this thread or with others."""
         small, size = self.tuning.small_bytes, self.tuning.thread_part_bytes
         large = [member for member in members if member.nbytes >= small and type(member.data) is not Zeros]
         worth_threads = self.crc32 is zlib.crc32 or any(type(member.data) is FileData for member in large)
@@ -276,7 +275,7 @@ class _Writer:
         return total
 
     def _write_summed(self, parts: Iterator[tuple[Any, int, int]], data: Data, start: int, nbytes: int) -> int:
-        """The parts of an entry come next among those of all."""
+        """Write the parts of an entry, which come next among the parts of all entries."""
         total, done = 0, 0
         while done < nbytes:
             part, own, length = next(parts)
@@ -292,7 +291,7 @@ class _Writer:
     # -- compressed ----------------------------------------------------------------------------------------
 
     def compress(self, members: Sequence[ZipMember], method: int, level: int | None) -> None:
-        """Entries, compressed. Where one would claim more than readers believe, it is deflated instead."""
+        """Compress entries. One that would claim more than readers accept is deflated instead."""
         pending = _Pending(self)
         jobs = _packing_jobs(members, method, level, self.tuning)
         for member, chunks, is_last in self._in_order(_packed, jobs):
@@ -304,17 +303,17 @@ class _Writer:
 
 
 class _Pending:
-    """An entry that is being compressed: its data is behind the room for its header."""
+    """An entry being compressed: its data follows the space for its header."""
 
     def __init__(self, writer: _Writer) -> None:
         self.writer = writer
         self.header = self.packed = self.total = 0
 
     def add(self, member: ZipMember, chunks: Iterable[tuple[Any, int, int]]) -> None:
-        """Writes some of its data: (compressed bytes, CRC and length of what is in them)."""
+        """Write part of its data: (compressed bytes, CRC and length of the content)."""
         writer = self.writer
         if not self.header:
-            largest = member.nbytes + (member.nbytes >> 6) + 1024  # of what does not compress
+            largest = member.nbytes + (member.nbytes >> 6) + 1024  # incompressible data
             entry = ZipEntry("", member.name.encode(), 0, 0, largest, largest, writer.at)
             self.header = len(local_header(entry, writer.tuning))
         for chunk, own, length in chunks:
@@ -323,13 +322,13 @@ class _Pending:
             self.packed += len(chunk)
 
     def finish(self, member: ZipMember, method: int) -> bool:
-        """Writes its header, unless readers would not believe it: then it is to be compressed anew."""
+        """Write its header, unless readers would reject it: then the entry must be compressed again."""
         writer, header, packed = self.writer, self.header, self.packed
         entry = ZipEntry(member.name, member.name.encode(), method, self.total, packed, member.nbytes, writer.at)
         self.header = self.packed = self.total = 0
         if method != DEFLATED and not credible(entry):
             return False
-        short = header - len(local_header(entry, writer.tuning))  # where there is room for 64-bit sizes
+        short = header - len(local_header(entry, writer.tuning))  # when there is space for 64-bit sizes
         write_all(writer.fd, local_header(entry, writer.tuning, short), writer.at, writer.path)
         writer.records.append(central_record(entry, writer.tuning))
         writer.at += header + packed
@@ -337,7 +336,6 @@ class _Pending:
 
 
 def _small_data(data: Data) -> Any:
-    """All data of an entry in one buffer."""
     if isinstance(data, Tensor):
         return all_bytes(data)
     if isinstance(data, FileData):
@@ -346,7 +344,7 @@ def _small_data(data: Data) -> Any:
 
 
 def _buffers_of(data: Data, nbytes: int, part: int) -> Iterator[memoryview]:
-    """Data in order: memory as it lies there, files in parts of so many bytes."""
+    """Data in order: memory without a copy, files in parts of this many bytes."""
     if isinstance(data, Tensor):
         for block in byte_blocks(data):
             yield memoryview(block.reshape(-1).view("u1"))
@@ -358,7 +356,7 @@ def _buffers_of(data: Data, nbytes: int, part: int) -> Iterator[memoryview]:
 
 
 def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
-    """Data as (function that reads, start, stop), part by part."""
+    """Data as (read function, start, stop), part by part."""
     sources = [(data.read, nbytes)] if isinstance(data, FileData) else _readers_of(data, nbytes, size)
     for read, length in sources:
         for start in range(0, length, size):
@@ -371,7 +369,7 @@ def _readers_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int]]
 
 
 def _blocks_of(data: Data, nbytes: int, size: int) -> Iterator[Any]:
-    """Data in blocks of so many bytes, to be compressed."""
+    """Data in blocks of this many bytes, to be compressed."""
     if isinstance(data, Tensor):
         yield from byte_blocks(data, size)
     elif isinstance(data, FileData):
@@ -382,7 +380,7 @@ def _blocks_of(data: Data, nbytes: int, size: int) -> Iterator[Any]:
 
 
 def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Blocks, each with whether it is the last; one empty block where there are none."""
+    """Blocks, each with a flag for the last one; one empty block if there are none."""
     previous: Any = None
     for block in blocks:
         if previous is not None:
@@ -394,7 +392,7 @@ def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 def _packing_jobs(
     members: Sequence[ZipMember], method: int, level: int | None, tuning: SaveTuning
 ) -> Iterator[tuple[Any, ...]]:
-    """What is compressed at a time: a block that is deflated, or an entry where the method needs all of it."""
+    """Units of compression: a deflated block, or an entry for methods that need all of it."""
     for member in members:
         if method == DEFLATED:
             for block, is_last in _with_last(_blocks_of(member.data, member.nbytes, tuning.deflate_bytes)):
@@ -406,17 +404,17 @@ def _packing_jobs(
 def _packed(
     member: ZipMember, method: int, level: int | None, tuning: SaveTuning, block: Any, is_last: bool
 ) -> tuple[ZipMember, Any, bool]:
-    """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
+    """The member, its compressed chunks with CRC and length of their content, and whether that is all."""
     if method == DEFLATED:
         chunk = deflated_block(block, level, is_last)
         return member, [(chunk, crc.fastest()(block), memoryview(block).nbytes)], is_last
     stream = _summed_stream(member, method, level, tuning.deflate_bytes)
-    # A large one is compressed by the thread that writes, as it goes: nothing holds all of it.
+    # A large one is compressed by the writer thread incrementally, so it is never held in memory as a whole.
     return member, stream if member.nbytes > tuning.whole_bytes else list(stream), is_last
 
 
 def _summed_stream(member: ZipMember, method: int, level: int | None, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """An entry compressed with a method whose blocks depend on each other: the CRC comes at the end."""
+    """An entry compressed by a method with dependent blocks: the CRC is known at the end."""
     total = nbytes = 0
 
     def summed() -> Iterator[Any]:

@@ -1,11 +1,11 @@
-"""The zip format as bytes: headers written, and a directory from outside read and checked; no file, no tensor.
+"""The zip format as bytes: writing headers, and checking an untrusted directory; without files or tensors.
 
-An archive is, in this order, for every entry a *local header*, padding and the data; then the *directory*, with a
-record an entry; then the *end*, which says where the directory is. Sizes and offsets of 4 GiB or more, and more than
-65 534 entries, stand in 64-bit extensions (ZIP64) of all three. (APPNOTE.TXT of PKWARE, sections 4.3 and 4.5.)
+An archive consists of a *local header*, padding and data for every entry; the *directory* with a record per entry; and
+the *end*, which locates the directory. Sizes and offsets of 4 GiB or more, and more than 65 534 entries, are stored in
+64-bit extensions (ZIP64) of all three. (APPNOTE.TXT of PKWARE, sections 4.3 and 4.5.)
 
-Nothing that is read here is believed: every number is compared with the size of the file and with the second
-place where the format has it, before anything is made of it.
+All input is untrusted: every number is compared with the size of the file and with its second occurrence, if the format
+has one, before it is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 STORED, DEFLATED, BZIP2, LZMA = 0, 8, 12, 14
 METHODS = {STORED, DEFLATED, BZIP2, LZMA}
-ALIGN = 64  # of stored data: a cache line, and a multiple of every element size
+ALIGN = 64  # alignment of stored data: a cache line, and a multiple of every element size
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -48,20 +48,20 @@ _LOCAL_SIGNATURE, _CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"P
 _END64_SIGNATURE, _LOCATOR64_SIGNATURE = b"PK\6\6", b"PK\6\7"
 
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
-_DATE = (1 << 5) | 1  # 1 January 1980, so that the same data makes the same file
+_DATE = (1 << 5) | 1  # 1 January 1980, so that equal data gives equal files
 _UNIX_FILE = 0o100644 << 16
 _UTF8, _ENCRYPTED, _STREAMED = 0x800, 0x1 | 0x40 | 0x2000, 0x8
 _PADDING_ID = b"td"
-LOCAL_CRC, CENTRAL_CRC = 14, 16  # where the CRC is, from the start of a local header and of a record
+LOCAL_CRC, CENTRAL_CRC = 14, 16  # offset of the CRC in a local header and in a record
 
 
 class ZipEntry(NamedTuple):
     """One entry of the directory."""
 
     name: str
-    """Path with ``/``, that of a file below the folder."""
+    """Path with ``/``, relative to the folder."""
     raw: bytes
-    """The same as it stands in the archive."""
+    """The same path as stored in the archive."""
     method: int
     """``STORED``, ``DEFLATED``, ``BZIP2`` or ``LZMA``."""
     crc: int
