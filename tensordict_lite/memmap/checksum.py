@@ -1,9 +1,9 @@
-"""Checksums of saved datasets: is every byte still what was saved?
+"""Checksums of saved datasets, to detect corruption.
 
 ``checksums.json`` in the root of a dataset lists every file with its size and the CRC-32 of each block of a few
-megabytes, so that corruption is reported as a range of rows and not only as a file. It is written on request, with a
-checksum of its own, and describes the bytes at that moment: a dataset that is written to later needs a new one. The
-metadata files are covered too. An archive has a checksum of each of its entries anyway.
+megabytes, so that corruption is reported as a range of rows, not only as a file. It is written on request, has a
+checksum of its own, and describes the dataset at that moment: after later writes it must be computed again. Metadata
+files are included. An archive always has a checksum for each of its entries.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from tensordict_lite.paths import absolute_path
 __all__ = ["CHECKSUMS", "Corruption", "Report", "store", "verify"]
 
 CHECKSUMS = "checksums.json"
-_READ = 256 << 10  # stays in the second-level cache
+_READ = 256 << 10  # fits the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """One thing that is not as it was when the checksums were stored."""
+    """One difference from the stored checksums."""
 
     file: str
     """Path relative to the dataset."""
     reason: str
-    """What is wrong, in words."""
+    """Description of the difference."""
     rows: tuple[int, int] | None = None
-    """First and last-plus-one affected row of the tensor in that file, where it is one."""
+    """First and last-plus-one affected row, if the file is a tensor."""
 
     def __str__(self) -> str:
         where = "" if self.rows is None else f", rows {self.rows[0]} to {self.rows[1] - 1}"
@@ -61,23 +61,23 @@ class Corruption:
 
 @dataclass(slots=True)
 class Report:
-    """What :func:`verify` found."""
+    """The result of :func:`verify`."""
 
     path: str
     files: int = 0
-    """Files that were read."""
+    """Number of files read."""
     nbytes: int = 0
-    """Bytes that were read."""
+    """Number of bytes read."""
     problems: list[Corruption] = field(default_factory=list)
-    """In the order of the files; empty when everything is as it was saved."""
+    """Problems in the order of the files; empty for an intact dataset."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the dataset is intact."""
         return not self.problems
 
     def raise_if_corrupt(self) -> None:
-        """Raises :class:`DatasetError` with the problems, if there are any."""
+        """Raise :class:`DatasetError` with the problems, if there are any."""
         if self.problems:
             shown = "; ".join(map(str, self.problems[:5]))
             more = f" and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
@@ -85,14 +85,14 @@ class Report:
 
 
 def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[str, list[int]]:
-    """Computes and stores the checksums of a dataset.
+    """Compute and store the checksums of a dataset.
 
     Args:
         path: folder of the dataset, or the file of an archive, which is changed in place.
-        num_threads: threads that read; by default one a core.
+        num_threads: number of reader threads; by default one per core.
 
     Returns:
-        CRC-32 of the blocks of each file; of an archive, of each entry that is not compressed.
+        CRC-32 of the blocks of each file; for an archive, of each uncompressed entry.
 
     Raises:
         DatasetError: there is no dataset.
@@ -126,14 +126,14 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
 
 
 def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Report:
-    """Compares a dataset with its stored checksums; reads every byte, in parallel.
+    """Compare a dataset with its stored checksums, reading every byte, in parallel.
 
     Args:
         path: folder of the dataset, or the file of an archive.
-        num_threads: threads that read; by default one a core.
+        num_threads: number of reader threads; by default one per core.
 
     Returns:
-        A :class:`Report`: each problem with its file and, in a tensor, the range of rows.
+        A :class:`Report`: each problem with its file and, for a tensor, the range of rows.
 
     Raises:
         DatasetError: there is no dataset, no ``checksums.json``, or that file itself is damaged.
@@ -183,7 +183,7 @@ def _threads(wanted: int | None) -> int:
 
 
 def _files(root: str) -> Iterator[str]:
-    """Regular files of a dataset, relative to it; links and the checksums themselves are not among them."""
+    """Regular files of a dataset, relative to it, without links and the checksums themselves."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not is_temporary(name))
         for name in sorted(names):
@@ -200,7 +200,7 @@ def _is_regular(path: str) -> bool:
 
 
 def _crcs(path: str, block: int, limit: int | None = None) -> tuple[int, list[int]]:
-    """Size of a file and the CRC-32 of each of its blocks, or of those in its first ``limit`` bytes."""
+    """Size of a file and the CRC-32 of each block, or of the blocks of its first ``limit`` bytes."""
     out: list[int] = []
     at, total, filled = 0, 0, 0
     crc32 = crc.fastest()
@@ -232,7 +232,7 @@ def _check(
     ):
         return 0, [Corruption(name, "is reached by a symbolic link; a dataset is not followed out of its folder")]
     try:
-        size, crcs = _crcs(path, block, wanted_size)  # what is behind the end need not be read to be wrong
+        size, crcs = _crcs(path, block, wanted_size)  # bytes after the end are wrong without being read
     except OSError as err:
         return 0, [Corruption(name, f"cannot be read ({err.strerror})")]
     problems = []
@@ -269,7 +269,7 @@ def _rows(leaf: LeafMeta | None, start: int, stop: int) -> tuple[int, int] | Non
 
 
 def _tensor_files(root: str) -> dict[str, LeafMeta]:
-    """File of each tensor -> its metadata, as far as the metadata can be read."""
+    """Metadata of each tensor by file, as far as the metadata can be read."""
     out: dict[str, LeafMeta] = {}
     for folder, _, names in os.walk(root):
         if META not in names:
@@ -277,7 +277,7 @@ def _tensor_files(root: str) -> dict[str, LeafMeta]:
         try:
             meta = read_meta(folder)
         except DatasetError:
-            continue  # damaged metadata is reported as such, by its own checksum
+            continue  # damaged metadata is reported through its own checksum
         for key, leaf in meta.leaves.items():
             for name in (encode_key(key), key):
                 out.setdefault(os.path.relpath(os.path.join(folder, name + SUFFIX), root), leaf)

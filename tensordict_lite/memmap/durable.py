@@ -1,4 +1,4 @@
-"""Making what was written survive a power failure: data on the disk before the metadata that describes it."""
+"""Writing data to the disk before the metadata that describes it, so that it survives a power failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["sync_collection"]
 
 
 def sync_collection(node: Any) -> None:
-    """Syncs the data (tensors, strings, pickled objects), then the metadata, then the folders, innermost first."""
+    """Sync data (tensors, strings, pickled objects), then metadata, then folders, innermost first."""
     folders = list(dict.fromkeys(_folders(node)))
     pickles = [path for folder in folders for name in PICKLES if os.path.exists(path := os.path.join(folder, name))]
     texts = [os.path.join(folder, name) for folder in folders for name in files_in(folder)]
@@ -24,7 +24,7 @@ def sync_collection(node: Any) -> None:
     metas = [meta for folder in reversed(folders) if os.path.exists(meta := os.path.join(folder, META))]
     if metas:
         sync_files(metas[:-1])
-        sync_file(metas[-1])  # that of the root, which makes it a dataset
+        sync_file(metas[-1])  # the root's, which makes it a dataset
     for folder in reversed(folders):
         sync_folder(folder)
     if folders:

@@ -1,4 +1,4 @@
-"""New entries in a collection that is memory-mapped already: ``make_memmap`` and its relatives."""
+"""New entries in a memory-mapped collection: ``make_memmap`` and related methods."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ __all__ = ["make", "make_from_storage", "make_from_tensor"]
 
 
 def make(node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key: bool | None) -> MemoryMappedTensor:
-    """A zero-filled entry."""
 
     def build(path: str | None) -> MemoryMappedTensor:
         return MemoryMappedTensor.empty(shape, dtype=dtype, filename=path, existsok=True)
 
-    is_plain = not isinstance(shape, Tensor) or shape.ndim != 2  # else a table of the shapes of ragged rows
+    is_plain = not isinstance(shape, Tensor) or shape.ndim != 2  # otherwise a table of the shapes of ragged rows
     like = torch.empty(tuple(torch.Size(shape)), dtype=dtype, device="meta") if is_plain else None
     return _add(node, key, build, robust_key, like)
 
@@ -39,7 +38,7 @@ def make(node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key:
 def make_from_tensor(
     node: Any, key: Any, tensor: Tensor, copy_data: bool, existsok: bool, robust_key: bool | None
 ) -> MemoryMappedTensor:
-    """An entry that starts as a copy of a tensor."""
+    """An entry with a copy of a tensor."""
 
     def build(path: str | None) -> MemoryMappedTensor:
         return MemoryMappedTensor.from_tensor(
@@ -57,7 +56,7 @@ def make_from_storage(
     dtype: torch.dtype | None,
     robust_key: bool | None,
 ) -> MemoryMappedTensor:
-    """An entry over a storage that is the file of the entry already."""
+    """An entry over a storage that already maps the file of the entry."""
 
     def build(path: str | None) -> MemoryMappedTensor:
         own = file_of(storage)
@@ -85,7 +84,7 @@ def _add(
     robust_key: bool | None,
     like: Tensor | None = None,
 ) -> MemoryMappedTensor:
-    """Makes an entry. ``like``: what it will look like, where that is known before anything is written."""
+    """Add an entry. ``like``: its description, if known before anything is written."""
     path = require_path(key)
     for part in path[:-1]:
         node = _child(node, part, robust_key)
@@ -108,7 +107,7 @@ def _add(
 
 
 def _require_free(node: Any, folder: str, key: str) -> None:
-    """Raises RuntimeError where the dataset in the folder is another by now, or has got the entry meanwhile."""
+    """Raise RuntimeError if the folder now holds another dataset, or has got this entry meanwhile."""
     replaced = replaced_file(node)
     if replaced is not None:
         raise RuntimeError(
@@ -124,7 +123,7 @@ def _require_free(node: Any, folder: str, key: str) -> None:
 
 
 def _child(node: Any, key: str, robust_key: bool | None) -> Any:
-    """The nested collection of that name, made (and mapped) where it is missing."""
+    """The nested collection of that name, created and mapped if missing."""
     if key in node._key_list():
         return node._get_str(key)
     folder = _folder(node)
@@ -149,7 +148,7 @@ def _lock_under(node: Any, child: Any) -> None:
 
 
 def _folder(node: Any) -> str:
-    """Folder that holds the entries of a mapped collection, ``""`` for one in anonymous memory."""
+    """Folder of the entries of a mapped collection, ``""`` for anonymous memory."""
     folder = getattr(node, "_memmap_path", None)
     if folder is None:
         folder = mapped_root(node)  # a dataset that was loaded
@@ -187,7 +186,7 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 
 
 def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
-    """Adds an entry to the metadata of a folder; readers see the old or the new one, and no entry is lost."""
+    """Add an entry to the metadata of a folder; readers see the old or the new one, and no entry is lost."""
     path = os.path.join(folder, META)
     with locked(folder):
         try:

@@ -1,16 +1,16 @@
-"""How each class of collections other than the dense one is laid out on disk: a planner to save, a reader to load.
+"""The disk layout of each class of collections except dense ones: a planner to save, a reader to load.
 
 ===================  =============================================================================================
-``NonTensorData``    ``meta.json`` with the object under ``"data"``; what JSON cannot hold is in ``other.pickle``
-``MetaData``         as ``NonTensorData``, under its own name, which may have a type in brackets
-``NonTensorStack``   ``meta.json`` with nested lists of objects; what JSON cannot hold is in ``pickle.pkl``
-the same of strings  ``meta.json`` and two files, see ``text.py``: of thousands of strings, and of bytes
-lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``, ``1``... a member
+``NonTensorData``    ``meta.json`` with the object under ``"data"``; objects that JSON cannot hold in ``other.pickle``
+``MetaData``         like ``NonTensorData``, under its own name, which may have a type in brackets
+``NonTensorStack``   ``meta.json`` with nested lists of objects; those that JSON cannot hold in ``pickle.pkl``
+the same of strings  ``meta.json`` and two files, see ``text.py``: for thousands of strings, and for bytes
+lazy stack           ``meta.json`` with ``stack_dim``, and a sub-folder ``0``, ``1``... per member
 tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
 ===================  =============================================================================================
 
-The rest of this package knows no class: ``register_all`` tells it. The class of a saved
-tensorclass is looked up among those that the program has defined; it is never imported.
+Other files of this package do not import the classes: ``register_all`` registers them. The class of a saved tensorclass
+is looked up among those that the program has defined; it is never imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Where = tuple[str, ...]
 
 
 def register_all() -> None:
-    """Makes the layouts of the classes of this package known."""
+    """Register the layouts of the classes of this package."""
     register_planner(DenseCollection, plan_dense)
     register_planner(NonTensorDataBase, plan_nontensor)
     register_planner(UnbatchedEntry, refuse_unbatched)
@@ -76,7 +76,7 @@ def plan_nontensor(plan: SavePlan, node: Any, path: str, where: Where) -> str:
 
 
 def refuse_unbatched(plan: SavePlan, node: Any, path: str, where: Where) -> str:
-    """There is no form on disk for a tensor that all rows share."""
+    """Raise for a tensor shared by all rows, which has no form on disk."""
     raise NotImplementedError(
         f"UnbatchedTensor entries cannot be memory-mapped yet, but {'.'.join(where)!r} is one. Exclude it first, "
         f"td.exclude({where if len(where) > 1 else where[0]!r}), and save it beside the dataset."
@@ -84,7 +84,7 @@ def refuse_unbatched(plan: SavePlan, node: Any, path: str, where: Where) -> str:
 
 
 def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
-    """The object of :func:`plan_nontensor`, for the whole batch of its parent."""
+    """The object of :func:`plan_nontensor` for the whole batch of its parent."""
     if "data" in meta.raw:
         value = meta.raw["data"]
     else:
@@ -97,7 +97,7 @@ def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> A
 
 
 def _object_class(meta: NodeMeta, value: Any) -> Any:
-    """``NonTensorData``, or the class of metadata that was saved, where the object is still of its type."""
+    """``NonTensorData``, or the saved metadata class if the object is still of its type."""
     written = str(meta.raw.get("_type"))
     name = written.removeprefix("<class 'tensordict.tensorclass.").removesuffix("'>")
     if name == written or not name.startswith("MetaData"):
@@ -126,11 +126,11 @@ def plan_nontensor_stack(plan: SavePlan, node: Any, path: str, where: Where) -> 
         "device": None,
     }
     if is_ragged(node) and node.kind in ("str", "json"):
-        meta["_ragged"] = node.kind  # few rows, as the reference has them
+        meta["_ragged"] = node.kind  # few rows, stored like the reference does
     folder = plan.folder(node, path, where, meta)
     folder.compact = True
     size = tuple(node._batch_size)
-    values = filled(None, size) if 0 in size else node.tolist()  # a stack without members has no rows to list
+    values = filled(None, size) if 0 in size else node.tolist()  # an empty stack has no rows to list
     if holds_json(values):
         meta["data"] = values
     else:
@@ -138,7 +138,7 @@ def plan_nontensor_stack(plan: SavePlan, node: Any, path: str, where: Where) -> 
         folder.blobs["pickle.pkl"] = pickled(plan, odd, values, where)
         meta["data"] = "pickle.pkl"
     if len(size) > 1 and 0 in size:
-        meta["_batch_size"] = list(size)  # lists without elements do not tell
+        meta["_batch_size"] = list(size)  # empty lists do not determine it
     elif max(_regular_depth(values), 1) != len(size):
         meta["_batch_dims"] = len(size)  # the objects are lists themselves
     return "NonTensorStack"
@@ -169,11 +169,11 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
 
 
 def _no_objects(path: str, size: Any, values: Any, device: torch.device) -> Any:
-    """A stack without any objects, of a batch size that its lists alone do not tell."""
+    """A stack without objects, whose batch size its lists do not determine."""
     if type(size) is not list or not all(is_count(n, 1 << 40) for n in size) or 0 not in size:
         raise DatasetError(path, f"'_batch_size' should be the size of a stack without objects, found {size!r:.100}")
     level = values
-    for length in size[: size.index(0) + 1]:  # no more rows than there are lists
+    for length in size[: size.index(0) + 1]:  # not more rows than lists
         if type(level) is not list or len(level) != length:
             raise DatasetError(path, f"the lists of a stack of objects do not have the size {size}")
         level = level[0] if level else None
@@ -181,7 +181,7 @@ def _no_objects(path: str, size: Any, values: Any, device: torch.device) -> Any:
 
 
 def _regular_depth(values: Any) -> int:
-    """How many levels of lists have one length each: the batch dims of objects that are not lists."""
+    """The number of levels at which all lists have the same length: the batch dims of objects that are not lists."""
     if type(values) not in (list, tuple) or not values:  # tuples become lists in JSON
         return 0
     if not {list, tuple}.intersection(map(type, values)):
@@ -209,7 +209,7 @@ def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> A
 
 
 def plan_lazy_stack(plan: SavePlan, node: Any, path: str, where: Where) -> str:
-    """One sub-folder a member; a stack of tensorclasses is a tensorclass whose fields are a stack."""
+    """One sub-folder per member; a stack of tensorclasses is a tensorclass whose fields are a stack."""
     members = node._source
     kind = type(members[0]) if members else object
     # (a stack of instances counts as an instance too, but its entries are a list)
@@ -265,7 +265,7 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
 
 
 def _count_members(loader: Loader, meta: NodeMeta, path: str) -> int:
-    """Members are the sub-folders 0, 1, 2... without a gap; later ones are those of an earlier save."""
+    """Members are the sub-folders 0, 1, 2... without a gap; further ones belong to an earlier save."""
     numbers = {int(name) for name in loader.names(meta.path) if _is_number(name)}
     count = meta.raw.get("_length", len(numbers))
     first = next(number for number in range(len(numbers) + 1) if number not in numbers)
@@ -286,7 +286,7 @@ def _is_number(name: str) -> bool:
 
 
 def plan_tensorclass(plan: SavePlan, node: Any, path: str, where: Where) -> str:
-    """The name of the class, and its fields as an ordinary collection one level down."""
+    """The name of the class, and its fields as an ordinary collection one level below."""
     cls = type(node)
     plan.folder(node, path, where, {"_type": f"<class '{_class_name(cls)}'>"})
     plan_dense(plan, node, f"{path}/_tensordict" if path else "_tensordict", where)
@@ -298,7 +298,7 @@ def _class_name(cls: type) -> str:
 
 
 def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
-    """The instance of :func:`plan_tensorclass`; of a class that is not at hand, its fields."""
+    """The instance of :func:`plan_tensorclass`; if the class is not defined, its fields."""
     path = meta.path + "/" + META
     cls = registered_class(meta.class_name)
     folder = meta.path + "/_tensordict"
@@ -318,7 +318,7 @@ def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) ->
 
 
 def _add_old_fields(fields: Any, meta: NodeMeta) -> None:
-    """Up to version 0.4 of tensordict, the fields that were no tensors stood beside the name of the class."""
+    """Add non-tensor fields, which tensordict up to version 0.4 stored next to the name of the class."""
     for key, value in meta.raw.items():
         if key != "_type" and value is not None and key not in fields._key_list():
             fields._set_str(key, NonTensorData(value, batch_size=fields.batch_size, device=fields.device))
@@ -337,7 +337,7 @@ def _as_class(cls: Any, fields: Any, path: str) -> Any:
 
 
 def _unpickle(loader: Loader, folder: str, name: str) -> Any:
-    """Opens a pickle, if the caller has said that this dataset is trusted."""
+    """Open a pickle if the caller trusts this dataset."""
     path = f"{folder}/{name}"
     if not loader.exists(path):
         raise DatasetError(folder + "/" + META, "describes non-tensor data that is nowhere")

@@ -1,10 +1,10 @@
-"""Loading a folder of memory maps: one small JSON a folder and one map a tensor, nothing else is read.
+"""Loading a folder of memory maps: one small JSON file per folder and one mapping per tensor.
 
-:class:`Loader` walks the folders of the format; where the bytes of a file come from is in its methods ``meta``,
-``exists``, ``names``, ``content``, ``flat`` and ``finish``, which :class:`ArchiveLoader` answers from an archive.
+:class:`Loader` walks the folders of the format; its methods ``meta``, ``exists``, ``names``, ``content``, ``flat`` and
+``finish`` access the files. :class:`ArchiveLoader` overrides them for an archive.
 
-Nothing in a dataset is trusted. Metadata and file sizes are checked before a byte is mapped, links are not
-followed, no class is imported because a file says so, and a pickle is not opened unless the caller asks.
+All input is untrusted. Metadata and file sizes are checked before mapping, links are not followed, no class is imported
+because a file names it, and a pickle is opened only if the caller asks for it.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ DTYPES: dict[str, torch.dtype] = {str(value): value for value in vars(torch).val
 
 @dataclass(slots=True)
 class Loader:
-    """How a load was asked for, handed down to the reader of each folder."""
+    """The options of a load, passed to the reader of each folder."""
 
     device: torch.device | None = None
-    """``None`` keeps the tensors on the CPU, mapped; ``meta`` opens nothing but the metadata."""
+    """``None`` maps tensors on the CPU; ``meta`` opens only the metadata."""
     robust_key: bool = True
     mode: str | None = None
     allow_pickle: bool = False
     empty: bool = False
-    """Whether tensors are made without their data (meta device, fake mode)."""
+    """Whether tensors are made without data (meta device, fake mode)."""
     missing: set[str] = field(default_factory=set)
-    """Classes that were saved and that the program lacks: each is warned of once."""
+    """Saved classes that the program lacks: each is warned about once."""
     known: dict[bytes, NodeMeta] = field(default_factory=dict)
-    """Metadata by its bytes, see :func:`parse_content`."""
+    """Parsed metadata by content, see :func:`parse_content`."""
 
     # -- where the bytes are -------------------------------------------------------------------------------
 
@@ -74,24 +74,24 @@ class Loader:
         return self._complete(read_meta(folder, nested=nested, known=self.known))
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder (or a link, which is refused later)."""
+        """Whether a file or folder (or a link, which is refused later) exists."""
         return os.path.lexists(path)
 
     def names(self, folder: str) -> list[str]:
-        """Files and folders in a folder."""
+        """Names of the files and folders in a folder."""
         return os.listdir(folder)
 
     def content(self, path: str) -> bytes:
-        """What is in a file that is not a tensor; FileNotFoundError where there is none."""
+        """The content of a file that is not a tensor; FileNotFoundError if it does not exist."""
         return read_small(path, os.path.dirname(path), available_memory())
 
     def flat(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, room: int | None) -> Tensor:
-        """The tensor in a file, which is checked to have its ``nbytes`` (``room`` at most)."""
+        """The tensor in a file, whose size is checked to be ``nbytes`` (at most ``room``)."""
         check_leaf_file(path, nbytes, room=room)
         return MemoryMappedTensor._map(path, dtype, shape, self.mode == "r+" or self._writable(path))
 
     def finish(self) -> None:
-        """Called when everything has been walked: what was put off is done now."""
+        """Called after the walk to do deferred work."""
 
     def _writable(self, path: str) -> bool:
         return self.mode != "r" and os.access(path, os.W_OK)
@@ -101,7 +101,7 @@ class Loader:
     def load(
         self, folder: str, *, top: bool = False, lead: torch.Size | None = None, rows: int | None = None
     ) -> TensorCollection:
-        """The collection of a folder. ``lead``: batch size that it must start with. ``rows``: see :meth:`dense`."""
+        """The collection of a folder. ``lead``: leading batch size to check. ``rows``: see :meth:`dense`."""
         meta = self.meta(folder, nested=not top)
         if meta.kind == "tensordict":
             out: TensorCollection = self.dense(meta, rows)
@@ -119,11 +119,11 @@ class Loader:
     def dense(self, meta: NodeMeta, rows: int | None = None) -> TensorDict:
         """Tensors and sub-folders.
 
-        ``rows``: the parent is a dataset that grows, with this many rows committed; this folder may know of more.
+        ``rows``: committed rows of the parent, a growing dataset; this folder may have more.
         """
         if "_growing" in meta.raw:
             rows = meta.shape[0] if rows is None else rows
-            meta.keep_rows(rows)  # and nothing about the size of the files: they may be growing at this moment
+            meta.keep_rows(rows)  # without checking file sizes: they may be growing
         source: dict[str, Any] = {}
         size = torch.Size(meta.shape)
         folder = meta.path
@@ -146,7 +146,7 @@ class Loader:
         return new
 
     def _complete(self, meta: NodeMeta) -> NodeMeta:
-        """Adds the nested collections to metadata that does not list them: all sub-folders with metadata."""
+        """Add nested collections to metadata that does not list them: all sub-folders with metadata."""
         if meta.kind == "tensordict" and not meta.lists_children:
             for name in sorted(self.names(meta.path)):
                 if name not in meta.leaves and self.exists(f"{meta.path}/{name}/{META}"):
@@ -155,14 +155,14 @@ class Loader:
         return meta
 
     def _class_of(self, meta: NodeMeta) -> type[TensorDict]:
-        """The subclass of TensorDict that was saved, among those that the program has defined."""
+        """The saved subclass of TensorDict, if the program has defined it."""
         found = _subclass(TensorDict, meta.class_name)
         if found is None:
             self.warn_missing(meta.class_name, meta.path)
         return found or TensorDict
 
     def warn_missing(self, class_name: str, path: str) -> None:
-        """Says, once, that a class that was saved is not at hand, and what is opened in its place."""
+        """Warn once about a saved class that is not defined, and name its replacement."""
         if class_name not in self.missing:
             self.missing.add(class_name)
             warn_caller(missing_class(class_name, path))
@@ -198,7 +198,7 @@ class Loader:
                         out.__class__ = MemoryMappedTensor
                         continue
                 except (OSError, KeyError, RuntimeError):
-                    pass  # missing, not writable...: below, with a check and a message for each
+                    pass  # missing, not writable...: handled below with a check and a message for each
             source[key] = self.leaf(folder, key, leaf)
 
     def leaf(self, folder: str, key: str, leaf: LeafMeta) -> Any:
@@ -210,7 +210,7 @@ class Loader:
             none = torch.zeros(leaf.shape[0] + 1, dtype=torch.int64, device="cpu")
             values = torch.empty((0, *(leaf.values or ())[1:]), dtype=dtype, device="cpu")
             return Ragged._over("tensor", values, none, self.device or _CPU)
-        if self.empty:  # of a nested tensor, only the shape of its table of shapes is known without opening it
+        if self.empty:  # of a nested tensor without data, only the shape of its table of shapes is known
             return torch.empty(leaf.shape, dtype=dtype, device=self.device)
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
         if leaf.layout == "ragged":
@@ -242,7 +242,7 @@ class Loader:
         return nested.mapped_view(buffer, shapes, leaf.layout)
 
     def _ragged(self, path: str, dtype: torch.dtype, leaf: LeafMeta) -> Any:
-        """Rows of numbers: offsets and values are mapped, and the table of shapes, which says the same, is not read."""
+        """Rows of numbers: map offsets and values; the table of shapes is redundant and not read."""
         assert leaf.values is not None
         is_growing = leaf.capacity is not None
         self.values(nested.shape_file(path), torch.int64, leaf.shape, is_growing)
@@ -251,9 +251,9 @@ class Loader:
         return Ragged._over("tensor", values, offsets, self.device or _CPU)
 
     def values(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], is_growing: bool = False) -> Tensor:
-        """The tensor in a file, which is checked; where it has no elements, nothing is looked at.
+        """The tensor in a file, checked; an empty tensor needs no file.
 
-        ``is_growing``: the file may have any number of bytes behind it.
+        ``is_growing``: the file may have any number of additional bytes.
         """
         nbytes = dtype.itemsize * torch.Size(shape).numel()
         if not nbytes:
@@ -267,7 +267,7 @@ class Loader:
 
 
 def missing_class(class_name: str, path: str) -> str:
-    """What is said of a class that was saved and that the program lacks."""
+    """The warning about a saved class that the program lacks."""
     return (
         f"{path}: a {class_name} was saved, and this program has defined no class of that name. It opens as a "
         "TensorDict of its entries. Define or import the class before loading to get it back: a dataset never imports "
@@ -290,7 +290,7 @@ _readers: dict[str, Reader] = {}
 
 
 def register_reader(kind: str, reader: Reader) -> None:
-    """Says how folders of a kind other than ``tensordict`` become collections."""
+    """Register a reader for folders of a kind other than ``tensordict``."""
     _readers[kind] = reader
 
 
@@ -298,7 +298,7 @@ _archives: list[Callable[[str, int, dict[str, Any]], Loader]] = []
 
 
 def register_archives(opener: Callable[[str, int, dict[str, Any]], Loader]) -> None:
-    """Says how a file becomes a loader, from its path, the number of threads and the options of the loader."""
+    """Register the loader of archives, a function of path, number of threads and the options of the loader."""
     _archives[:] = [opener]
 
 
@@ -318,7 +318,7 @@ def load_collection(
     num_threads: int = 0,
     allow_pickle: bool | None = False,
 ) -> TensorCollection:
-    """Loads what ``memmap`` or ``save`` wrote; see :meth:`TensorDict.load_memmap`."""
+    """Load what ``memmap`` or ``save`` wrote; see :meth:`TensorDict.load_memmap`."""
     if mode not in (None, "r", "r+"):
         raise ValueError(f'mode is None, "r" (copy-on-write) or "r+" (writes reach the files): got {mode!r}')
     if device is not None:
@@ -394,7 +394,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _fill(out: TensorCollection, loaded: TensorCollection) -> TensorCollection:
-    """Puts loaded entries into an existing collection; nested ones are reused, other keys go."""
+    """Put loaded entries into an existing collection; nested ones are reused, other keys are removed."""
     if type(out._source) is list and type(loaded._source) is list and len(out._source) == len(loaded._source):
         for member, part in zip(out._source, loaded._source):
             _fill(member, part)

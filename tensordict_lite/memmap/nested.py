@@ -1,7 +1,7 @@
-"""Nested tensors in memory maps: the elements one after the other, and a table of their shapes.
+"""Nested tensors in memory maps: consecutive elements, and a table of their shapes.
 
-The table is an int64 ``[n, dims]`` tensor; next to ``x.memmap`` it is ``x.shape.memmap``. Both the strided and
-the jagged layout of torch are this on disk.
+The table is an int64 ``[n, dims]`` tensor; for ``x.memmap`` it is ``x.shape.memmap``. Both the strided and the jagged
+layout of torch are stored this way.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def is_nested(tensor: Tensor) -> bool:
 
 
 def shape_file(path: str) -> str:
-    """``x.memmap`` -> ``x.shape.memmap``, where the shapes of the elements are kept."""
+    """``x.memmap`` -> ``x.shape.memmap``, the file of the shapes of the elements."""
     return path.removesuffix(".memmap") + ".shape.memmap"
 
 
 def offsets_file(path: str) -> str:
-    """``x.memmap`` -> ``x.offsets.memmap``, where rows of a ragged entry start and end."""
+    """``x.memmap`` -> ``x.offsets.memmap``, the file of the starts and ends of the rows of a ragged entry."""
     return path.removesuffix(".memmap") + ".offsets.memmap"
 
 
@@ -63,18 +63,18 @@ def sizes(tensor: Tensor) -> Tensor:
 
 
 def count(tensor: Tensor) -> int:
-    """Elements of all elements together."""
+    """Total number of elements."""
     return int(sizes(tensor).prod(-1).sum())
 
 
 def buffer_of(tensor: Tensor) -> Tensor:
-    """All elements in one row, each in row-major order."""
+    """All elements in one dimension, each in row-major order."""
     parts = [part.detach().reshape(-1) for part in tensor.unbind()]
     return torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device="cpu")
 
 
 def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -> Tensor:
-    """The nested tensor over a flat buffer; shares its memory."""
+    """The nested tensor over a flat buffer, sharing its memory."""
     shapes = shapes.to("cpu", torch.int64)
     counts = shapes.prod(-1)
     if layout is torch.jagged:
@@ -82,7 +82,7 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
     strides = torch.ones_like(shapes)
     for dim in range(shapes.shape[1] - 2, -1, -1):
         strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
-    # Torch counts them from the start of the storage.
+    # torch counts them from the start of the storage.
     offsets: Any = counts.cumsum(0) - counts + buffer.storage_offset()
     try:
         _is_first.pop()
@@ -94,8 +94,9 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
 
 
 _is_first = [True]
-"""Torch says once in a process that the strided layout is a prototype. Filters belong to the whole process: threads
-that changed them and put them back at every call would leave those of one another behind."""
+"""torch warns once per process that the strided layout is a prototype. Warning filters are global: threads that
+changed and restored them at every call would undo the changes of each other.
+"""
 
 
 def _jagged_view(buffer: Tensor, shapes: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def _jagged_view(buffer: Tensor, shapes: Tensor) -> Tensor:
 
 
 def check_shapes(path: str, shapes: Tensor, layout: str | None, itemsize: int) -> int:
-    """Bytes of the elements of a table of shapes that came from a file; DatasetError when it makes no sense."""
+    """Bytes of the elements of a table of shapes from a file; DatasetError if it is invalid."""
     total = 0
     for row in shapes.tolist():
         size = extent = itemsize
@@ -132,7 +133,7 @@ def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> Me
 
 
 def mapped_view(buffer: Tensor, shapes: Tensor, layout: str | None) -> Tensor:
-    """A nested tensor over the elements in a file, in the layout that was saved."""
+    """A nested tensor over the elements in a file, in the saved layout."""
     if layout == "jagged":
         return view(buffer, shapes, torch.jagged)
     return _mapped(registry.MemoryMappedTensor, buffer, shapes)
@@ -153,7 +154,7 @@ def over_storage(
 def map_file(
     cls: type[MemoryMappedTensor], path: str, dtype: torch.dtype, shapes: Tensor, writable: bool
 ) -> MemoryMappedTensor:
-    """Maps a file of elements whose shapes are known."""
+    """Map a file of elements with known shapes."""
     nbytes = int(shapes.prod(-1).sum()) * dtype.itemsize
     found = os.stat(path).st_size if nbytes else 0
     if found < nbytes:
@@ -195,7 +196,7 @@ def from_tensor(
 
 
 def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
-    """Pickle of a mapped nested tensor: where its buffer is, and the shapes."""
+    """The pickle of a mapped nested tensor: the region of its buffer, and the shapes."""
     buffer = getattr(tensor, "_buffer", None)
     region = None if buffer is None else region_of(buffer)
     shapes = sizes(tensor).tolist()

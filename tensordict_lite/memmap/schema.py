@@ -1,4 +1,4 @@
-"""What rows of a dataset that grows look like, and whether rows that wait fit the dataset that is there."""
+"""The layout of the rows of a growing dataset, and checks of new rows against it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PICKLED = object()  # an object that is not compared: its pickle is not opened
 
 
 def _described(meta: dict[str, Any]) -> Any:
-    """What metadata say of a row: the entries with their dtypes and shapes, and the batch size."""
+    """The description of a row in metadata: entries with dtypes and shapes, and the batch size."""
     if meta.get("_class") == CLASS:
         return meta.get("kind")
     entries = {**meta, **meta.get("_entries", {})}
@@ -43,7 +43,7 @@ def _of_a_row(shape: Any) -> Any:
 
 
 class RowLeaf:
-    """One tensor of a row: where it is in the collection, on disk, and what it looks like."""
+    """One tensor of a row: path in the collection, file, dtype and shape."""
 
     __slots__ = ("dtype", "file", "path", "row_bytes", "shape")
 
@@ -58,14 +58,14 @@ class RowLeaf:
 
 
 class RaggedLeaf:
-    """One ragged entry of a row: where it is in the collection, its files, and what its rows are.
+    """One ragged entry of a row: path in the collection, files, and description of its rows.
 
     Args:
-        path: where it is.
-        kind, dtype, shape: what its rows are.
-        meta: the metadata that say how many values there are.
+        path: path in the collection.
+        kind, dtype, shape: description of its rows.
+        meta: metadata that store the number of values.
         values, offsets: its files.
-        table: of numbers, the file of the shapes of the rows.
+        table: for numbers, the file of the shapes of the rows.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RaggedLeaf:
         """Values and lengths of some rows, or of one.
 
         Raises:
-            ValueError: they are of another kind, dtype or shape.
+            ValueError: another kind, dtype or shape.
         """
         try:
             rows = self._column(value, count, is_batch)
@@ -106,7 +106,7 @@ class RaggedLeaf:
         return form_name(self.kind, self.dtype, self.shape)
 
     def _column(self, value: Any, count: int, is_batch: bool) -> Any:
-        """Rows as a ragged column; None where they are something else."""
+        """Rows as a ragged column; None for other values."""
         if is_ragged(value):
             return value
         if isinstance(value, Tensor):
@@ -121,7 +121,7 @@ class RaggedLeaf:
         return Ragged._of_list(self.kind, objects, None)
 
     def set_total(self, meta: dict[str, Any], total: int) -> None:
-        """Say how many values there are."""
+        """Set the number of values."""
         if self.table is None:
             meta["nbytes"] = total
         else:
@@ -138,14 +138,14 @@ def _kind(value: Any) -> str:
 
 
 class FolderSchema:
-    """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count rules."""
+    """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count is authoritative."""
 
     def __init__(self) -> None:
         self.leaves: list[RowLeaf] = []
         self.ragged: list[RaggedLeaf] = []
         self.metas: list[str] = []
-        self.described: list[Any] = []  # by each of them
-        self.objects: dict[tuple[str, ...], Any] = {}  # one for all rows: there is nothing to append
+        self.described: list[Any] = []  # of each ragged leaf
+        self.objects: dict[tuple[str, ...], Any] = {}  # shared by all rows: nothing to append
         self.batch: tuple[int, ...] = ()
 
     @property
@@ -196,18 +196,19 @@ class FolderSchema:
             self._walk(root, _join(folder, encode_key(key)), (*path, key))
 
     def add_meta(self, file: str, meta: dict[str, Any]) -> None:
-        """Metadata that say how many rows there are; those of an outer collection come first."""
+        """Add metadata with a row count; those of an outer collection come first."""
         self.metas.append(file)
         self.described.append(_described(meta))
 
     def is_that_of(self, root: str, head: dict[str, Any]) -> bool:
-        """Whether a dataset, whose head was read just now, has the same entries."""
+        """Whether a dataset, whose head was just read, has the same entries."""
         metas = itertools.chain([head], (load_head(f"{root}/{file}") for file in self.metas[1:]))
         return all(_described(meta) == before for meta, before in zip(metas, self.described))
 
     def leaves_of(self, rows: Any) -> tuple[list[Tensor], int]:
-        """The tensors of a row or a batch, each ``[count, ...]``, in the order of the schema, and then values and
-        lengths of each ragged entry."""
+        """The tensors of a row or batch, each ``[count, ...]``, in the order of the schema, then values and lengths of
+        each ragged entry.
+        """
         if not isinstance(rows, TensorCollection):
             raise ValueError(f"rows are a TensorDict or a tensorclass, got a {type(rows).__name__}")
         size = tuple(rows._batch_size)
@@ -265,7 +266,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | None:
-    """Strings, bytes or JSON values, one a row; None where a folder holds something else."""
+    """Strings, bytes or JSON values, one per row; None if a folder holds something else."""
     if meta.kind == "text":
         kind, _, _, names = text_fields(meta.path + "/" + META, meta.raw)
     elif meta.kind == "nontensorstack" and listed_rows(meta.raw) is not None:
@@ -278,7 +279,7 @@ def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | No
 
 
 def listed_rows(meta: dict[str, Any]) -> Any:
-    """The ragged column that is a list in metadata; None where they hold other objects."""
+    """The ragged column stored as a list in metadata; None for other objects."""
     rows: Any = meta.get("data")
     kind = meta.get("_ragged", "str")
     is_plain = type(rows) is list and meta.get("_batch_dims", 1) == 1 and "_batch_size" not in meta
@@ -314,7 +315,7 @@ def _tensor_paths(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
 def _objects(
     node: Any, path: tuple[str, ...], ragged: set[tuple[str, ...]]
 ) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Non-tensor entries of rows, but for ragged ones, each with its objects."""
+    """Non-tensor entries of rows except ragged ones, each with its objects."""
     if not node._nested():
         return
     for key in node._key_list():

@@ -1,8 +1,8 @@
-""":class:`MemoryMappedTensor`: a CPU tensor whose memory is a file, or shared memory without a name.
+""":class:`MemoryMappedTensor`: a CPU tensor in a file or in anonymous shared memory.
 
-Torch functions are switched off for the subclass, so an operation on it costs what it costs on a plain
-tensor and gives one. Methods that only look at the same memory in another way (indexing, ``unbind``,
-``split``, ``view``...) keep the type, and with it the file name in pickles.
+Torch functions are disabled for the subclass, so an operation costs as much as on a plain tensor and returns one.
+Methods that return views (indexing, ``unbind``, ``split``, ``view``...) keep the type, and with it the file name in
+pickles.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _VIEWS_BY_TYPE = frozenset((int, slice, type(None), type(Ellipsis)))
 class MemoryMappedTensor(Tensor):
     """A CPU tensor in a file that other processes can map too, or in anonymous shared memory.
 
-    Data larger than memory is read page by page as it is touched, writes reach the file, and sending the tensor
-    to another process sends the name of the file, never the rows. Make one with :meth:`from_tensor`,
-    :meth:`from_filename`, :meth:`from_storage`, :meth:`empty`, :meth:`zeros`, :meth:`ones`, :meth:`full` or
-    their ``_like`` forms. Disk blocks are reserved when a file is made, so a full disk is an ``OSError`` there
-    and never a bus error later.
+    Data larger than memory is read page by page when it is used, writes reach the file, and sending the tensor to
+    another process sends the name of the file, not the data. Create one with :meth:`from_tensor`,
+    :meth:`from_filename`, :meth:`from_storage`, :meth:`empty`, :meth:`zeros`, :meth:`ones`, :meth:`full` or their
+    ``_like`` forms. Disk blocks are allocated when a file is created, so a full disk raises ``OSError`` there and never
+    a bus error later.
 
     Args:
         source: a tensor (shares its memory, or is copied to ``filename``), a storage, or the name of a file.
@@ -77,9 +77,9 @@ class MemoryMappedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's Parameter
 
     _buffer: Tensor
-    """Of a nested tensor, all elements in one row."""
+    """All elements of a nested tensor in one dimension."""
     _empty_file: str
-    """Of a tensor without elements, its file, which no storage names."""
+    """File of an empty tensor, which has no storage to name it."""
 
     def __new__(
         cls,
@@ -126,19 +126,19 @@ class MemoryMappedTensor(Tensor):
         shape: Any = None,
     ) -> MemoryMappedTensor:
         """A memory-mapped copy of a tensor, or the tensor itself when it is mapped there already.
+        A memory-mapped copy of a tensor, or the tensor itself if it is already mapped there.
+                Args:
+                    input: any dense or nested tensor that does not require grad, on any device.
+                    filename: file to write; ``None`` for anonymous shared memory.
+                    existsok: replace an existing file; otherwise it raises RuntimeError.
+                    copy_existing: allow copying a tensor that is mapped to another file.
+                    copy_data: ``False`` allocates zeros of the same shape and dtype and copies nothing.
+                    shape: a shape that ``input`` broadcasts to (for a nested tensor, a ``[n, dims]`` tensor of shapes).
 
-        Args:
-            input: any dense or nested tensor that does not require grad, on any device.
-            filename: where to write; ``None`` for anonymous shared memory.
-            existsok: replace an existing file. Otherwise that is a RuntimeError.
-            copy_existing: allow a tensor that is mapped to another file to be copied.
-            copy_data: ``False`` makes room of the same shape and dtype, zero-filled, and copies nothing.
-            shape: a shape that ``input`` broadcasts to (for a nested tensor, a ``[n, dims]`` tensor of shapes).
-
-        Raises:
-            RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
-            TypeError: ``input`` is not a tensor, or quantized.
-            OSError: there is no room; nothing half-written stays.
+                Raises:
+                    RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
+                    TypeError: ``input`` is not a tensor, or quantized.
+                    OSError: not enough space; no incomplete file is left.
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"convert the input to a torch.Tensor first: got a {type(input).__name__}")
@@ -165,7 +165,7 @@ class MemoryMappedTensor(Tensor):
         return cls._map(path, input.dtype, input.shape)
 
     def _same_file(self, path: str | None, copy_existing: bool) -> bool:
-        """Whether this tensor is what ``path`` should hold; RuntimeError when copying was not allowed."""
+        """Whether this tensor already maps ``path``; RuntimeError if copying is not allowed."""
         storage = self.untyped_storage()
         if holds_many(storage):
             return False
@@ -175,7 +175,7 @@ class MemoryMappedTensor(Tensor):
             return anonymous
         if own == path or (not anonymous and _same_inode(own, path)):
             if is_changed_copy(self) or not is_placed(storage, path):
-                return False  # the file has other values: it was mapped copy-on-write, or is one that took the place
+                return False  # the file has other values: it was mapped copy-on-write or replaced
             return self.storage_offset() == 0 and self._covers_storage()
         if not anonymous and not copy_existing:
             raise RuntimeError(
@@ -196,17 +196,17 @@ class MemoryMappedTensor(Tensor):
         index: Any = None,
         mode: str | None = None,
     ) -> MemoryMappedTensor:
-        """Maps an existing file of raw numbers.
+        """Map an existing file of raw numbers.
 
         Args:
             filename: the file; it must hold at least the bytes that the shape needs.
             dtype: its element type.
             shape: shape of the result; a ``[n, dims]`` tensor of shapes gives a nested tensor.
             index: applied to the result.
-            mode: ``"r+"`` writes reach the file, ``"r"`` copy-on-write; default: ``"r+"`` where it is writable.
+            mode: ``"r+"``: writes reach the file; ``"r"``: copy-on-write. Default: ``"r+"`` if the file is writable.
 
         Raises:
-            FileNotFoundError: there is no such file (one is never made here).
+            FileNotFoundError: the file does not exist (it is never created here).
             ValueError: the file is smaller than the shape, a dimension is negative, or the mode is unknown.
             PermissionError: ``mode="r+"`` on a file that cannot be written.
         """
@@ -225,7 +225,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def _map(cls, path: str, dtype: torch.dtype, shape: Sequence[int], writable: bool = True) -> MemoryMappedTensor:
-        """Maps a file that is known to exist and to be large enough."""
+        """Map a file that exists and is large enough."""
         numel = 1
         for n in shape:
             numel *= n
@@ -249,10 +249,10 @@ class MemoryMappedTensor(Tensor):
     def from_handler(
         cls, handler: SharedHandle, dtype: torch.dtype, shape: Any, index: Any = None
     ) -> MemoryMappedTensor:
-        """The memory that a :attr:`handler` of another tensor names, in this or another process.
+        """The memory named by the :attr:`handler` of another tensor, in this or another process.
 
         Raises:
-            DatasetError: the memory or the file is no longer there.
+            DatasetError: the memory or the file no longer exists.
         """
         storage = handler.open()
         out = (
@@ -274,14 +274,14 @@ class MemoryMappedTensor(Tensor):
         filename: str | os.PathLike[str] | None = None,
         handler: SharedHandle | None = None,
     ) -> MemoryMappedTensor:
-        """A tensor over an existing storage; nothing is copied.
+        """A tensor over an existing storage, without a copy.
 
         Args:
             storage: bytes in CPU memory, mapped from a file or not.
             shape: shape of the result (default: one dimension, all of it).
             dtype: element type (default: the storage's own, ``torch.int64`` for an untyped one).
             index: applied to the result.
-            filename: the file that the storage is known to be; RuntimeError when it is another.
+            filename: the expected file of the storage; RuntimeError if it is another.
         """
         _check_device(device)
         if isinstance(storage, torch.TypedStorage):
@@ -315,18 +315,18 @@ class MemoryMappedTensor(Tensor):
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
     ) -> MemoryMappedTensor:
-        """A new tensor with its blocks reserved (and so zero-filled).
+        """A new tensor with allocated blocks (and so zero-filled).
 
         Args:
             *size: ints or one sequence; one ``[n, dims]`` tensor of shapes makes a nested tensor.
-            dtype: element type, the default dtype if not given.
+            dtype: element type; by default torch's default dtype.
             device: ``None`` or ``"cpu"``.
-            filename: the file to make; ``None`` for anonymous shared memory.
-            existsok: replace an existing file; a RuntimeError otherwise.
+            filename: the file to create; ``None`` for anonymous shared memory.
+            existsok: replace an existing file; otherwise it raises RuntimeError.
 
         Raises:
             TypeError: no size (``()`` makes a scalar), or a quantized dtype.
-            OSError: there is no room, with the bytes needed and available.
+            OSError: not enough space, with the bytes needed and available.
         """
         _check_device(device)
         if not size and shape is None:
@@ -349,7 +349,7 @@ class MemoryMappedTensor(Tensor):
     @classmethod
     def zeros(cls, *size: Any, **kwargs: Any) -> MemoryMappedTensor:
         """:meth:`empty`, filled with zeros. Same arguments."""
-        return cls.empty(*size, **kwargs)  # reserved blocks read as zeros
+        return cls.empty(*size, **kwargs)  # allocated blocks read as zeros
 
     @classmethod
     def ones(cls, *size: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -381,7 +381,7 @@ class MemoryMappedTensor(Tensor):
     def full_like(
         cls, input: Tensor, fill_value: Any, *, filename: str | os.PathLike[str] | None = None
     ) -> MemoryMappedTensor:
-        """``fill_value`` everywhere, with the shape and dtype of ``input``."""
+        """``fill_value`` in the shape and dtype of ``input``."""
         return cls.empty_like(input, filename=filename)._filled(fill_value)
 
     def _filled(self, value: Any) -> MemoryMappedTensor:
@@ -404,17 +404,17 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def handler(self) -> SharedHandle | None:
-        """Name of the memory of a contiguous tensor, for :meth:`from_handler`; ``None`` when it is not mapped."""
+        """Name of the memory of a contiguous tensor, for :meth:`from_handler`; ``None`` if it is not mapped."""
         region = region_of(self)
         return None if region is None else region.named
 
     @property
     def region(self) -> Region | None:
-        """File, offset, shape and strides of this view, ``None`` when the memory is not mapped."""
+        """File, offset, shape and strides of this view, ``None`` if the memory is not mapped."""
         return region_of(self)
 
     def sync(self) -> None:
-        """Returns when what was written so far is on the disk (``fsync``); nothing to do for anonymous memory."""
+        """Wait until everything written so far is on the disk (``fsync``); no effect for anonymous memory."""
         path = file_of(self.untyped_storage())
         if path is not None and not is_anonymous(path):
             fd = os.open(path, os.O_RDONLY)
@@ -435,8 +435,8 @@ class MemoryMappedTensor(Tensor):
         path = self.__dict__.get("_empty_file")
         if path is not None:
             return _open_empty, (path, self.dtype, tuple(self.shape))
-        plain = _as_subclass(self, Tensor)  # ordinary memory: travels like an ordinary tensor
-        # Copy-on-write that was written to: by value, and without what else is in its storage.
+        plain = _as_subclass(self, Tensor)  # ordinary memory: pickled like an ordinary tensor
+        # A written copy-on-write tensor: by value, without the rest of its storage.
         return _rewrap, (plain if file_of(self.untyped_storage()) is None else plain.clone(),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -449,7 +449,7 @@ class MemoryMappedTensor(Tensor):
         return format(_as_subclass(self, Tensor), spec)
 
     def share_memory_(self) -> MemoryMappedTensor:
-        """Nothing to do: the memory is shared already."""
+        """No effect: the memory is already shared."""
         return self
 
     # -- views keep the type -------------------------------------------------------------------------------
@@ -474,11 +474,11 @@ class MemoryMappedTensor(Tensor):
 
 
 class MappedNestedTensor(MemoryMappedTensor):
-    """A :class:`MemoryMappedTensor` of the strided nested layout, with the shape that torch does not give."""
+    """A :class:`MemoryMappedTensor` of the strided nested layout, with the shape that torch does not provide."""
 
     @property
     def handler(self) -> SharedHandle | None:
-        """As :attr:`MemoryMappedTensor.handler`; :meth:`from_handler` takes the table of shapes with it."""
+        """:attr:`MemoryMappedTensor.handler`, which includes the table of shapes."""
         region = region_of(self._buffer) if hasattr(self, "_buffer") else None
         return None if region is None else region.handle
 
@@ -489,15 +489,15 @@ class MappedNestedTensor(MemoryMappedTensor):
 
 
 def _typed(tensor: Tensor, cls: type[MemoryMappedTensor] = MemoryMappedTensor) -> Any:
-    """Gives a tensor without other references its type: a fifth of the cost of ``as_subclass``, which makes another."""
-    if _is_traced():  # by torch.compile, which knows only the latter
+    """Set the type of a tensor without other references, at a fifth of the cost of ``as_subclass``, which makes another."""
+    if _is_traced():  # under torch.compile, which supports only as_subclass
         return _as_subclass(tensor, cls)
     tensor.__class__ = cls
     return tensor
 
 
 def _view_method(name: str) -> Callable[..., Any]:
-    """The tensor method of that name, whose result is always in the same memory, keeping the type."""
+    """The tensor method of that name, which always returns a view, keeping the type."""
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
@@ -507,7 +507,7 @@ def _view_method(name: str) -> Callable[..., Any]:
 
 
 def _maybe_view_method(name: str) -> Callable[..., Any]:
-    """The same for a method that copies where it must: a copy is a plain tensor."""
+    """The same for a method that copies if necessary: a copy is a plain tensor."""
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
@@ -520,7 +520,7 @@ def _maybe_view_method(name: str) -> Callable[..., Any]:
 
 
 def _views_method(name: str) -> Callable[..., Any]:
-    """The same for a method that gives several views."""
+    """The same for a method that returns several views."""
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:

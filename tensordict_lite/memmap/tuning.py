@@ -1,4 +1,4 @@
-"""Sizes and times of files: one immutable object, which a call reads once, when it begins."""
+"""Sizes and times of files: one immutable object, read once at the start of a call."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ __all__ = ["DEFAULT", "SaveTuning", "current", "use"]
 
 @dataclass(frozen=True, slots=True)
 class SaveTuning:
-    """What decides how files are written. Every choice is read back. Sizes are in bytes, times in seconds."""
+    """Settings of how files are written; readers accept every choice. Sizes are in bytes, times in seconds."""
 
     # Folders
 
     text_rows: int = 4096
-    """So many strings are written to files of their own; below it JSON is as fast."""
+    """Number of strings from which they are written to files of their own; below it JSON is as fast."""
 
     text_bytes: int = 4 << 20
-    """Strings of so many bytes are, too: a reader of JSON holds all of it, and refuses a lot."""
+    """Total size of strings from which they are, too: a reader of JSON holds all of it and rejects large files."""
 
     buffer_bytes: int = 8 << 20
-    """Appended rows that a `DatasetWriter` keeps until they are written."""
+    """Appended rows that a `DatasetWriter` buffers before writing."""
 
     checksum_bytes: int = 4 << 20
-    """Of a file, with a checksum of its own: corruption is reported as a range of rows."""
+    """Size of a block with its own checksum: corruption is reported as a range of rows."""
 
     lock_seconds: float = 60.0
-    """Wait for another process: a disk may stall, a process be stopped."""
+    """Longest wait for another process: a disk may stall, a process be stopped."""
 
     # Archives
 
     small_bytes: int = 1 << 20
-    """Data of less is gathered with that of other entries into one write."""
+    """Smaller data is combined with that of other entries into one write."""
 
     gather_bytes: int = 8 << 20
-    """Written at a time, of small entries."""
+    """Size of a combined write of small entries."""
 
     part_bytes: int = 512 << 10
-    """Summed, and then written, of large entries: it stays in the second-level cache."""
+    """Size of a part of large entries that is summed and then written: it fits the second-level cache."""
 
     thread_part_bytes: int = 4 << 20
-    """Summed by a thread at a time."""
+    """Size of a part for which a thread computes the checksum."""
 
     deflate_bytes: int = 8 << 20
-    """Deflated at a time."""
+    """Size of a deflated block."""
 
     whole_bytes: int = 64 << 20
-    """Data that is compressed by other methods in one go."""
+    """Size of data that is compressed at once by other methods."""
 
     held_files: int = 200
-    """Files of a folder that stay open while it is packed."""
+    """Number of files of a folder that stay open while it is packed."""
 
     wide_bytes: int = 0xFFFFFFFF
-    """Sizes and offsets that are written with 64 bits."""
+    """Size or offset from which 64 bits are used."""
 
     wide_entries: int = 0xFFFF
-    """Entries whose number is."""
+    """Number of entries from which 64 bits are used."""
 
     directory_bytes: int = 1 << 30
-    """The largest directory that is written, or read."""
+    """Size of the largest directory that is written or read."""
 
 
 DEFAULT = SaveTuning()
@@ -70,18 +70,18 @@ _CURRENT: ContextVar[SaveTuning] = ContextVar("memmap_tuning", default=DEFAULT)
 
 
 def current() -> SaveTuning:
-    """The values for calls that begin now, in this thread."""
+    """The values for calls that start now in this thread."""
     return _CURRENT.get()
 
 
 @contextmanager
 def use(**changes: float) -> Iterator[SaveTuning]:
-    """Use other values for calls that begin in the block, in this thread.
+    """Use other values for calls that start in the block, in this thread.
 
-    For tests, which reach with little data what takes much otherwise.
+    For tests: small data then takes the code paths of large data.
 
     Raises:
-        TypeError: a field of another name.
+        TypeError: an unknown field.
 
     Example:
         >>> with use(text_rows=1) as tuning:

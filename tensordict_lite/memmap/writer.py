@@ -1,12 +1,12 @@
-"""Datasets that grow: rows appended by one or many processes, readable at any moment.
+"""Growing datasets: rows appended by one or many processes, readable at any moment.
 
-The files have room for more rows than are committed, and the metadata says how many are. A flush takes a lock,
-writes rows behind the committed ones, and then the metadata, that of the outermost collection last: its row
-count, replaced in one rename, is what counts. A writer that is killed earlier has written behind the end, where
-no reader looks and the next flush writes again. Nested folders are described before the root, so a reader, who goes
-the other way, finds at least the rows that the root promises (``load.py`` cuts the rest off).
+The files have space for more rows than are committed; the metadata stores the number of committed ones. A flush takes a
+lock, writes rows after the committed ones, and then the metadata. That of the outermost collection comes last: its row
+count, replaced by one rename, is authoritative. A writer that is killed earlier has written after the end, where no
+reader looks and the next flush writes again. Nested folders are updated before the root and read after it, so a reader
+finds at least the rows that the root promises (``load.py`` drops the rest).
 
-Values of ragged entries are written where those of the last committed row end, which is in the file of offsets.
+The values of ragged entries are written where those of the last committed row end, as stored in the file of offsets.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tensordict_lite.ragged import Ragged, ragged_in
 __all__ = ["DatasetWriter"]
 
 _MOST = 1 << 62  # rows
-_STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
+_STEP = 1 << 30  # the allocation is doubled, but never extended by more than this many bytes per file
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _one_thread_at_a_time(method: Method) -> Method:
-    """The threads of a process share a writer: its waiting rows, and a lock that excludes other processes only."""
+    """Serialise threads of a process that share a writer; its lock excludes other processes only."""
 
     @functools.wraps(method)
     def call(self: DatasetWriter, *args: Any, **kwargs: Any) -> Any:
@@ -63,24 +63,23 @@ def _one_thread_at_a_time(method: Method) -> Method:
 
 
 class DatasetWriter:
-    """Appends rows to a dataset on disk.
+    """Append rows to a dataset on disk.
 
     Args:
-        path: folder of the dataset; made if it is not there, continued if it is.
-        example: one row, whose keys, shapes and dtypes all rows have: a TensorDict or a tensorclass, or a (nested)
-            mapping from keys to ``(shape, dtype)``, to ``str`` or ``bytes``, or to a :class:`Ragged` such as those of
-            the rows. A collection with a ``Ragged`` is a batch of rows. May be left out for a dataset that exists.
-        capacity: rows to reserve room for at once. The dataset grows beyond it all the same.
+        path: folder of the dataset; created if it does not exist, otherwise continued.
+        example: one row with the keys, shapes and dtypes of all rows: a TensorDict or a tensorclass, or a (nested)
+            mapping from keys to ``(shape, dtype)``, ``str``, ``bytes``, or a :class:`Ragged` like those of the rows. A
+            collection with a ``Ragged`` is a batch of rows. Optional for a dataset that exists.
+        capacity: rows to allocate at once. The dataset may grow beyond it.
 
     Raises:
-        ValueError: the dataset that is there has other keys, shapes or dtypes.
-        DatasetError: what is there is not a dataset.
-        OSError: there is no room.
+        ValueError: the existing dataset has other keys, shapes or dtypes.
+        DatasetError: the folder is not a dataset.
+        OSError: not enough space.
 
-    Several writers, in any number of processes, may append to one dataset, and threads may share a writer: each
-    flush adds a contiguous block of rows. Rows are kept in memory until :meth:`flush` (or until they are a few
-    megabytes), and a crash loses those only. Readers see committed rows: ``TensorDict.load_memmap(path)``, again
-    whenever they want to see more.
+    Several writers in any number of processes may append to one dataset, and threads may share a writer: each flush
+    adds a contiguous block of rows. Rows are kept in memory until :meth:`flush` (or up to a few megabytes), and a crash
+    loses only those. Readers see committed rows; call ``TensorDict.load_memmap(path)`` again to see more.
 
     Example:
         >>> import tempfile, torch
@@ -133,13 +132,13 @@ class DatasetWriter:
 
     @_one_thread_at_a_time
     def append(self, rows: Any) -> int:
-        """Adds a row (of the batch size of the example) or a batch of rows (one more dimension in front).
+        """Add a row (of the batch size of the example) or a batch of rows (with one more leading dimension).
 
         Returns:
-            Rows that wait for :meth:`flush`.
+            Number of rows waiting for :meth:`flush`.
 
         Raises:
-            ValueError: keys, shapes, dtypes or kinds of ragged rows are not those of the example; nothing is added.
+            ValueError: keys, shapes, dtypes or kinds of ragged rows differ from the example; nothing is added.
         """
         self._check_open()
         leaves, count = self._schema.leaves_of(rows)
@@ -157,13 +156,13 @@ class DatasetWriter:
 
     @_one_thread_at_a_time
     def flush(self, durable: bool = False) -> int:
-        """Commits the appended rows: from now on readers see them, and a crash keeps them.
+        """Commit the appended rows: readers see them, and a crash keeps them.
 
         Args:
-            durable: also wait for the disk, data before metadata, so that a power failure keeps them too.
+            durable: also wait for the disk, data before metadata, so that they survive a power failure.
 
         Returns:
-            Rows in the dataset, those of other writers included.
+            Number of rows in the dataset, including those of other writers.
         """
         self._check_open()
         if not self._rows:
@@ -173,7 +172,7 @@ class DatasetWriter:
         return total
 
     def __len__(self) -> int:
-        """Committed rows, those of other writers included."""
+        """Number of committed rows, including those of other writers."""
         return self._state()[0]
 
     def _write(self, blocks: list[list[Tensor]], count: int, durable: bool = False) -> int:
@@ -193,13 +192,13 @@ class DatasetWriter:
                 values, lengths = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pairs)
                 self._write_ragged(ragged, values, lengths, rows)
             for file in self._schema.files if durable else ():
-                if os.path.lexists(os.path.join(self.path, file)):  # one without content may be missing
+                if os.path.lexists(os.path.join(self.path, file)):  # an empty one may be missing
                     os.fdatasync(self._file(file))
             self._commit(rows + count, durable)
         return rows + count
 
     def _write_ragged(self, leaf: RaggedLeaf, values: Tensor, lengths: Tensor, rows: int) -> None:
-        """Write rows behind the committed ones."""
+        """Write ragged rows after the committed ones."""
         start = torch.tensor([self._total(leaf, rows)], device="cpu")
         offsets = torch.cat([start, start + lengths.cumsum(0)])
         contents = [(leaf.values, values, int(start) * leaf.value_bytes), (leaf.offsets, offsets, rows * 8)]
@@ -212,7 +211,7 @@ class DatasetWriter:
             write_tensor_to(self._file(file, make=not at), content, path, at)
 
     def _total(self, leaf: RaggedLeaf, rows: int) -> int:
-        """Where the values of the committed rows of a ragged entry end."""
+        """End of the values of the committed rows of a ragged entry."""
         if not rows or leaf.is_listed:
             return 0
         path = os.path.join(self.path, leaf.offsets)
@@ -226,7 +225,7 @@ class DatasetWriter:
         return total
 
     def _find_texts(self, rows: int) -> None:
-        """Find the files of strings, bytes and JSON values; rows that are a list in the metadata get theirs."""
+        """Find the files of strings, bytes and JSON values; create them for rows stored as a list in the metadata."""
         for leaf in self._schema.ragged:
             if leaf.table is not None:
                 continue
@@ -250,12 +249,12 @@ class DatasetWriter:
             file = os.path.join(os.path.dirname(path), name)
             with new_file(file) as fd:
                 write_tensor_to(fd, content, file)
-                os.fsync(fd)  # before the metadata, which no longer list the rows
+                os.fsync(fd)  # before the metadata, which then no longer list the rows
         _replace_json(path, meta, True)
         return meta
 
     def _file(self, file: str, make: bool = False) -> int:
-        """The descriptor of a file; ``make``: there is nothing in it, so that it may be missing."""
+        """The descriptor of a file; ``make``: it is empty and may be missing."""
         fd = self._files.get(file)
         if fd is None:
             path = os.path.join(self.path, file)
@@ -270,17 +269,17 @@ class DatasetWriter:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[tuple[int, int]]:
-        """One writer at a time, and :meth:`_state`; the kernel lets go of the lock of a writer that dies."""
+        """Exclude other writers and return :meth:`_state`; the kernel releases the lock of a writer that dies."""
         assert self._folder is not None
         if not os.path.isdir(self.path):
-            load_head(self._head)  # says so
-        with locked(self.path):  # or that of another one, which is found out below
+            load_head(self._head)  # raises the error
+        with locked(self.path):  # or another dataset, which is detected below
             head = load_head(self._head)
             self._require_same_dataset(head)
             yield self._sizes(head)
 
     def _require_same_dataset(self, head: Any) -> None:
-        """Raises where the files that are open here are no more those of the dataset, or the dataset has others."""
+        """Raise if the open files no longer belong to the dataset, or the dataset has other entries."""
         files: dict[int | None, str] = {self._folder: self.path}
         files |= {fd: os.path.join(self.path, name) for name, fd in self._files.items()}
         is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
@@ -293,11 +292,11 @@ class DatasetWriter:
 
     @property
     def _head(self) -> str:
-        """The metadata that say how many rows there are."""
+        """The metadata with the authoritative row count."""
         return os.path.join(self.path, self._schema.head)
 
     def _state(self) -> tuple[int, int]:
-        """Committed rows, and rows that there is room for."""
+        """Committed rows and allocated rows."""
         return self._sizes(load_head(self._head))
 
     def _sizes(self, head: Any) -> tuple[int, int]:
@@ -307,7 +306,7 @@ class DatasetWriter:
         return rows, room
 
     def _grow(self, rows: int, wanted: int) -> None:
-        """Reserves room, then says so; a reader never meets a file that is larger than its metadata allows."""
+        """Allocate space, then record it; a reader never finds a file larger than its metadata allows."""
         largest = max((leaf.row_bytes for leaf in self._schema.leaves), default=1) or 1
         room = max(wanted, min(2 * rows, rows + max(1, _STEP // largest)))
         room = max(room, min(1024, max(1, self._buffer_bytes // largest)))
@@ -317,7 +316,7 @@ class DatasetWriter:
         except OSError as err:
             if err.errno not in (errno.ENOSPC, errno.EFBIG) or room == wanted:
                 raise
-            self._reserve(rows, wanted)  # not twice as much, then, but what is needed now
+            self._reserve(rows, wanted)  # not twice as much, but what is needed now
 
     def _reserve(self, rows: int, room: int) -> None:
         for leaf in self._schema.leaves:
@@ -327,8 +326,8 @@ class DatasetWriter:
                 reserve(fd, room * leaf.row_bytes, path, start=os.fstat(fd).st_size)
 
     def _commit(self, rows: int, durable: bool, room: int | None = None) -> None:
-        """Writes the row count everywhere, the head last."""
-        for file in reversed(self._schema.metas):  # innermost first, the head of all last
+        """Write the row count everywhere, that of the head last."""
+        for file in reversed(self._schema.metas):  # innermost first, the head last
             path = os.path.join(self.path, file)
             meta = load_head(path)
             _set_rows(meta, rows, room if room is not None else meta.get("_growing"))
@@ -341,16 +340,16 @@ class DatasetWriter:
 
     @_one_thread_at_a_time
     def finalize(self) -> Any:
-        """Commits, gives the unused room back and makes the folder an ordinary dataset, without a copy.
+        """Commit, free the unused space and make the folder an ordinary dataset, without a copy.
 
-        Appending goes on with a new :class:`DatasetWriter`, if need be.
+        To append again, use a new :class:`DatasetWriter`.
 
         Returns:
             The dataset, loaded.
         """
         self.flush()
         with self._locked() as (rows, _):
-            self._commit(rows, False)  # a writer that was killed has told nested folders of more
+            self._commit(rows, False)  # a killed writer may have left larger counts in nested folders
             for leaf in self._schema.leaves:
                 if leaf.row_bytes:
                     os.ftruncate(self._file(leaf.file, make=not rows), rows * leaf.row_bytes)
@@ -361,7 +360,7 @@ class DatasetWriter:
                     os.ftruncate(self._file(ragged.offsets, make=not rows), 8 * (rows + 1))
                     if ragged.table is not None:
                         os.ftruncate(self._file(ragged.table, make=not rows), 8 * rows * (1 + len(ragged.shape)))
-            for file in self._schema.metas:  # the head first: only below one that does not grow may others grow
+            for file in self._schema.metas:  # head first: nested folders may grow only below a head that does not
                 path = os.path.join(self.path, file)
                 meta = load_head(path)
                 _set_rows(meta, rows, None)
@@ -371,7 +370,7 @@ class DatasetWriter:
 
     @_one_thread_at_a_time
     def close(self) -> None:
-        """Commits what was appended. The dataset stays open for growth by other writers."""
+        """Commit what was appended. Other writers can still extend the dataset."""
         if self._folder is not None:
             self.flush()
             self._release()
@@ -387,7 +386,7 @@ class DatasetWriter:
     def __del__(self) -> None:
         try:
             self._release()
-        except (AttributeError, OSError):  # a writer that was not made; an interpreter that ends has no modules
+        except (AttributeError, OSError):  # a writer whose constructor failed; or an interpreter that is shutting down
             pass
 
     def _check_open(self) -> None:
@@ -395,7 +394,7 @@ class DatasetWriter:
             raise ValueError(f"this writer of {self.path} is closed: open another DatasetWriter to continue")
 
     def _become_own(self) -> None:
-        """In a forked child: the locks need to be its own, and the waiting rows are those of the parent."""
+        """In a forked child: use own locks, and drop the waiting rows, which belong to the parent."""
         self._pid, self._mutex = os.getpid(), threading.RLock()
         self._rows, self._pending, self._pending_bytes = [], 0, 0
         if self._folder is not None:
@@ -407,11 +406,11 @@ class DatasetWriter:
     def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
         if exc_type is None:
             self.close()
-        else:  # rows of an interrupted block are not committed behind the user's back
+        else:  # rows of a failed block are not committed implicitly
             self._release()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A writer travels to another process as its path; rows that are not flushed do not."""
+        """Pickle the path only; rows that are not flushed are not sent."""
         return {"path": self.path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -419,7 +418,7 @@ class DatasetWriter:
 
 
 def _as_row(example: Any) -> TensorCollection:
-    """A row from an example, or from a mapping of keys to ``(shape, dtype)``; no rows where some are ragged."""
+    """A row from an example or a mapping of keys to ``(shape, dtype)``; a batch without rows if some are ragged."""
     if isinstance(example, TensorCollection):
         return example[:0] if ragged_in(example) else example
     if not isinstance(example, Mapping):
@@ -464,7 +463,7 @@ def _from_schema(schema: Mapping[Any, Any], lead: list[int]) -> TensorDict:
 
 
 def _create(path: str, row: TensorCollection, capacity: int) -> None:
-    """An empty dataset with the structure of a row; of several processes that start one, the first makes it."""
+    """Create an empty dataset with the structure of a row; of several processes, the first creates it."""
     if any(leaf.is_nested for leaf in row._leaves()):
         raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
     plan: SavePlan = plan_for(row, SaveOptions(reference_format=True), ragged_text=True)
@@ -506,12 +505,12 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
 
 
 def _row_bytes(leaf: Leaf) -> int:
-    """Bytes of a row of a tensor whose metadata have the row count in front."""
+    """Bytes per row of a tensor whose metadata start with the row count."""
     return int(torch.Size(leaf.entry["shape"][1:]).numel() * leaf.tensor.element_size())
 
 
 def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
-    """Row count and room of one folder; without room it is an ordinary dataset."""
+    """Set row count and allocated rows of one folder; without allocation it is an ordinary dataset."""
     if "shape" in meta:
         meta["shape"] = [rows, *meta["shape"][1:]]
     else:

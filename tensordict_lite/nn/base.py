@@ -1,4 +1,4 @@
-"""What all modules that read and write tensordicts share: their keys, and which outputs they keep."""
+"""The base of modules that read and write tensordicts: their keys, and the selection of outputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class OutKeyNotFoundError(ValueError, RuntimeError):
 class TensorDictModuleBase(nn.Module):
     """Base of the modules that read entries of a tensordict and write others: ``td = module(td)``.
 
-    A subclass says which, in ``in_keys`` and ``out_keys``, as class attributes or in its constructor.
-    :class:`TensorDictSequential` reads them. To wrap a module of tensors, use :class:`TensorDictModule`.
+    A subclass sets ``in_keys`` and ``out_keys``, as class attributes or in its constructor;
+    :class:`TensorDictSequential` uses them. To wrap a module of tensors, use :class:`TensorDictModule`.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ class TensorDictModuleBase(nn.Module):
 
     @staticmethod
     def is_tdmodule_compatible(module: Any) -> bool:
-        """Whether an object says which keys it reads and writes: it has ``in_keys`` and ``out_keys``."""
+        """Whether an object has ``in_keys`` and ``out_keys``."""
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
     @property
@@ -81,13 +81,13 @@ class TensorDictModuleBase(nn.Module):
         return self._all_out_keys if "_all_out_keys" in self.__dict__ else self.out_keys
 
     def select_out_keys(self, *out_keys: NestedKey) -> Any:
-        """Keeps only some of the outputs: the others are computed, and dropped from the result.
+        """Keep only some of the outputs: the others are computed and dropped from the result.
 
         Returns:
-            self. :meth:`reset_out_keys` takes the selection back.
+            self. :meth:`reset_out_keys` reverts the selection.
 
         Raises:
-            ValueError: the module does not write such a key (the error is a RuntimeError, too).
+            ValueError: the module does not write such a key (the error is also a RuntimeError).
         """
         if type(self).out_keys is not TensorDictModuleBase.out_keys:
             raise RuntimeError(
@@ -102,7 +102,7 @@ class TensorDictModuleBase(nn.Module):
         return self
 
     def reset_out_keys(self) -> Any:
-        """Takes :meth:`select_out_keys` back: the module keeps all its outputs again. Returns self."""
+        """Revert :meth:`select_out_keys`: keep all outputs again. Returns self."""
         if "_all_out_keys" in self.__dict__:
             self.out_keys = self._all_out_keys
         return self
@@ -114,12 +114,11 @@ class TensorDictModuleBase(nn.Module):
             hook.remove()
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Calls ``reset_parameters()`` of every sub-module that has one.
+        """Call ``reset_parameters()`` of every sub-module that has it.
 
         Args:
-            parameters: a tensordict of parameters to reset instead of the module's own, which stay as they are; with
-                the structure of :meth:`TensorDict.from_module` and an empty batch size. Its tensors are written in
-                place.
+            parameters: a tensordict of parameters to reset instead of the module's own, which are unchanged. It has the
+                structure of :meth:`TensorDict.from_module` and an empty batch size. Its tensors are written in place.
 
         Returns:
             None; with ``parameters`` a tensordict that shares their memory, in which parameters require grad.
@@ -128,7 +127,7 @@ class TensorDictModuleBase(nn.Module):
             RuntimeError: ``parameters`` has batch dimensions.
 
         Warns:
-            UserWarning: without ``parameters``, when no sub-module has ``reset_parameters``.
+            UserWarning: without ``parameters``, if no sub-module has ``reset_parameters``.
         """
         if parameters is None:
             if not _reset(self):
@@ -155,12 +154,12 @@ class TensorDictModuleBase(nn.Module):
 
 
 def _trainable(tensor: Any, own: Any) -> Any:
-    """The same memory as a parameter's, where the module has a parameter."""
+    """A tensor over the same memory, which is a parameter where the module has one."""
     return tensor.detach().requires_grad_(isinstance(own, nn.Parameter))
 
 
 def _reset(module: nn.Module) -> bool:
-    """Resets the children, then what the parent does over them; whether there was anything."""
+    """Reset the children, then the parent; return whether anything was reset."""
     found = False
     for child in module.children():
         found |= _reset(child)
@@ -172,7 +171,7 @@ def _reset(module: nn.Module) -> bool:
 
 
 def drop_unselected(module: Any, args: Any, output: Any) -> None:
-    """Forward hook of :meth:`select_out_keys`: what was read stays, whether selected or not."""
+    """Forward hook of :meth:`select_out_keys`: inputs are kept, whether selected or not."""
     if isinstance(output, TensorCollection):
         keep = (*module.out_keys, *module.in_keys, "_")
         output.exclude(*[key for key in module.out_keys_source if key not in keep], inplace=True)
@@ -187,10 +186,10 @@ def check_selected(chosen: Any, available: Any, module: Any) -> None:
 
 
 def key_list(keys: Any, what: str) -> list[NestedKey]:
-    """Keys as a list of canonical ones; one key (a string, a tuple of strings) is a list of one.
+    """Keys as a list of canonical ones; a single key (a string, a tuple of strings) gives a list of one.
 
     Raises:
-        ValueError: anything else.
+        ValueError: any other value.
     """
     if isinstance(keys, str):
         return [keys]
@@ -204,7 +203,7 @@ def key_list(keys: Any, what: str) -> list[NestedKey]:
 
 
 def _several(keys: Any, what: str) -> list[NestedKey]:
-    """Keys of an attribute, where a tuple is a sequence of keys as a list is."""
+    """Keys of an attribute, where a tuple is a sequence of keys like a list."""
     return key_list(list(keys) if isinstance(keys, tuple) else keys, what)
 
 
@@ -214,7 +213,7 @@ def _render(module: Any, parts: dict[str, Any]) -> str:
     for name in ("in_keys", "out_keys"):
         try:
             keys[name] = getattr(module, name)
-        except (AttributeError, RuntimeError):  # not known, or not now
+        except (AttributeError, RuntimeError):  # unknown at this time
             keys[name] = None
     lines = [f"{name}={value!r}".replace("\n", "\n    ") for name, value in {**parts, **keys}.items()]
     return f"{type(module).__name__}(\n    " + ",\n    ".join(lines) + ")"

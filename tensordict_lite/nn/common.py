@@ -32,28 +32,28 @@ INPLACE = (None, True, False, "empty")
 
 
 class TensorDictModule(TensorDictModuleBase):
-    """A callable of tensors that reads its arguments from a tensordict and writes its results there.
+    """A callable of tensors that reads its arguments from a tensordict and writes its results to it.
 
-    Called with tensors, by position or by the names of the keys, it returns tensors: see :class:`dispatch`.
-    Attributes that it does not have itself are those of ``module``.
+    Called with tensors, by position or by the names of the keys, it returns tensors: see :class:`dispatch`. Missing
+    attributes are looked up on ``module``.
 
     Args:
-        module: the callable, an ``nn.Module`` mostly. It returns a tensor, a tuple of tensors, or a dict or tensordict
-            that has all the ``out_keys``.
-        in_keys: key or list of keys whose entries are the positional arguments, in this order; or a mapping of
-            argument names to keys, for keyword arguments.
-        out_keys: key or list of keys for the results, in order. ``"_"`` drops one.
+        module: the callable, usually an ``nn.Module``. It returns a tensor, a tuple of tensors, or a dict or tensordict
+            with all the ``out_keys``.
+        in_keys: key or list of keys whose entries are the positional arguments, in this order; or a mapping of argument
+            names to keys, for keyword arguments.
+        out_keys: key or list of keys for the results, in order. ``"_"`` drops a result.
         out_to_in_map: direction of a mapping ``in_keys``: True (default) ``{argument: key}``, False
             ``{key: argument}``.
-        inplace: where results go: True, into the input; False and None, into a new TensorDict without batch size;
-            ``"empty"``, into ``input.empty()``.
+        inplace: where results are written: True, to the input; False and None, to a new TensorDict without batch size;
+            ``"empty"``, to ``input.empty()``.
         method: name of a method of ``module`` to call instead.
         method_kwargs: keyword arguments for every call.
-        strict: a missing entry is a KeyError; else None is passed for it, and an error names it.
-        get_kwargs: keyword arguments of :meth:`TensorDict.get` for every entry, ``{"as_padded_tensor": True}`` say.
+        strict: raise KeyError for a missing entry; otherwise pass None, and if the module fails, name the entry.
+        get_kwargs: keyword arguments of :meth:`TensorDict.get` for every entry, such as ``{"as_padded_tensor": True}``.
 
     Raises:
-        ValueError: ``module`` cannot be called, or keys are none.
+        ValueError: ``module`` is not callable, or keys are invalid.
 
     Example:
         >>> import torch
@@ -99,19 +99,19 @@ class TensorDictModule(TensorDictModuleBase):
     def forward(
         self, tensordict: Any, args: Any = None, *, tensordict_out: TensorCollection | None = None, **kwargs: Any
     ) -> Any:
-        """Reads the inputs, calls the module, writes the outputs.
+        """Read the inputs, call the module, write the outputs.
 
         Args:
             tensordict: the input.
-            args: has no meaning: what :class:`dispatch` has left over is refused.
-            tensordict_out: where the results go, whatever ``inplace`` says.
+            args: must be empty; surplus arguments of :class:`dispatch` raise.
+            tensordict_out: where to write the results, whatever ``inplace`` says.
             **kwargs: passed to the module.
 
         Returns:
             The tensordict with the results.
 
         Raises:
-            KeyError: an input is missing, with ``strict`` or because the module fails without it.
+            KeyError: an input is missing, with ``strict`` or if the module fails without it.
             ValueError: more tensors than inputs.
             RuntimeError: the module returns more or fewer results than there are ``out_keys``.
         """
@@ -152,7 +152,7 @@ class TensorDictModule(TensorDictModuleBase):
         return tensordict_out
 
     def _read(self, tensordict: Any, in_keys: list[Any]) -> list[Any]:
-        """The inputs, None for what is not there."""
+        """The inputs, None for missing ones."""
         options = self._get_kwargs
         values = []
         for key in in_keys:
@@ -173,7 +173,7 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _blame_missing(self, tensordict: Any, values: list[Any], error: Exception) -> None:
-        """The module got None for an input that is not there: that, and not what it made of it, is the error."""
+        """Raise a KeyError for a missing input instead of the error that None caused in the module."""
         missing = [key for key, value in zip(self.in_keys, values) if value is None]
         if missing and not isinstance(tensordict, TracedEntries):
             raise self._missing(tensordict, missing) from error
@@ -217,7 +217,7 @@ class TensorDictModule(TensorDictModuleBase):
             return super().__getattr__(name)
         except AttributeError:
             own = getattr(type(self), name, None)
-            if isinstance(own, property):  # it failed inside, with an error that says more than this one would
+            if isinstance(own, property):  # a property failed with its own AttributeError: raise that one
                 return own.__get__(self)
             inner = self.__dict__.get("_modules", {}).get("module") or self.__dict__.get("module")
             if inner is not None and name not in ("_in_keys", "_out_keys") and hasattr(inner, name):
@@ -230,9 +230,9 @@ class TensorDictModule(TensorDictModuleBase):
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
-    """A module around another one: a subclass overrides what it wants to change.
+    """A module around another one: a subclass overrides what it changes.
 
-    Keys and attributes that it does not have itself are those of ``td_module``.
+    Missing keys and attributes are looked up on ``td_module``.
 
     Args:
         td_module: a module with ``in_keys`` and ``out_keys``.
@@ -281,17 +281,17 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return self.td_module.out_keys_source
 
     def select_out_keys(self, *out_keys: NestedKey) -> Any:
-        """Of the wrapped module, see :meth:`TensorDictModuleBase.select_out_keys`. Returns self."""
+        """Forwarded to the wrapped module, see :meth:`TensorDictModuleBase.select_out_keys`. Returns self."""
         self.td_module.select_out_keys(*out_keys)
         return self
 
     def reset_out_keys(self) -> Any:
-        """Of the wrapped module, see :meth:`TensorDictModuleBase.reset_out_keys`. Returns self."""
+        """Forwarded to the wrapped module, see :meth:`TensorDictModuleBase.reset_out_keys`. Returns self."""
         self.td_module.reset_out_keys()
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the wrapped module gives."""
+        """Call the wrapped module."""
         return self.td_module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -299,7 +299,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             return super().__getattr__(name)
         except AttributeError:
             own = getattr(type(self), name, None)
-            if isinstance(own, property):  # it failed inside, with an error that says more than this one would
+            if isinstance(own, property):  # a property failed with its own AttributeError: raise that one
                 return own.__get__(self)
             inner = self.__dict__.get("_modules", {}).get("td_module")
             if inner is None:
@@ -311,12 +311,12 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
 
 class WrapModule(TensorDictModuleBase):
-    """A function from tensordict to tensordict as a module, to stand in a :class:`TensorDictSequential`.
+    """A function from tensordict to tensordict as a module, for use in a :class:`TensorDictSequential`.
 
     Args:
         func: the function.
-        inplace: write the entries of its result into the input, and return that.
-        in_keys: the keys that it reads. Nothing checks them; a sequence counts on them. Default: none.
+        inplace: write the entries of its result into the input, and return the input.
+        in_keys: the keys that it reads, not checked, but used by a sequence. Default: none.
         out_keys: the keys that it writes, likewise.
 
     Example:
@@ -342,7 +342,7 @@ class WrapModule(TensorDictModuleBase):
         self.out_keys = out_keys or []
 
     def forward(self, data: Any) -> Any:
-        """What the function gives for ``data``."""
+        """Call the function with ``data``."""
         result = self.func(data)
         return data.update(result) if self.inplace and result is not data else result
 
@@ -351,7 +351,7 @@ class WrapModule(TensorDictModuleBase):
 
 
 class as_tensordict_module:
-    """Decorator: a function or method of tensors reads and writes a tensordict, as a :class:`TensorDictModule` does.
+    """Decorator that makes a function or method of tensors read and write a tensordict, as :class:`TensorDictModule` does.
 
     Args:
         in_keys: key or list of keys of its arguments (after ``self``).
@@ -392,7 +392,7 @@ class as_tensordict_module:
 
 
 def _arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[list[Any], list[str] | None]:
-    """Keys, and the names of the arguments where these are given by name."""
+    """Keys, and the names of the arguments if they are given by name."""
     if not isinstance(in_keys, Mapping):
         if out_to_in_map is not None:
             warnings.warn("out_to_in_map counts for a mapping of in_keys only, and these are a list", stacklevel=3)
@@ -415,7 +415,7 @@ def check_inplace(inplace: Any) -> None:
 
 
 def output_of(tensordict: Any, inplace: Any) -> Any:
-    """Where results go for an input, see the ``inplace`` of :class:`TensorDictModule`."""
+    """The target of the results for an input, see ``inplace`` of :class:`TensorDictModule`."""
     if inplace is True or inplace is None:
         return tensordict
     if inplace == "empty" or isinstance(tensordict, TracedEntries):
@@ -424,7 +424,7 @@ def output_of(tensordict: Any, inplace: Any) -> Any:
 
 
 def _by_key(result: Any, out_keys: list[Any]) -> list[Any] | None:
-    """The results under the keys, when all are there."""
+    """The results by key, if all are there."""
     values = []
     for key in out_keys:
         if key == "_":

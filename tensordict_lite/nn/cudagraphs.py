@@ -23,14 +23,14 @@ __all__ = ["CudaGraphModule"]
 
 
 class CudaGraphModule:
-    """Records a function of tensors, or a module of tensordicts, as a CUDA graph and replays it.
+    """Record a function of tensors, or a module of tensordicts, as a CUDA graph and replay it.
 
-    The first ``warmup - 1`` calls run the function on a stream of their own, the next one records it, and every
-    later one copies its inputs into the graph's and replays it. What is returned is a copy of the graph's outputs; a
-    module that writes into its input does so in a replay as well.
+    The first ``warmup - 1`` calls run the function on a separate stream, the next one records it, and every later call
+    copies its inputs into those of the graph and replays it. The result is a copy of the outputs of the graph; a module
+    that writes into its input does so in a replay as well.
 
-    The function must do the same work every time: no control flow that looks at values, no shapes that change, no
-    inputs that require grad. Arguments that are no tensors must stay the same.
+    The function must do the same work every time: no control flow that depends on values, no changing shapes, no inputs
+    that require grad. Non-tensor arguments must stay the same.
 
     It is no ``nn.Module``, so that its parameters do not reach an optimiser by mistake. Without CUDA it warns once,
     and every call runs the function itself.

@@ -71,15 +71,15 @@ class ZipEntry(NamedTuple):
     size: int
     """Bytes of the data."""
     offset: int
-    """Of the local header."""
+    """Size of the local header."""
     record: int = 0
-    """Of the record in the directory."""
+    """Size of the record in the directory."""
     flags: int = 0
-    """General-purpose bits."""
+    """General-purpose flag bits."""
 
     @property
     def is_streamed(self) -> bool:
-        """Whether sizes and CRC follow the data, because they were not known before it was written."""
+        """Whether sizes and CRC follow the data, because they were unknown when it was written."""
         return bool(self.flags & _STREAMED)
 
 
@@ -87,7 +87,7 @@ class ZipEntry(NamedTuple):
 
 
 def padding(offset: int, name: bytes, size: int, tuning: SaveTuning) -> int:
-    """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
+    """Bytes of padding in a local header at ``offset`` that align its data."""
     length = -(offset + _LOCAL.size + len(name) + (20 if size >= tuning.wide_bytes else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
 
@@ -115,7 +115,7 @@ def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int, tuni
 
 
 def local_header(entry: ZipEntry, tuning: SaveTuning, pad: int = 0) -> bytes:
-    """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
+    """The header before the data of an entry; ``pad`` is 0 or at least 4."""
     name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
     if size >= tuning.wide_bytes or compressed >= tuning.wide_bytes:
         extra = struct.pack("<2H2Q", 1, 16, size, compressed)
@@ -152,7 +152,7 @@ def central_record(entry: ZipEntry, tuning: SaveTuning) -> bytes:
 
 
 def end_records(count: int, offset: int, size: int, tuning: SaveTuning) -> bytes:
-    """What ends an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
+    """The end of an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
     out = b""
     if count >= tuning.wide_entries or offset >= tuning.wide_bytes or size >= tuning.wide_bytes:
         length = _END64.size - 12
@@ -174,7 +174,7 @@ def find_directory(path: str, data: Any) -> tuple[int, int, int]:
         data: its bytes (a memoryview).
 
     Raises:
-        ArchiveError: it is no zip file, or its end does not add up.
+        ArchiveError: it is not a zip file, or its end is inconsistent.
     """
     total = len(data)
     tail = bytes(data[max(0, total - _MAX16 - _END.size) :])
@@ -213,7 +213,7 @@ def _directory(path: str, data: Any, end: int, fields: tuple[Any, ...]) -> tuple
 
 
 def _directory64(path: str, data: Any, end: int) -> tuple[tuple[int, ...], int] | None:
-    """The fields of a ZIP64 end, and where it starts; ``None`` where there is none."""
+    """The fields of a ZIP64 end, and its position; ``None`` if there is none."""
     at = end - _LOCATOR64.size
     if at < 0 or bytes(data[at : at + 4]) != _LOCATOR64_SIGNATURE:
         return None
@@ -229,11 +229,11 @@ def _directory64(path: str, data: Any, end: int) -> tuple[tuple[int, ...], int] 
 
 
 def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[ZipEntry]:
-    """The records of the directory that :func:`find_directory` found; folders are left out.
+    """The records of the directory found by :func:`find_directory`; folders are left out.
 
     Raises:
-        ArchiveError: a record is wrong, or says what no archive of a dataset says: encryption, an unknown compression,
-            a link, a name that leaves the folder, or is too long or too deep.
+        ArchiveError: a record is damaged, or not allowed in an archive of a dataset: encryption, an unknown
+            compression, a link, a name outside the folder, or one that is too long or too deep.
     """
     directory = bytes(data[offset : offset + size])
     unpack, width, make = _CENTRAL.unpack_from, _CENTRAL.size, tuple.__new__
@@ -268,9 +268,9 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[Zi
 
 
 def require_name(path: str, raw: bytes) -> None:
-    """Raise ArchiveError when the name of an entry is longer, or deeper, than that of any file in a folder.
+    """Raise ArchiveError if the name of an entry is longer, or deeper, than a file of a dataset can have.
 
-    Folders that are made of the names, and removed, would take memory and stack without bounds.
+    Creating and removing folders for such names would take unbounded memory and stack.
     """
     levels = raw.count(b"/")
     if len(raw) > MAX_NAME or levels > MAX_LEVELS:
@@ -282,7 +282,7 @@ def require_name(path: str, raw: bytes) -> None:
 
 
 def _names(path: str, found: list[Any]) -> list[str]:
-    """The names of entries (raw name first, flags last). A look at all of them together spares one at each."""
+    """The names of entries (raw name first, flags last). One combined check avoids a check of each name."""
     together = b"\n".join([fields[0] for fields in found])
     odd = (b"..", b"./", b"//", b"\n/", b"\n\n", b".\n", b"\0")
     if together.isascii() and not any(part in together for part in odd):
@@ -309,7 +309,7 @@ def _name(path: str, raw: bytes, flags: int) -> str:
 
 
 def _wide(path: str, name: bytes, extra: bytes, *values: int) -> list[int]:
-    """Numbers of a record or header, those that do not fit taken from its 64-bit extension."""
+    """Numbers of a record or header, taken from its 64-bit extension if they do not fit."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
@@ -335,13 +335,13 @@ def _refusal(flags: int, method: int, disk: int) -> str:
 
 
 def data_starts(path: str, data: Any, found: list[ZipEntry], limits: list[int]) -> dict[str, int]:
-    """Where the data of each entry starts, see :func:`_data_start`: in one go where nothing is wrong or unusual.
+    """Offset of the data of each entry, see :func:`_data_start`; computed for all at once in the common case.
 
     Args:
         path: the archive, for messages.
         data: its bytes.
         found: the entries, in the order of their offsets.
-        limits: of each, where the next one starts, or the directory.
+        limits: for each entry, the start of the next one or of the directory.
     """
     unpack, fixed = _LOCAL.unpack_from, _LOCAL.size
     total = len(data)
@@ -368,19 +368,19 @@ def data_starts(path: str, data: Any, found: list[ZipEntry], limits: list[int]) 
 
 
 def _data_start(path: str, data: Any, entry: ZipEntry, limit: int) -> int:
-    """Where the data of an entry starts: behind its local header, which must say what the directory says.
+    """Offset of the data of an entry, after its local header, which must agree with the directory.
 
     Args:
         path: the archive, for messages.
         data: its bytes.
         entry: the entry.
-        limit: where the next entry, or the directory, starts.
+        limit: start of the next entry or of the directory.
 
     Raises:
-        ArchiveError: there is no such header, or the data would reach beyond ``limit``.
+        ArchiveError: the header is missing, or the data would extend beyond ``limit``.
     """
     name, raw, method, _, compressed, size, offset, _, flags = entry
-    limit = min(limit, len(data))  # the next entry may claim to lie outside the file
+    limit = min(limit, len(data))  # the next entry may claim a position outside the file
     if offset + _LOCAL.size > limit:
         raise ArchiveError(path, f"the entry {name!r} overlaps what comes behind it, or lies outside the file")
     signature, _, _, own_method, _, _, _, own_compressed, own_size, name_length, extra_length = _LOCAL.unpack_from(
@@ -401,7 +401,7 @@ def _data_start(path: str, data: Any, entry: ZipEntry, limit: int) -> int:
         own_size, own_compressed = _wide(path, raw, extra, own_size, own_compressed)
     same = own_method == method and bytes(data[offset + _LOCAL.size : offset + _LOCAL.size + name_length]) == raw
     if not flags & _STREAMED:
-        same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory is what counts
+        same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory counts
     if not same or (method == STORED and compressed != size):
         raise ArchiveError(path, f"the entry {name!r} is described in two ways that contradict each other")
     return start

@@ -1,1 +1,1 @@
-"""Files of a dataset, with no collection in them: mappings, names, folders that appear whole, the format as data."""
+"""Files of a dataset, without collections: mappings, names, atomic replacement of folders, the format as data."""

@@ -1,15 +1,15 @@
 """Python objects in shared memory: one process replaces a value, every process sees the new one.
 
-An arena is a file in memory (:func:`~tensordict_lite.memmap.disk.mapping.anonymous_file`) with a header, of which all
-processes have the same pages, and room for pickles behind it::
+An arena is an in-memory file (:func:`~tensordict_lite.memmap.disk.mapping.anonymous_file`) with a header, whose pages
+all processes share, followed by space for pickles::
 
-    header   word 0: end of the used bytes, then 8 words a cell:
-             generation | offset, room, length of slot 0 | offset, room, length of slot 1 | unused
-    room     pickles; a slot that has become too small gets new room at the end
+    header   word 0: end of the used bytes, then 8 words per cell:
+             generation | offset, size, length of slot 0 | offset, size, length of slot 1 | unused
+    pickles  a slot that has become too small gets new space at the end
 
-Value number *g* of a cell is in slot ``g % 2``. A writer takes the lock, fills the slot that is not read, and
-then counts the generation up, in one store: a writer that is killed earlier has changed nothing. A reader takes no
-lock: it looks at the generation, and unpickles only what is new.
+Value number *g* of a cell is in slot ``g % 2``. A writer takes the lock, fills the unused slot, and then increments the
+generation with one store; a writer that is killed earlier has changed nothing. A reader takes no lock: it reads the
+generation and unpickles only new values.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from tensordict_lite.memmap.disk.passing import fetch, offer
 
 __all__ = ["ObjectTable", "Cell"]
 
-_WORDS = 8  # of a cell in the header
-_STEP = 64  # room is given out in multiples of this many bytes
+_WORDS = 8  # words per cell in the header
+_STEP = 64  # space is allocated in multiples of this many bytes
 
 Address = tuple[str, int, int, int]
 
 
 class ObjectTable:
-    """Room for a number of cells.
+    """Shared storage for a number of objects.
 
     Args:
-        count: how many.
-        address: of an arena of another process, ``None`` for a new one.
+        count: number of cells.
+        address: address of an arena of another process, ``None`` for a new one.
 
     Raises:
-        DatasetError: the process that the arena came from has ended.
+        DatasetError: the process that owns the arena has ended.
         OSError: too many files are open.
     """
 
@@ -74,16 +74,16 @@ class ObjectTable:
 
     @property
     def address(self) -> Address:
-        """Where another process finds it, while this process runs."""
+        """The name under which another process opens it while this process runs."""
         of_process = self._path.startswith("/proc/")
         return (path_of(self._fd) if of_process else self._path, *self.identity, self.count)
 
     def cells(self) -> list[Cell]:
-        """All of them."""
+        """All cells."""
         return [Cell(self, number) for number in range(self.count)]
 
     def generation(self, number: int) -> int:
-        """How often a cell was written."""
+        """The number of writes of a cell."""
         return self._words[_WORDS * (number + 1)]
 
     def read(self, number: int) -> tuple[int, bytes]:
@@ -93,11 +93,11 @@ class ObjectTable:
             generation = self._words[at]
             offset, _, length = self._words[at + 1 + 3 * (generation % 2) :][:3]
             data = os.pread(self._fd, length, offset)
-            if self._words[at] == generation:  # else the slot may have been filled again meanwhile
+            if self._words[at] == generation:  # otherwise the slot may have been refilled meanwhile
                 return generation, data
 
     def write(self, number: int, data: bytes) -> None:
-        """Makes ``data`` the next generation of a cell."""
+        """Make ``data`` the next generation of a cell."""
         at = _WORDS * (number + 1)
         with self._locked():
             generation = self._words[at] + 1
@@ -113,10 +113,10 @@ class ObjectTable:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, of all threads and processes; a lock of the kernel ends with its process.
+        """Exclude other writers in all threads and processes; the kernel releases the lock when the process ends.
 
-        By a descriptor of its own: what `lockf` locks would be free as soon as another thread closed any descriptor of
-        the file, such as the one that travels when the arena is sent.
+        Uses its own descriptor: a `lockf` lock would be released as soon as another thread closed any descriptor of the
+        file, such as the one that is sent with the arena.
         """
         fd = forks.kept(self._opened_again())
         try:
@@ -134,13 +134,13 @@ class ObjectTable:
         return _arena, self.address
 
     def _send(self) -> Any:
-        """As `__reduce__`, for `multiprocessing`: it may be released here before it arrives."""
+        """Like `__reduce__`, for `multiprocessing`: the arena may be released here before it arrives."""
         return _received, (self.address, offer(*self.address[:3]))
 
 
 def _close(owner: int, fd: int, unlink: str | None) -> None:
     os.close(fd)
-    if unlink is not None and os.getpid() == owner:  # not a fork of it
+    if unlink is not None and os.getpid() == owner:  # not in a fork of it
         with contextlib.suppress(OSError):
             os.unlink(unlink)
 
@@ -149,13 +149,13 @@ _arenas: weakref.WeakValueDictionary[tuple[int, int], ObjectTable] = weakref.Wea
 
 
 def _arena(path: str, device: int, inode: int, count: int) -> ObjectTable:
-    """The arena at an address; one object of it a process."""
+    """The arena at an address; one object per process."""
     known = _arenas.get((device, inode))
     return ObjectTable(count, (path, device, inode, count)) if known is None else known
 
 
 def _received(address: Address, offered: Any) -> ObjectTable:
-    """:func:`_arena`, by the descriptor that came with it."""
+    """:func:`_arena`, from the descriptor sent with it."""
     fd = fetch(offered)
     try:
         return _arena(path_of(fd) if fd >= 0 else address[0], *address[1:])
@@ -186,7 +186,7 @@ def _opened(address: Address) -> int:
 
 
 class Cell:
-    """One object, the same in every process.
+    """One object, shared by all processes.
 
     Example:
         >>> cell = ObjectTable(1).cells()[0]
@@ -204,17 +204,17 @@ class Cell:
         self._value: Any = None
 
     def get(self) -> Any:
-        """The object as it was last set by any process. A process keeps one copy of each that it has read."""
+        """The object as last set by any process. A process keeps a copy of each value that it has read."""
         if self._arena.generation(self._number) != self._seen:
             self._seen, data = self._arena.read(self._number)
             self._value = pickle.loads(data)
         return self._value
 
     def set(self, value: Any) -> None:
-        """Replaces the object everywhere.
+        """Replace the object for all processes.
 
         Raises:
-            TypeError: it cannot be pickled; the old one stays.
+            TypeError: it cannot be pickled; the old value is kept.
         """
         try:
             data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

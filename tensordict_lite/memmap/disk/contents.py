@@ -1,12 +1,12 @@
-"""Which files of a folder or bucket belong to the dataset in it: only these are ever replaced or removed.
+"""The files of a folder or bucket that belong to its dataset: only these are ever replaced or removed.
 
     meta.json             lists the tensors and the nested collections of its folder
     shards.json           lists folders, each with a ``meta.json``
-    .tdmap/               state of runs; its data/meta.json lists a dataset that is being moved to its place
-    checksums.json, columns.json, pictures.json (and files/, skipped.jsonl)    written beside a dataset
+    .tdmap/               state of runs; its data/meta.json lists a dataset that is being moved into place
+    checksums.json, columns.json, pictures.json (and files/, skipped.jsonl)    written next to a dataset
 
-Everything else belongs to the user. A call that replaces a dataset is refused where such a file exists
-(:func:`require_only`), before any work is done. A file that appears later is kept (:func:`put_away`).
+Other files belong to the user. A call that replaces a dataset fails if such a file exists (:func:`require_only`),
+before any work is done. A file that appears later is kept (:func:`put_away`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
-"""End of the name of a file or folder that a save writes: its machine and process."""
+"""Suffix of a file or folder that a save writes: its machine and process."""
 _UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 
 SHARDS, HIDDEN, PICTURES = "shards.json", ".tdmap/", "pictures.json"
@@ -54,19 +54,19 @@ CHECKSUMS = "checksums.json"
 _OF_FORMATS = ("columns.json", PICTURES)
 BESIDE = (CHECKSUMS, *_OF_FORMATS)
 
-_MOST = 1 << 28  # bytes of a manifest
+_MOST = 1 << 28  # maximum bytes of a manifest
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
+    """Whether a save (possibly a killed one) wrote this file or folder and has not renamed it."""
     return bool(STALE.search(name) or _UNFINISHED.fullmatch(name))
 
 
 def owned(names: Iterable[str], read: Callable[[list[str]], list[bytes]]) -> set[str]:
-    """Those of the files of a folder that belong to the dataset in it.
+    """The files of a folder that belong to its dataset.
 
     Args:
-        names: paths of all files below the folder, relative to it, with slashes.
+        names: paths of all files in the folder, relative to it, with slashes.
         read: returns the contents of some of these files.
 
     Raises:
@@ -92,7 +92,8 @@ def owned(names: Iterable[str], read: Callable[[list[str]], list[bytes]]) -> set
             found.update(f"{folder}{file}" for file in _files(meta))
             level += [f"{folder}{child}/" for child in _children(meta, folder, names)]
         gone = tuple(folder for folder in level if f"{folder}{META}" not in names)
-        found.update(name for name in names if name.endswith("/") and name.startswith(gone))  # killed at its removal
+        # Killed while it was removed.
+        found.update(name for name in names if name.endswith("/") and name.startswith(gone))
     return found & names
 
 
@@ -131,13 +132,13 @@ def _children(meta: NodeMeta, folder: str, names: set[str]) -> Iterator[str]:
 
 
 def _inner(folder: str, names: set[str]) -> set[str]:
-    """Names of the folders in a folder: metadata of early versions of tensordict do not list them."""
+    """Names of the folders in a folder: early versions of tensordict do not list them in the metadata."""
     below = (name[len(folder) :] for name in names if name.startswith(folder))
     return {name.partition("/")[0] for name in below if "/" in name and not name.startswith(HIDDEN)}
 
 
 def files_below(folder: str) -> list[str]:
-    """Paths of all files below a folder, relative to it; of links, which are not followed; and of empty folders."""
+    """Relative paths of all files in a folder, including links, which are not followed, and empty folders."""
     found: list[str] = []
     pending = [""]
     while pending:
@@ -145,7 +146,7 @@ def files_below(folder: str) -> list[str]:
         with os.scandir(f"{folder}/{inner}") as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
         if inner and not listed:
-            found.append(inner)  # with the slash at its end
+            found.append(inner)  # with a trailing slash
         for entry in listed:
             if entry.is_dir(follow_symlinks=False):
                 pending.append(f"{inner}{entry.name}/")
@@ -155,12 +156,12 @@ def files_below(folder: str) -> list[str]:
 
 
 def reader_of(folder: str) -> Callable[[list[str]], list[bytes]]:
-    """Reads files below a folder, as :func:`owned` asks for them."""
+    """A function that reads files of a folder for :func:`owned`."""
     return lambda paths: [read_small(f"{folder}/{path}", folder, _MOST) for path in paths]
 
 
 def others_in(folder: str) -> list[str]:
-    """Files below a folder, and empty folders, that do not belong to the dataset in it.
+    """Files and empty folders in a folder that do not belong to its dataset.
 
     Raises:
         DatasetError: its metadata are damaged.
@@ -171,14 +172,14 @@ def others_in(folder: str) -> list[str]:
 
 
 def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
-    """Files of the dataset in a folder that a new one lacks, and whether the folder holds other files as well.
+    """Files of the dataset in a folder that a new one lacks, and whether the folder holds other files.
 
     Args:
         folder: its path.
         new: paths of the files of the new dataset, relative to it.
     """
     listed = set(os.listdir(folder))
-    if not listed.isdisjoint((SHARDS, *_OF_FORMATS)):  # whose files may be millions
+    if not listed.isdisjoint((SHARDS, *_OF_FORMATS)):  # may hold millions of files
         return listed & {CHECKSUMS}, True
     names = set(files_below(folder))
     rest = names - new
@@ -192,13 +193,13 @@ def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
 
 
 def require_only(folder: str) -> None:
-    """Raise FileExistsError unless a folder holds a dataset and nothing else, which a new dataset may replace."""
+    """Raise FileExistsError unless a folder holds a dataset and no other files."""
     refuse_others(folder, lambda: others_in(folder))
     refuse_part(folder)
 
 
 def refuse_part(folder: str) -> None:
-    """Raise FileExistsError where a folder belongs to the dataset in the folder above it."""
+    """Raise FileExistsError if a folder belongs to the dataset in its parent."""
     parent, name = os.path.split(os.path.realpath(folder))
     if not os.path.lexists(f"{parent}/{META}") and not os.path.lexists(f"{parent}/{SHARDS}"):
         return
@@ -211,7 +212,7 @@ def refuse_part(folder: str) -> None:
 
 
 def refuse_others(where: str, find: Callable[[], list[str]]) -> None:
-    """Raise FileExistsError where there are other files than those of the dataset that is to be replaced."""
+    """Raise FileExistsError if there are files other than those of the dataset to be replaced."""
     try:
         others = find()
     except DatasetError as error:
@@ -228,21 +229,21 @@ def refuse_others(where: str, find: Callable[[], list[str]]) -> None:
 
 
 def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None = None) -> None:
-    """Remove a dataset whose place another one has taken; files that do not belong to it move to the new one.
+    """Remove a replaced dataset; files that do not belong to it are moved to the new one.
 
-    Where the new dataset has a file of the same name, the old folder stays, with that file in it.
+    If the new dataset has a file of the same name, the old folder is kept with that file.
 
     Args:
         old: the folder.
-        place: that of the new dataset.
-        find: finds the files of the dataset among all. By default, :func:`owned`.
+        place: folder of the new dataset.
+        find: selects the files of the dataset; by default :func:`owned`.
     """
     try:
         names = files_below(old)
     except FileNotFoundError:
         return
     ours = owned(names, reader_of(old)) if find is None else find(names)
-    if all(name.endswith("/") for name in names):  # a process was killed when it had removed the files
+    if all(name.endswith("/") for name in names):  # a process was killed after removing the files
         ours = set(names)
     for name in set(names) - ours:
         target = f"{place}/{name}".rstrip("/")
@@ -250,14 +251,14 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(f"{old}/{name}".rstrip("/"), target)
     for name in sorted(ours, key=_rank):
-        with contextlib.suppress(FileNotFoundError):  # a save that began in the old folder removes its own files
+        with contextlib.suppress(FileNotFoundError):  # a save that started in the old folder removes its own files
             os.rmdir(f"{old}/{name}") if name.endswith("/") else os.unlink(f"{old}/{name}")
     for folder, _, _ in os.walk(old, topdown=False):
-        with contextlib.suppress(OSError):  # what is not empty stays
+        with contextlib.suppress(OSError):  # not empty: kept
             os.rmdir(folder)
 
 
 def _rank(name: str) -> tuple[bool, bool, int]:
-    """Order in which files are removed: a process that is killed meanwhile leaves the metadata that list the others."""
+    """The order of removal: after a kill, the metadata that list the remaining files are still there."""
     is_list = name.rpartition("/")[2] in (META, SHARDS, PICTURES)
     return is_list, name.startswith(HIDDEN), -name.count("/") - (name == PICTURES)

@@ -1,11 +1,11 @@
-"""CRC-32, the checksum of archives and of ``checksums.json``: fast, and of parts put together.
+"""CRC-32 for archives and ``checksums.json``: fast computation, and combination of parts.
 
-ISA-L multiplies polynomials with an instruction of the processor and sums at the speed of memory, five times as fast
-as zlib: where data is copied at the same time, its checksum costs nothing.
+ISA-L uses a polynomial multiplication instruction and runs at memory speed, five times as fast as zlib: while data is
+copied, its checksum costs nothing.
 
-Appending bytes to a message multiplies its CRC, a polynomial over GF(2), by a power of x. Multiplying takes 32
-steps and the power is found by squaring, so nothing here depends on how many bytes there are (Mark Adler's
-``crc32_combine`` of zlib, which Python does not expose).
+Appending bytes to a message multiplies its CRC, a polynomial over GF(2), by a power of x. A multiplication takes 32
+steps and the power is found by squaring, so the cost does not depend on the length (Mark Adler's ``crc32_combine`` of
+zlib, which Python does not expose).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 __all__ = ["combine", "fastest", "of_zeros"]
 
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
+_POLYNOMIAL = 0xEDB88320  # polynomial of CRC-32, lowest power in the highest bit
 _ONE = 1 << 31
 
 
 @functools.cache
 def fastest() -> Callable[..., int]:
-    """What computes a CRC from a buffer and the CRC of what is before it: of ISA-L, or of zlib where that is missing.
+    """A function of a buffer and the CRC of the data before it: that of ISA-L, or of zlib if ISA-L is missing.
 
-    Both release the interpreter lock. For a few bytes, zlib is as good and is there already.
+    Both release the GIL. For a few bytes zlib is as fast, and always available.
 
     Example:
         >>> import zlib
@@ -41,7 +41,7 @@ def fastest() -> Callable[..., int]:
 
 
 def combine(first: int, second: int, second_length: int) -> int:
-    """The CRC of two messages, one after the other.
+    """The CRC of two consecutive messages.
 
     Args:
         first: CRC of the first.
@@ -57,7 +57,7 @@ def combine(first: int, second: int, second_length: int) -> int:
 
 
 def of_zeros(length: int) -> int:
-    """The CRC of so many zero bytes.
+    """The CRC of this many zero bytes.
 
     Example:
         >>> import zlib

@@ -1,8 +1,8 @@
-"""Writing one file so that it is there whole or not at all.
+"""Writing one file completely or not at all.
 
-Bytes go to a temporary sibling, which is renamed over the target once it is complete. Data is written with
-``pwrite`` straight from the tensor's memory: no page faults, no second copy, and the interpreter lock is
-released, so several threads write at once.
+Bytes go to a temporary sibling, which is renamed over the target when it is complete. Data is written with ``pwrite``
+from the memory of the tensor: without page faults or a second copy, and without the GIL, so several threads write at
+once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 
 _SMALL = 1 << 20
 _NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
-BLOCK = 16 << 20  # a tensor that is not contiguous in host memory is copied through blocks of this many bytes
+BLOCK = 16 << 20  # non-contiguous host tensors are copied in blocks of this many bytes
 
 
 @contextlib.contextmanager
 def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
-    """A descriptor of a temporary sibling that becomes ``path`` when the block succeeds, and vanishes otherwise.
+    """A descriptor of a temporary sibling that replaces ``path`` if the block succeeds, and is removed otherwise.
 
     Raises:
         RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
@@ -67,11 +67,11 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
 
 
 def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetError]) -> int:
-    """Bytes of a regular file (links to it are followed).
+    """Size of a regular file in bytes (links are followed).
 
     Raises:
-        missing: there is nothing at ``path``.
-        error: it is something else.
+        missing: ``path`` does not exist.
+        error: it is not a regular file.
     """
     try:
         info = os.stat(path)
@@ -84,7 +84,7 @@ def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetErro
 
 
 def refuse_link(path: str) -> None:
-    """DatasetError where ``path`` is a symbolic link: what is written there would be somewhere else."""
+    """Raise DatasetError if ``path`` is a symbolic link: data would be written elsewhere."""
     if os.path.islink(path):
         raise DatasetError(
             path,
@@ -94,7 +94,7 @@ def refuse_link(path: str) -> None:
 
 
 def open_at_once(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file in whose place something else may be: no link is followed, no FIFO waited for."""
+    """Open a file that may have been replaced, without following links or waiting for FIFOs."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -110,17 +110,17 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 
 def all_bytes(tensor: Tensor) -> Any:
-    """The elements of any tensor in row-major order, as one buffer; its own memory where that is so already."""
+    """The elements of a tensor in row-major order as one buffer, without a copy if possible."""
     if tensor.is_contiguous():
         try:
-            return tensor.numpy()  # refuses whatever needs more than a look at its memory
+            return tensor.numpy()  # raises if more than a view is needed
         except (RuntimeError, TypeError):
             pass
     return raw_bytes(_host(plain_values(tensor)))
 
 
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:
-    """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
+    """``pwrite`` of the whole buffer; a full disk raises OSError with needed and available bytes."""
     done, total = 0, len(data) if type(data) is bytes else data.nbytes
     try:
         if total < _SMALL:
@@ -139,7 +139,7 @@ def write_all(fd: int, data: Any, offset: int, path: str) -> None:
 
 
 def write_tensor_to(fd: int, tensor: Tensor, path: str, offset: int = 0) -> None:
-    """Writes the elements in row-major order at a byte offset."""
+    """Write the elements in row-major order at a byte offset."""
     tensor = plain_values(tensor)
     if tensor.is_cpu and tensor.is_contiguous():
         write_all(fd, raw_bytes(tensor), offset, path)
@@ -150,7 +150,7 @@ def write_tensor_to(fd: int, tensor: Tensor, path: str, offset: int = 0) -> None
 
 
 def plain_values(tensor: Tensor) -> Tensor:
-    """The same values without a graph, and without a conjugation or a sign that is yet to be applied."""
+    """The same values without autograd history and with pending conjugation or negation applied."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
@@ -161,8 +161,8 @@ def plain_values(tensor: Tensor) -> Tensor:
 def byte_blocks(tensor: Tensor, limit: int | None = None) -> Iterator[Any]:
     """The elements in row-major order, in blocks as numpy arrays.
 
-    Strided, expanded or device memory is copied, ``BLOCK`` bytes at a time; contiguous host memory is not, and comes
-    in one piece, or in pieces of ``limit`` bytes.
+    Strided, expanded or device memory is copied, ``BLOCK`` bytes at a time. Contiguous host memory is returned without
+    a copy, as one block or in blocks of ``limit`` bytes.
     """
     if tensor.numel():
         yield from _blocks(plain_values(tensor), limit)
@@ -192,11 +192,11 @@ def _host(tensor: Tensor) -> Tensor:
 
 
 def write_tensor(path: str, tensor: Tensor, *, existsok: bool = True, copy_data: bool = True) -> None:
-    """Makes ``path`` hold a tensor (or, without ``copy_data``, room for it).
+    """Write a tensor to ``path`` (or, without ``copy_data``, allocate the file).
 
     Raises:
         RuntimeError: the file exists and ``existsok`` is false.
-        OSError: there is no room; an existing file keeps its content.
+        OSError: not enough space; an existing file keeps its content.
     """
     nbytes = tensor.numel() * tensor.element_size()
     check_room(path, nbytes)

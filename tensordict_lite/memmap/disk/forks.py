@@ -1,7 +1,7 @@
-"""Descriptors whose locks last as long as a process has them open: a forked child closes its copies.
+"""Descriptors with locks that end with the process: a forked child closes its copies.
 
-Who holds a lock lets go of it in so many words. But who is killed does not, and then a child that was forked meanwhile,
-by any thread, would keep others waiting for as long as it lives.
+A process releases its locks explicitly, but a killed one does not. Without this, a child forked meanwhile by any thread
+would hold them as long as it lives.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _kept: set[int] = set()
 
 
 def kept(fd: int) -> int:
-    """``fd``, of which no child that is forked from now on has a copy."""
+    """Register ``fd``, so that children forked from now on close their copies, and return it."""
     _kept.add(fd)
     return fd
 
 
 def close(fd: int) -> None:
-    """Closes what :func:`kept` was told of, if it is still there."""
+    """Close a descriptor registered by :func:`kept`, if it is still open."""
     if fd in _kept:
         _kept.discard(fd)
         os.close(fd)
 
 
 def unlock(fd: int) -> None:
-    """Lets go of what was locked by a descriptor that :func:`kept` was told of, if it is one."""
+    """Release the lock of a descriptor registered by :func:`kept`."""
     if fd in _kept:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if a child is being forked
         close(fd)
 
 

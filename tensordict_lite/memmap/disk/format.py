@@ -1,4 +1,4 @@
-"""The directory format, as data: what a saved collection looks like on disk, without a tensor in sight.
+"""The directory format as data: what a saved collection looks like on disk, without tensors.
 
 A collection is a folder with one ``meta.json``, one ``<key>.memmap`` of raw numbers for each tensor, and one
 sub-folder for each nested collection::
@@ -10,9 +10,9 @@ sub-folder for each nested collection::
         ├── meta.json
         └── xy.memmap
 
-It is the format that the ``tensordict`` package writes (``_format_version`` 1), so either library opens what
-the other saved. Everything read here comes from outside: it is checked before anything is mapped, and a folder
-that does not add up is a :class:`~tensordict_lite.errors.DatasetError` that names the file.
+It is the format of the ``tensordict`` package (``_format_version`` 1), so each library opens what the other saved. All
+input is untrusted: it is checked before anything is mapped, and an inconsistent folder raises a
+:class:`~tensordict_lite.errors.DatasetError` that names the file.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ __all__ = [
 ]
 
 META = "meta.json"
-LEGACY_META = "meta.pt"  # of tensordict up to 0.2
+LEGACY_META = "meta.pt"  # used by tensordict up to 0.2
 SUFFIX = ".memmap"
-RUNS = ".tdmap"  # what resumable runs over a dataset have noted about its rows
-REPLACED = "replaced"  # in that folder: files of the rows were replaced since
-PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
-TEXTS = ("values.memmap", "offsets.memmap")  # strings, bytes and JSON values, one a row
+RUNS = ".tdmap"  # notes of resumable runs about the rows of a dataset
+REPLACED = "replaced"  # in that folder: files of the rows were replaced since then
+PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one per batch, or one per row
+TEXTS = ("values.memmap", "offsets.memmap")  # strings, bytes and JSON values, one per row
 FORMAT_VERSION = 1
 
-# Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
+# Entries of meta.json that describe the folder itself. A tensor with such a key is listed in `_entries`.
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"})
 
 _DENSE_TYPE = "<class 'tensordict._td.TensorDict'>"
 MAX_META_BYTES = 64 << 20
-MAX_LEVELS = 500  # of folders: Python's recursion ends a save, or a load, of more
-MAX_NAME = 4096  # bytes of a path within a dataset, as for a path on Linux
+MAX_LEVELS = 500  # maximum depth of folders, limited by Python's recursion
+MAX_NAME = 4096  # maximum bytes of a path within a dataset, as for paths on Linux
 MAX_DIMS = 64
 MAX_BYTES = 1 << 62
 
@@ -85,7 +85,7 @@ ITEMSIZE: dict[str, int] = {
     **{f"torch.{name}": 8 for name in ("float64", "int64", "uint64", "complex64")},
     "torch.complex128": 16,
     "torch.float4_e2m1fn_x2": 1,
-    # Those that a newer torch has: what is saved can be loaded.
+    # Dtypes of newer versions of torch, so that their datasets can be loaded.
     **{str(v): v.itemsize for v in vars(torch).values() if isinstance(v, torch.dtype) and "torch.q" not in str(v)},
 }
 
@@ -103,7 +103,7 @@ def encode_key(key: str) -> str:
         >>> encode_key("weird/key"), encode_key(".."), encode_key("")
         ('weird%2Fkey', '%2E%2E', '%')
     """
-    if key.isidentifier() or _SAFE.fullmatch(key):  # nearly every key, "layers.0.weight" too
+    if key.isidentifier() or _SAFE.fullmatch(key):  # almost every key, also "layers.0.weight"
         return key
     if key in ("", ".", ".."):
         return "%2E" * len(key) or "%"
@@ -116,7 +116,7 @@ def decode_key(name: str) -> str:
 
 
 def is_encodable(key: str) -> bool:
-    """Whether a key has a file name: not where it holds half a character (a lone surrogate)."""
+    """Whether a key can be a file name: a lone surrogate cannot."""
     try:
         os.fsencode(key)
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def is_encodable(key: str) -> bool:
 
 
 def raw_key(key: str) -> str | None:
-    """The key itself where it is a path component that stays inside its folder, else ``None``."""
+    """The key itself if it is a path component that stays inside its folder, else ``None``."""
     return None if key in ("", ".", "..") or "/" in key or "\0" in key else key
 
 
@@ -136,25 +136,25 @@ class LeafMeta(NamedTuple):
     """One tensor of a folder."""
 
     dtype: str
-    """Torch name, ``"torch.float32"``."""
+    """Name of the dtype, such as ``"torch.float32"``."""
     shape: tuple[int, ...]
     """Its shape; for a nested tensor the shape of the table of shapes, ``(n, dims)``."""
     nbytes: int
     """Bytes of a tensor that is not nested."""
     is_nested: bool = False
-    """Whether elements have shapes of their own, in ``<key>.shape.memmap``."""
+    """Whether the elements have separate shapes, in ``<key>.shape.memmap``."""
     layout: str | None = None
-    """``"jagged"`` for a nested tensor of that layout; ``"ragged"`` for rows whose offsets have a file, too."""
+    """``"jagged"`` for nested tensors of that layout; ``"ragged"`` for rows with a file of offsets."""
     capacity: int | None = None
-    """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
+    """Rows allocated in the file, if more than in ``shape``; -1 for any number."""
     slack: int = 0
-    """Bytes that the file may have behind those of the tensor: early versions of torch wrote one more."""
+    """Extra bytes allowed at the end of the file: early versions of torch wrote one."""
     values: tuple[int, ...] | None = None
-    """Of ragged rows, the shape of all of them one after the other, ``(total, ...)``."""
+    """For ragged rows, the shape of their concatenation, ``(total, ...)``."""
 
     @property
     def room(self) -> int | None:
-        """Bytes that the file may hold at most, where that is more than :attr:`nbytes`."""
+        """Maximum size of the file, if larger than :attr:`nbytes`."""
         if self.capacity is None or not self.shape:
             return self.nbytes + self.slack if self.slack else None
         return MAX_BYTES if self.capacity < 0 else tensor_bytes(self.dtype, (self.capacity, *self.shape[1:]))
@@ -170,7 +170,7 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(slots=True)
 class NodeMeta:
-    """One folder, parsed and checked: only its own ``meta.json`` has been read."""
+    """One folder, parsed and checked: only its own ``meta.json`` was read."""
 
     path: str
     kind: str
@@ -178,7 +178,7 @@ class NodeMeta:
     class_name: str = ""
     """Full name of the class that was saved, from ``_type``."""
     is_foreign: bool = False
-    """Whether a dense collection was of a class that is not one of the format's own: a subclass that a program made."""
+    """Whether a dense collection has a class defined by a program, not by the format."""
     shape: tuple[int, ...] = ()
     device: str | None = None
     names: list[str | None] | None = None
@@ -188,34 +188,34 @@ class NodeMeta:
     raw: dict[str, Any] = field(default_factory=dict)
     """The whole of ``meta.json``."""
     types: dict[str, str] = field(default_factory=dict)
-    """Of entries that hold dates and times, the type of Arrow's, see ``TensorDict.arrow_types``."""
+    """Arrow types of entries that hold dates and times, see ``TensorDict.arrow_types``."""
 
     @property
     def is_old(self) -> bool:
-        """Whether a version wrote it that did not say which, up to tensordict 0.6 at least."""
+        """Whether the version that wrote it is not recorded, as up to tensordict 0.6."""
         return "_format_version" not in self.raw
 
     @property
     def lists_children(self) -> bool:
-        """Whether :attr:`children` are all nested collections: tensordict 0.3 did not list them."""
+        """Whether :attr:`children` lists all nested collections: tensordict 0.3 did not."""
         if not self.is_old or self.children:
             return True
         return any("is_nested" in entry for entry in self.raw.values() if type(entry) is dict)  # since 0.5
 
     @property
     def is_fixed(self) -> bool:
-        """Whether everything about it stands in its own ``meta.json``, and it never changes after it was parsed."""
+        """Whether its own ``meta.json`` describes it completely, so that the parsed result can be shared."""
         return self.kind == "tensordict" and self.names is None and "_growing" not in self.raw and self.lists_children
 
     def at(self, path: str) -> NodeMeta:
-        """The same of another folder, whose ``meta.json`` has the same content."""
+        """The same for another folder whose ``meta.json`` has the same content."""
         return NodeMeta(
             path, self.kind, self.class_name, self.is_foreign, self.shape, self.device, self.names, self.leaves,
             self.children, self.raw, self.types,
         )  # fmt: skip
 
     def keep_rows(self, rows: int) -> None:
-        """Only the first rows of a dataset that grows: those that its outermost folder has committed."""
+        """Keep the rows of a growing dataset that its outermost folder has committed."""
         if self.shape[0] < rows:
             raise DatasetError(self.path, f"has {self.shape[0]} rows, and the parent has committed {rows}")
         self.shape = (rows, *self.shape[1:])
@@ -261,15 +261,15 @@ def node_meta(
 
 
 def read_meta(folder: str, *, nested: bool = False, known: dict[bytes, NodeMeta] | None = None) -> NodeMeta:
-    """Reads and checks the ``meta.json`` of a folder.
+    """Read and check the ``meta.json`` of a folder.
 
     Args:
         folder: the folder. With ``nested`` it must be a folder itself, not a link to one.
         known: see :func:`parse_content`.
 
     Raises:
-        DatasetNotFoundError: there is no folder, or no ``meta.json`` in it.
-        DatasetError: anything about it is wrong.
+        DatasetNotFoundError: the folder or its ``meta.json`` does not exist.
+        DatasetError: it is invalid.
     """
     path = folder + "/" + META
     if nested:
@@ -278,13 +278,13 @@ def read_meta(folder: str, *, nested: bool = False, known: dict[bytes, NodeMeta]
 
 
 def parse_content(path: str, folder: str, content: bytes, known: dict[bytes, NodeMeta] | None = None) -> NodeMeta:
-    """The metadata in the bytes of a ``meta.json``; DatasetError where it is wrong.
+    """The metadata in the bytes of a ``meta.json``; DatasetError if it is invalid.
 
     Args:
         path: the file, for messages.
         folder: its folder.
         content: the bytes.
-        known: what was parsed already, by its bytes. Many folders of a model have the same: its layers.
+        known: parsed metadata by content; many folders of a model, its layers, have the same.
     """
     if known is None:
         return parse_meta(path, folder, decode_json(path, content))
@@ -309,17 +309,17 @@ def _check_folder(folder: str) -> None:
 
 
 def read_json(path: str, folder: str) -> Any:
-    """The content of a file of metadata: a regular file of a credible size, not a link, that holds JSON.
+    """The content of a metadata file: a regular file, not a link, of a plausible size, that holds JSON.
 
     Raises:
-        DatasetNotFoundError: there is no such file.
-        DatasetError: it is none of that.
+        DatasetNotFoundError: the file does not exist.
+        DatasetError: it is another kind of file, too large, or not JSON.
     """
     return decode_json(path, read_small(path, folder))
 
 
 def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
-    """The bytes of a regular file of a credible size that is no link. Errors as :func:`read_json`."""
+    """The bytes of a regular file of a plausible size. Errors as in :func:`read_json`."""
     try:
         fd = open_at_once(path)
     except FileNotFoundError:
@@ -357,11 +357,11 @@ def _absent(path: str, folder: str) -> str:
 
 
 def decode_json(path: str, data: bytes) -> Any:
-    """The content of a file of metadata that has been read; DatasetError where it is not JSON."""
+    """The content of a metadata file that has been read; DatasetError if it is not JSON."""
     try:
         text = data.decode()
         value, end = _raw_decode(text)
-        return value if end == len(text) else _decode(text)  # which allows for spaces around it
+        return value if end == len(text) else _decode(text)  # spaces may surround it
     except RecursionError:
         raise DatasetError(path, "is nested too deeply to be a dataset") from None
     except ValueError as err:
@@ -388,7 +388,7 @@ _KINDS_BY_CLASS = {
 
 
 def parse_meta(path: str, folder: str, data: Any) -> NodeMeta:
-    """The metadata of a folder, from what its ``meta.json`` (at ``path``) holds; DatasetError where it is wrong."""
+    """The metadata of a folder from the content of its ``meta.json`` at ``path``; DatasetError if it is invalid."""
     if type(data) is not dict:
         raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
     version = data.get("_format_version", 1)
@@ -407,7 +407,7 @@ def parse_meta(path: str, folder: str, data: Any) -> NodeMeta:
 
 
 def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str, bool]:
-    """Kind, name of the class, and whether that class is one that a program made."""
+    """Kind, class name, and whether a program defined that class."""
     written = data.get("_type")
     if written == _DENSE_TYPE:
         return "tensordict", "tensordict._td.TensorDict", False
@@ -458,7 +458,7 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
 
 
 def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | None:
-    """The entry of an ordinary tensor, checked in one go; ``None`` for any other, and for what is wrong."""
+    """The entry of an ordinary tensor, checked at once; ``None`` for others and for invalid ones."""
     if len(entry) != 4 or entry.get("is_nested") is not False or "device" not in entry:
         return None
     dtype, shape = entry.get("dtype"), entry.get("shape")
@@ -475,7 +475,7 @@ def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | Non
     return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None, 0, None))
 
 
-_new_tuple = tuple.__new__  # a third of the price of the constructor of a named tuple
+_new_tuple = tuple.__new__  # takes a third of the time of the named tuple's constructor
 
 
 def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> None:
@@ -527,7 +527,7 @@ def _no_batch(path: str, key: str, shape: tuple[int, ...], batch: tuple[int, ...
 
 
 def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
-    """A shape out of JSON; DatasetError when it is none."""
+    """A shape from JSON; DatasetError if it is invalid."""
     if type(value) is not list or len(value) > MAX_DIMS:
         raise DatasetError(path, f"{what!r} should have a list of dimensions, found {_short(value)}")
     for n in value:
@@ -537,10 +537,10 @@ def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
 
 
 def check_device(path: str, value: Any) -> str | None:
-    """The name of a device out of JSON; DatasetError when it is none."""
+    """The name of a device from JSON; DatasetError if it is invalid."""
     if value == "cpu" or value is None:
         return value
-    if value == "None":  # tensordict 0.3.0
+    if value == "None":  # as tensordict 0.3.0 wrote it
         return None
     if type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value):
         raise DatasetError(path, f"'device' should be the name of a device, found {_short(value)}")
@@ -548,7 +548,7 @@ def check_device(path: str, value: Any) -> str | None:
 
 
 def check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
-    """Names of dimensions out of JSON, ``None`` where there is none; DatasetError when they do not fit."""
+    """Names of dimensions from JSON, ``None`` if there are none; DatasetError if they do not fit."""
     if value is None:
         return None
     if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
@@ -565,12 +565,12 @@ def _check_stack_dim(path: str, value: Any) -> None:
 
 
 def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
-    """The file of a tensor is a regular file of exactly the bytes that the metadata says.
+    """Check that the file of a tensor is a regular file of the size in the metadata.
 
     Args:
-        path: the file. It may be absent when there is nothing in it.
-        nbytes: what it must hold.
-        room: what it may hold at most; ``nbytes`` when not given.
+        path: the file. It may be missing if the tensor is empty.
+        nbytes: the expected size.
+        room: the maximum size; ``nbytes`` by default.
 
     Raises:
         DatasetError: it is missing, a link, or of another size.
@@ -590,7 +590,7 @@ def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
 
 
 def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> None:
-    """DatasetError where the file of a tensor has fewer bytes than the tensor, or more than ``room`` (or those)."""
+    """Raise DatasetError if the file is smaller than the tensor, or larger than ``room`` (by default, the tensor)."""
     if found < nbytes:
         raise DatasetError(path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {found:,}")
     if found > (nbytes if room is None else max(nbytes, room)):
@@ -598,7 +598,7 @@ def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> N
 
 
 def is_count(value: Any, limit: int) -> TypeGuard[int]:
-    """Whether a value out of JSON is a number of things, up to a limit."""
+    """Whether a value from JSON is a count up to a limit."""
     return type(value) is int and 0 <= value <= limit
 
 

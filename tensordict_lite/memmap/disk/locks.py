@@ -1,7 +1,7 @@
-"""Locks of the folders of datasets: saves exclude each other, and readers.
+"""Locks of dataset folders: saves exclude each other and readers.
 
-The lock of a dataset is that of the outermost folder that has metadata, so a save of a nested collection and a reader
-of the whole dataset exclude each other. The kernel ends a lock with its process.
+The lock of a dataset is that of its outermost folder with metadata, so a save of a nested collection and a reader of
+the whole dataset exclude each other. The kernel releases a lock when its process ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _LONGEST_PAUSE = 0.016
 
 
 def open_folder(path: str) -> int:
-    """A descriptor of a folder."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
@@ -37,13 +36,13 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def lock(folder: str) -> int:
-    """Lock a dataset, once its readers and other saves have ended; a descriptor for :func:`forks.unlock`.
+    """Lock a dataset after its readers and other saves have ended; return a descriptor for :func:`forks.unlock`.
 
-    Every user who may read the folder can hold the lock, so the wait has an end.
+    Any user who may read the folder can hold the lock, so the wait is limited.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        TimeoutError: a process has held the lock for a minute, or that of a user who may not write there holds it.
+        FileNotFoundError: the folder does not exist.
+        TimeoutError: another process has held the lock for a minute, or a user without write permission holds it.
     """
     folder = _outermost(folder)
     while True:
@@ -60,7 +59,7 @@ def lock(folder: str) -> int:
         except BaseException:
             forks.unlock(fd)
             raise
-        forks.unlock(fd)  # a save has exchanged it meanwhile
+        forks.unlock(fd)  # another save has exchanged it meanwhile
 
 
 @contextlib.contextmanager
@@ -75,10 +74,10 @@ def locked(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[None]:
-    """Exclude saves while the files of a dataset are looked at and mapped; readers do not exclude each other.
+    """Exclude saves while the files of a dataset are checked and mapped; readers do not exclude each other.
 
-    The block runs without a lock where the file system has none, where there is no folder, and after a minute in which
-    a process has held the lock.
+    The block runs without a lock if the file system has none, if the folder does not exist, or if another process has
+    held the lock for a minute.
     """
     fd = _shared_lock(_outermost(folder))
     try:
@@ -88,7 +87,7 @@ def reading(folder: str) -> Iterator[None]:
 
 
 def _outermost(folder: str) -> str:
-    """The outermost of the folders with metadata that a folder lies in, or the folder itself."""
+    """The outermost enclosing folder with metadata, or the folder itself."""
     above = os.path.dirname(folder)
     while above and os.path.lexists(f"{above}/{META}") and os.access(above, os.R_OK):
         folder, above = above, os.path.dirname(above)
@@ -136,11 +135,11 @@ def _shared_lock(folder: str) -> int:
         except OSError:  # a file system without locks, or without locks on folders
             forks.close(fd)
             return -1
-        forks.unlock(fd)  # not this folder, or not yet
+        forks.unlock(fd)  # another folder, or not yet this one
 
 
 def _is_held_by_a_reader(fd: int) -> bool:
-    """Whether a process of a user who may not write to an open folder holds its lock."""
+    """Whether a process of a user without write permission holds the lock of an open folder."""
     pid = _holder(fd)
     if pid is None:
         return False
@@ -152,7 +151,7 @@ def _is_held_by_a_reader(fd: int) -> bool:
 
 
 def _user_of(pid: int) -> int | None:
-    """The user of a process. Its folder in /proc is root's where the process has changed its user."""
+    """The user of a process. Its folder in /proc belongs to root if the process has changed its user."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as lines:
         for line in lines:
             if line.startswith("Uid:"):
@@ -161,7 +160,7 @@ def _user_of(pid: int) -> int | None:
 
 
 def _holder(fd: int) -> int | None:
-    """The process that has taken the lock of an open folder, as far as the kernel tells."""
+    """The process that holds the lock of an open folder, if the kernel reports it."""
     info = os.fstat(fd)
     place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks") as lines:

@@ -1,11 +1,11 @@
-"""Bytes on disk and in shared memory as torch storages: reserving, mapping, and finding them again.
+"""Bytes on disk and in shared memory as torch storages: allocation, mapping, and lookup.
 
-Every mapping made here knows where it came from, and so does every view of it, because torch keeps the
-file name in the storage. :func:`region_of` reads it back; that is how a tensor travels to another process
-as a name and an offset. A process maps a file once: mappings are remembered weakly by device and inode.
+A mapping made here, and every view of it, knows its file, because torch keeps the file name in the storage.
+:func:`region_of` reads it back, so that a tensor travels to another process as a name and an offset. A process maps a
+file once: mappings are cached weakly by device and inode.
 
-Memory without a file lives in a ``memfd``: nothing appears in any folder, and it vanishes with its last
-user. Other processes open it as ``/proc/<owner>/fd/<number>`` while the owner holds it.
+Memory without a file is a ``memfd``: it has no name in a folder and is freed with its last user. Other processes open
+it as ``/proc/<owner>/fd/<number>`` while the owner holds it.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ __all__ = [
 
 _PROC = "/proc/"
 NAMED = "tdmap-anonymous-"
-"""How the names of files begin that take the place of memory without one, where the system has no such memory."""
+"""Prefix of the temporary files that replace anonymous memory on systems without it."""
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
-_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, missing in the mmap module
 
 
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """TypeError for numbers that are nothing without the scale beside them."""
+    """Raise TypeError for quantized dtypes, whose scale no file stores."""
     if dtype in _QUANTIZED:
         raise TypeError(f"a {dtype} has a scale, which no file would hold: map tensor.int_repr(), and keep the scale")
 
 
 def no_room(path: str, needed: int) -> OSError:
-    """The ``OSError`` for a full file system: which file, how much it needs, how much there is."""
+    """The ``OSError`` for a full file system, with file, needed and available bytes."""
     return OSError(
         errno.ENOSPC,
         f"no space left on device: {needed:,} bytes are needed and {available_bytes(path):,} are available; "
@@ -85,7 +85,7 @@ def no_room(path: str, needed: int) -> OSError:
 
 
 def available_bytes(path: str) -> int:
-    """Free bytes on the file system that holds (or would hold) ``path``; of memory for ``/proc`` paths."""
+    """Free bytes on the file system that holds (or would hold) ``path``; free memory for ``/proc`` paths."""
     if path.startswith(_PROC):
         return available_memory()
     probe = os.path.abspath(path)
@@ -96,7 +96,7 @@ def available_bytes(path: str) -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may still use, the limit of its control group included."""
+    """Memory that this process may still use, in bytes, including the limit of its control group."""
     free = 1 << 62
     with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
         free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), free)
@@ -108,15 +108,15 @@ def available_memory() -> int:
 
 
 def check_room(path: str, needed: int) -> None:
-    """Raises ``OSError`` (ENOSPC) when ``needed`` bytes cannot fit where ``path`` lives."""
+    """Raise ``OSError`` (ENOSPC) if ``needed`` bytes do not fit where ``path`` is stored."""
     if needed > (1 << 20) and needed > available_bytes(path):
         raise no_room(path, needed)
 
 
 def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
-    """Gives the file its full size with blocks behind it, zero-filled beyond what it held.
+    """Extend the file to its full size with allocated blocks, zero-filled after its content.
 
-    A sparse file would fail in the middle of a write with a bus error; this fails here, with ``OSError``.
+    A sparse file would fail with a bus error during a write; this raises ``OSError`` instead.
     """
     if nbytes <= start:
         return
@@ -132,13 +132,13 @@ def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
             raise OSError(errno.EFBIG, f"a file of {nbytes:,} bytes is too large for this file system", path) from None
         if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
-        _fill_zeros(fd, start, nbytes, path)  # a file system without reservations: write the zeros
+        _fill_zeros(fd, start, nbytes, path)  # a file system without allocation: write zeros
 
 
 def preallocate(fd: int, nbytes: int) -> None:
-    """Tells the file system how many bytes will be written: it finds the blocks at once, and the writes are quicker.
+    """Announce the number of bytes to the file system, which allocates blocks at once and speeds up writing.
 
-    Only a hint. The file keeps its size, and where there is no room the write will say so.
+    Only a hint: the file keeps its size, and a full disk is reported by the write.
     """
     allocate = _fallocate()
     if allocate is not None and nbytes > 0:
@@ -147,7 +147,7 @@ def preallocate(fd: int, nbytes: int) -> None:
 
 @functools.cache
 def _fallocate() -> Any:
-    """The function of the C library: that of ``os`` writes zeros where the file system has nothing better."""
+    """The C function: that of ``os`` writes zeros if the file system has nothing better."""
     try:
         function = ctypes.CDLL(None).fallocate
     except (AttributeError, OSError):  # not Linux
@@ -169,9 +169,9 @@ _STORAGES_END = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 
 def _lasting(storage: Any) -> UntypedStorage:
-    """The object that tensors over these bytes give as theirs: what is noted on it lasts as long as they do.
+    """The storage object that tensors over these bytes return, so that attributes set on it last as long as they do.
 
-    Up to torch 2.5 the one that ``from_file`` returns is another, and ends with its last name.
+    Up to torch 2.5, ``from_file`` returns another object, which ends with its last reference.
     """
     if not _STORAGES_END:
         return storage
@@ -179,9 +179,9 @@ def _lasting(storage: Any) -> UntypedStorage:
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
-    """Maps the first ``nbytes`` of an existing file, shared (``writable``) or copy-on-write.
+    """Map the first ``nbytes`` of an existing file, shared (``writable``) or copy-on-write.
 
-    The caller has checked that the file is that large: torch would grow or create it.
+    The caller has checked that the file is large enough: torch would grow or create it.
     """
     if writable:
         return _lasting(UntypedStorage.from_file(path, True, nbytes))
@@ -191,15 +191,15 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
         if f"({errno.ENOMEM})" not in str(err):
             raise
         storage = _map_unreserved(path, nbytes)
-    storage.__dict__["_private_file"] = path  # torch forgets the name of a private mapping
+    storage.__dict__["_private_file"] = path  # torch drops the name of a private mapping
     return storage
 
 
 def _map_unreserved(path: str, nbytes: int) -> UntypedStorage:
-    """Copy-on-write over a file larger than memory.
+    """Map a file larger than memory copy-on-write.
 
-    By default the kernel refuses such a mapping, since every page of it might be written and then need memory. Only
-    where it has refused, because this kind holds a descriptor as long as it lives.
+    By default the kernel refuses such a mapping, since every page might be written and need memory. Used only after a
+    refusal, because this mapping holds a descriptor as long as it lives.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -211,11 +211,11 @@ def _map_unreserved(path: str, nbytes: int) -> UntypedStorage:
 
 
 class SharedHandle(NamedTuple):
-    """Where shared bytes can be found: a path, the file's identity, and its size.
+    """The address of shared bytes: a path, the identity of the file, and its size.
 
-    The identity (device and inode) tells a file that was replaced, or an owner process that has gone and whose
-    number was given to another, from the real thing. ``inode == 0``: any file of that name will do. A tensor that
-    shares its memory with others begins at an offset, in bytes.
+    The identity (device and inode) detects a replaced file, and an owner process that has ended and whose number was
+    reused. ``inode == 0`` accepts any file of that name. A tensor that shares its memory with others starts at an
+    offset, in bytes.
     """
 
     path: str
@@ -226,14 +226,14 @@ class SharedHandle(NamedTuple):
 
     @property
     def anonymous(self) -> bool:
-        """Whether this is memory of a process rather than a file in a folder."""
+        """Whether this is memory of a process, not a file in a folder."""
         return is_anonymous(self.path)
 
     def open(self, writable: bool = True) -> UntypedStorage:
-        """The mapped bytes: the mapping that this process has already, or a new one.
+        """The mapped bytes: the existing mapping of this process, or a new one.
 
         Raises:
-            DatasetError: the file is gone, has become too small, or the process that owned the memory has ended.
+            DatasetError: the file was removed or truncated, or the process that owned the memory has ended.
         """
         try:
             info = os.stat(self.path)
@@ -265,7 +265,7 @@ class SharedHandle(NamedTuple):
         return f"the file of a memory-mapped tensor cannot be opened ({err.strerror})"
 
 
-# Mappings of this process that are still in use, so that a tensor received twice is mapped once.
+# Live mappings of this process, so that a tensor received twice is mapped once.
 _mappings: dict[tuple[int, int, int, bool], weakref.ref[UntypedStorage]] = {}
 
 
@@ -275,12 +275,12 @@ def _known(device: int, inode: int, nbytes: int, writable: bool) -> UntypedStora
 
 
 def known_mapping(handle: SharedHandle) -> UntypedStorage | None:
-    """The memory that a handle with an identity names, if it is mapped in this process."""
+    """The mapping of this process for a handle with an identity, if there is one."""
     return _known(handle.device, handle.inode, handle.nbytes, True)
 
 
 def remember(handle: SharedHandle, storage: UntypedStorage, writable: bool) -> None:
-    """Lets :meth:`SharedHandle.open` in this process, and in children forked later, find this mapping again."""
+    """Let :meth:`SharedHandle.open` find this mapping again, in this process and in children forked later."""
     try:
         info = os.stat(handle.path)
     except OSError:
@@ -295,10 +295,10 @@ def _remember(key: tuple[int, int, int, bool], storage: UntypedStorage) -> None:
 
 
 def anonymous_storage(nbytes: int) -> UntypedStorage:
-    """Shared zero-filled memory without a file, reserved in full.
+    """Shared zero-filled memory without a file, fully allocated.
 
     Raises:
-        OSError: there is not that much shared memory, or too many files are open.
+        OSError: not enough shared memory, or too many open files.
     """
     try:
         fd, path, unlink = anonymous_file("tensordict")
@@ -317,12 +317,12 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
 
 
 def own_storage(fd: int, path: str, nbytes: int, unlink: str | None = None) -> UntypedStorage:
-    """The bytes of an anonymous file, mapped; its descriptor is closed with them, or now, if that cannot be done.
+    """Map the bytes of an anonymous file; its descriptor is closed with them, or now if mapping fails.
 
     Args:
-        fd: of the file.
-        path: by which other processes open it.
-        nbytes: at least one.
+        fd: descriptor of the file.
+        path: the path under which other processes open it.
+        nbytes: size, at least one.
         unlink: see :func:`anonymous_file`.
     """
     try:
@@ -336,7 +336,7 @@ def own_storage(fd: int, path: str, nbytes: int, unlink: str | None = None) -> U
 
 
 def high_fd(fd: int) -> int:
-    """``fd``, moved above the standard streams when one of those was closed and its number reused."""
+    """``fd``, moved above the standard streams if it took the number of a closed one."""
     if fd > 2:
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -345,15 +345,15 @@ def high_fd(fd: int) -> int:
 
 
 def anonymous_file(name: str, folder: Callable[[], str | None] = lambda: None) -> tuple[int, str, str | None]:
-    """An empty file in memory; where the system has none that other processes can open by a path, a temporary file.
+    """An empty file in memory; a temporary file if the system has no memory files that other processes can open.
 
     Args:
-        name: what the kernel calls it.
-        folder: asked for the place of the temporary file; None is the one of the system.
+        name: its name in the kernel.
+        folder: returns the folder of the temporary file; None for the default of the system.
 
     Returns:
-        Its descriptor, the path by which other processes open it while its owner holds it, and the path that the owner
-        must unlink, if there is one.
+        Its descriptor, the path under which other processes open it while its owner holds it, and the path that the
+        owner must unlink, if any.
     """
     if hasattr(os, "memfd_create"):
         try:
@@ -363,14 +363,14 @@ def anonymous_file(name: str, folder: Callable[[], str | None] = lambda: None) -
                 return fd, path, None
             os.close(fd)
         except OSError as err:
-            if err.errno not in (errno.EPERM, errno.ENOSYS):  # that a sandbox answers
+            if err.errno not in (errno.EPERM, errno.ENOSYS):  # the answer of a sandbox
                 raise
     fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder())
     return high_fd(fd), path, path
 
 
 def path_of(fd: int) -> str:
-    """By which other processes open a descriptor of this one."""
+    """The path under which other processes open a descriptor of this one."""
     return f"{_PROC}{os.getpid()}/fd/{fd}"
 
 
@@ -380,8 +380,8 @@ def is_anonymous(path: str) -> bool:
 
 
 def release(owner: int, fd: int, unlink: str | None) -> None:
-    """Closes an :func:`anonymous_file` in the process that made it; mappings of it stay."""
-    if os.getpid() != owner:  # a forked child has a copy of the number, and may long since use it for something else
+    """Close an :func:`anonymous_file` in the process that made it; its mappings stay."""
+    if os.getpid() != owner:  # in a forked child, the number may since have been reused
         return
     with contextlib.suppress(OSError):
         os.close(fd)
@@ -391,12 +391,12 @@ def release(owner: int, fd: int, unlink: str | None) -> None:
 
 
 def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
-    """Maps a file that lives in memory, so that :func:`region_of` knows its tensors for shared ones.
+    """Map an in-memory file, so that :func:`region_of` recognises its tensors as shared.
 
     Args:
         fd: the file; its opener closes it when the storage is gone.
-        path: by which other processes open it.
-        nbytes: at least one.
+        path: the path under which other processes open it.
+        nbytes: size, at least one.
     """
     storage = map_file(path, nbytes)
     info = os.fstat(fd)
@@ -405,31 +405,31 @@ def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
 
 
 def file_of(storage: UntypedStorage) -> str | None:
-    """Name of the file (or ``/proc`` entry) behind a storage, ``None`` for ordinary memory."""
+    """Name of the file (or ``/proc`` entry) of a storage, ``None`` for ordinary memory."""
     return storage.filename or getattr(storage, "_private_file", None)
 
 
 def hold_many(storage: UntypedStorage) -> UntypedStorage:
-    """Notes that the file behind a storage is that of many tensors (an archive), so that it is none of them."""
+    """Mark the file of a storage as one of many tensors (an archive), so that it is not the file of any of them."""
     storage.__dict__["_many_tensors"] = True
     return storage
 
 
 def holds_many(storage: UntypedStorage) -> bool:
-    """Whether :func:`hold_many` was told of a storage."""
+    """Whether :func:`hold_many` marked a storage."""
     return getattr(storage, "_many_tensors", False)
 
 
 def is_reachable(handle: SharedHandle, storage: UntypedStorage) -> bool:
-    """Whether others who open a handle get the bytes of the storage that it was made of."""
+    """Whether other processes that open a handle get the bytes of the storage it was made for."""
     return handle.anonymous or is_placed(storage, handle.path)
 
 
 class Region(NamedTuple):
-    """A strided tensor inside mapped bytes: everything another process needs to see the same memory.
+    """A strided tensor in mapped bytes: all that another process needs to access the same memory.
 
     Attributes:
-        handle: the bytes.
+        handle: address of the bytes.
         dtype: element type.
         shape: shape of the tensor.
         stride: strides, in elements.
@@ -446,33 +446,33 @@ class Region(NamedTuple):
 
     @property
     def named(self) -> SharedHandle:
-        """The handle, of where this tensor begins."""
+        """The handle of the start of this tensor."""
         return self.handle._replace(offset=self.offset * self.dtype.itemsize)
 
     def open(self) -> Tensor:
-        """The same memory as a plain tensor of this process."""
+        """A plain tensor over the same memory in this process."""
         storage = self.handle.open(self.writable)
         return torch.empty(0, dtype=self.dtype, device="cpu").set_(storage, self.offset, self.shape, self.stride)
 
 
 def handle_of(storage: UntypedStorage) -> SharedHandle:
-    """The name of the bytes of a storage that is mapped."""
+    """The handle of a mapped storage."""
     handle: SharedHandle | None = getattr(storage, "_handle", None)
     if handle is None:
         path = file_of(storage)
         assert path is not None
         device, inode = getattr(storage, "_memfd", (0, 0))
         handle = SharedHandle(path, storage.nbytes(), device, inode)
-        if inode:  # one object for all tensors of an anonymous storage: a pickle holds it once
+        if inode:  # one object for all tensors of an anonymous storage, so that a pickle holds it once
             storage.__dict__["_handle"] = handle
     return handle
 
 
 def region_of(tensor: Tensor) -> Region | None:
-    """Where a strided CPU tensor lives, when it lives in a file or in :func:`anonymous_storage`; else ``None``.
+    """The region of a strided CPU tensor in a file or in :func:`anonymous_storage`; else ``None``.
 
-    Works for :class:`MemoryMappedTensor` and for any plain view of one. A copy-on-write tensor that was written to
-    differs from its file, and has no region: another process would see the old values there.
+    Works for :class:`MemoryMappedTensor` and for plain views of one. A copy-on-write tensor that was written to has no
+    region, because its file has other values.
 
     Example:
         >>> from tensordict_lite import MemoryMappedTensor
@@ -492,11 +492,11 @@ def region_of(tensor: Tensor) -> Region | None:
     )
 
 
-# Bits of an entry of /proc/self/pagemap, and the names that the kernel has for the same in a scan of it (Linux 6.7).
+# Bits of an entry of /proc/self/pagemap, and the names for the same in a scan of it (Linux 6.7).
 _HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 _SCAN, _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 0xC0606610, 1 << 2, 1 << 3, 1 << 4
-_FEW = 4  # pages whose entries are looked at one by one
-_PAGES = 1 << 20  # whose entries are read at a time
+_FEW = 4  # pages whose entries are checked one by one
+_PAGES = 1 << 20  # entries read at a time
 
 
 def is_changed_copy(tensor: Tensor) -> bool:
@@ -506,7 +506,7 @@ def is_changed_copy(tensor: Tensor) -> bool:
 
 
 def _is_written(tensor: Tensor) -> bool:
-    """Whether a page of a copy-on-write tensor is a copy, and no page of the file any more."""
+    """Whether a page of a copy-on-write tensor has been copied."""
     span = tensor.numel()
     if not span:
         return False
@@ -516,7 +516,7 @@ def _is_written(tensor: Tensor) -> bool:
     first, last = start // mmap.PAGESIZE, (start + span * tensor.element_size() - 1) // mmap.PAGESIZE
     try:
         fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # a sandbox without it: nothing is known
+    except OSError:  # a sandbox without it: unknown
         return False
     try:
         if last - first < _FEW:
@@ -528,7 +528,7 @@ def _is_written(tensor: Tensor) -> bool:
 
 
 def _finds_copies(fd: int, first: int, stop: int) -> bool:
-    """Whether there is a copy among many pages. The kernel looks itself, where it can: most are not there at all."""
+    """Whether any of many pages has been copied. The kernel scans if it can, since most pages are absent."""
     found = ctypes.create_string_buffer(24)  # one range of pages
     start, end = first * mmap.PAGESIZE, stop * mmap.PAGESIZE
     wanted = (_IS_FILE, _IS_FILE, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT)  # inverted, all of, any of, to report

@@ -1,8 +1,8 @@
-"""Memory without a file on its way through the queues and pipes of ``multiprocessing``: a descriptor travels with it.
+"""Sending memory without a file through queues and pipes of ``multiprocessing``, with its descriptor.
 
-A pickle names such memory by a descriptor of its owner, who closes it when the last tensor goes: too early where a
-producer puts a batch into a queue and forgets it. What ``multiprocessing`` itself pickles is met with a duplicate
-that waits in the sender until it is fetched, as torch does for shared tensors, and the receiver is an owner too.
+A pickle names such memory by a descriptor of its owner, which closes it with the last tensor. That is too early if a
+producer puts a batch into a queue and drops it. So when ``multiprocessing`` pickles, a duplicate of the descriptor
+waits in the sender until it is fetched, as in torch's shared tensors, and the receiver becomes an owner, too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["HeldHandle", "fetch", "offer", "register"]
 
 
 def offer(path: str, device: int, inode: int) -> Any:
-    """A duplicate of the descriptor of an anonymous file, to be fetched once; ``None`` if it is gone already.
+    """A duplicate of the descriptor of an anonymous file, to be fetched once; ``None`` if it was closed already.
 
     Args:
-        path: by which other processes open it.
-        device: of the file.
-        inode: of the file.
+        path: the path under which other processes open it.
+        device: device of the file.
+        inode: inode of the file.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -49,12 +49,12 @@ def offer(path: str, device: int, inode: int) -> Any:
     finally:
         if child is None:
             os.close(fd)
-        else:  # a process that is being started inherits this very descriptor
+        else:  # a process being started inherits this descriptor
             weakref.finalize(child, os.close, fd)
 
 
 def fetch(offered: Any) -> int:
-    """The descriptor that was offered, -1 where it cannot be had: its process has ended, or it was fetched before."""
+    """The offered descriptor, -1 if it is unavailable: its process has ended, or it was fetched before."""
     if offered is not None:
         with contextlib.suppress(OSError, EOFError, AuthenticationError):
             return int(offered.detach())
@@ -62,7 +62,7 @@ def fetch(offered: Any) -> int:
 
 
 class HeldHandle(SharedHandle):
-    """A handle of memory that this process has received, and that it keeps mapped.
+    """A handle of received memory, which stays mapped.
 
     Attributes:
         storage: the memory.
@@ -96,7 +96,7 @@ def _send(handle: SharedHandle) -> Any:
 
 
 def _send_storage(storage: UntypedStorage) -> Any:
-    """As torch does it, which fails for what is mapped from a file: there is no descriptor of it."""
+    """Like torch's function, which fails for storages mapped from a file, because they have no descriptor."""
     if storage.device.type != "cpu" or storage.filename is None:
         return reduce_storage(storage)
     handle = handle_of(storage)
@@ -108,6 +108,6 @@ def _open(handle: SharedHandle) -> UntypedStorage:
 
 
 def register() -> None:
-    """Has ``multiprocessing`` send handles, and plain tensors over what is mapped, in this way."""
+    """Make ``multiprocessing`` send handles, and plain tensors over mapped memory, this way."""
     ForkingPickler.register(SharedHandle, _send)
     ForkingPickler.register(UntypedStorage, _send_storage)

@@ -1,4 +1,4 @@
-"""Many tensors in one storage: the views of it, made fast."""
+"""Many tensors in one storage: fast creation of views."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, UntypedStorage
 __all__ = ["Pieces", "Place", "strides_of"]
 
 Place = tuple[int, torch.dtype, "tuple[int, ...]"]
-"""Where a tensor is: first byte, element type, shape."""
+"""Position of a tensor: first byte, element type, shape."""
 
-# Views that autograd does not know as such: an in-place write to one is no change of the others.
+# Views unknown to autograd: an in-place write to one does not count as a change of the others.
 _untracked: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
 
 
@@ -34,11 +34,11 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Pieces:
-    """Tensors over parts of one storage, in row-major order. Each stands for itself, as if it had its own storage.
+    """Tensors over parts of one storage, in row-major order. Each acts as if it had its own storage.
 
     Args:
         storage: the memory.
-        kind: subclass of Tensor that they are to be.
+        kind: subclass of Tensor for them.
 
     Example:
         >>> import torch
@@ -58,7 +58,7 @@ class Pieces:
     def at(self, places: Iterable[Place]) -> list[Tensor]:
         """The tensors at some places: (first byte, dtype, shape), aligned to the dtype and inside the storage.
 
-        Nothing of that is checked.
+        Nothing is checked.
         """
         if _untracked is None:
             out = [

@@ -1,6 +1,6 @@
-"""Whether a mapped file is still the one that its name leads to: a save puts new files into the places of old ones.
+"""Whether a mapped file is still the one at its path: a save replaces files by new ones.
 
-A process that has an old one mapped keeps it, and its storage knows only the name. The kernel knows the file.
+A process that has mapped an old file keeps it, and its storage knows only the path. The kernel knows the file.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["inodes_of_mappings", "is_placed"]
 
 _OF_A_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ ([1-9][0-9]*)", re.MULTILINE)
 _REMOVED = " (deleted)"
-"""What the kernel puts behind the name of a file that has none any more."""
+"""Suffix that the kernel adds to the name of a deleted file."""
 
 
 def is_placed(storage: UntypedStorage, path: str) -> bool:
-    """Whether the file that a storage is mapped from, all of it, is the one at ``path`` now; True without any bytes.
+    """Whether the file that a whole storage maps is the one now at ``path``; True for an empty storage.
 
-    The kernel is asked each time: addresses and numbers of inodes are used again.
+    The kernel is asked each time, because addresses and inode numbers are reused.
     """
     address, nbytes = storage.data_ptr(), storage.nbytes()
     if not nbytes:
         return True
     end = address + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    try:  # one call of the system
+    try:  # a single system call
         mapped = os.readlink(f"/proc/self/map_files/{address:x}-{end:x}")
     except OSError:  # not Linux, or part of a larger mapping
         mapped = ""
@@ -39,12 +39,12 @@ def is_placed(storage: UntypedStorage, path: str) -> bool:
     except OSError:
         return False
     known = inodes_of_mappings().get(address)
-    # Where `stat` and the kernel's list number files differently, as some overlays do, only another mapping can tell.
+    # If `stat` and the kernel's list number files differently, as on some overlays, a second mapping decides.
     return known is None or known == inode or known == _inode_when_mapped(path)
 
 
 def inodes_of_mappings() -> dict[int, int]:
-    """The inode of the file at the start of each mapping of this process, by address."""
+    """The inode of the file of each mapping of this process, by start address."""
     try:
         with open("/proc/self/maps", "rb") as lines:
             return {int(address, 16): int(inode) for address, inode in _OF_A_FILE.findall(lines.read())}
@@ -53,7 +53,7 @@ def inodes_of_mappings() -> dict[int, int]:
 
 
 def _inode_when_mapped(path: str) -> int | None:
-    """The number that the list of mappings has for the file at `path`."""
+    """The inode number of the file at `path` in the list of mappings."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with mmap.mmap(fd, 1, access=mmap.ACCESS_READ) as page:

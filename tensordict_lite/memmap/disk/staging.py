@@ -1,19 +1,18 @@
-"""Where a dataset is written until it is complete, and how it takes its place.
+"""Writing a dataset to a temporary folder, and moving it to its place.
 
-A dataset is written to a temporary folder beside its destination. A new one is renamed to its place. Over a dataset,
-the two folders are exchanged in one step (``RENAME_EXCHANGE``), and the old one is removed. A reader finds the old or
-the new dataset, whole, and so does the next program after a kill.
+A dataset is written to a temporary folder next to its destination. A new one is renamed to its place. To replace a
+dataset, the two folders are exchanged in one step (``RENAME_EXCHANGE``), and the old one is removed. Readers, also
+after a kill, find the old or the new dataset, complete.
 
-Some folders cannot be exchanged: a mount point, the working directory, one in a parent that is not writable or on a
-file system without that step, one whose owner or attributes another folder cannot get, one that holds other files than
-those of its dataset, or the state of runs over columns that stay. Then the files are replaced one by one
-(:meth:`Staging._move_in`), after all of them were written: the old metadata goes (the root's first), the files move in,
-and the new metadata follows, the root's last. A process that is killed in between leaves no ``meta.json``, so no
-dataset.
+Some folders cannot be exchanged: a mount point, the working directory, a folder whose parent is not writable or on a
+file system without that step, one whose owner or attributes cannot be copied, one with files outside its dataset, or
+with the state of runs over columns that are kept. Then all files are written first and replaced one by one
+(:meth:`Staging._move_in`): the old metadata is removed (that of the root first), the files are moved, and the new
+metadata follows, that of the root last. A process that is killed in between leaves no ``meta.json``, so no dataset.
 
-Saves to one folder exclude each other (:mod:`.locks`) from that step until the caller has mapped its files.
-A dataset that is one file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
-What a killed save leaves is removed by the next one in that folder.
+Saves to one folder exclude each other (:mod:`.locks`) from that step until the caller has mapped its files. A dataset
+in one file is written to a temporary file next to it and renamed (:func:`staged_file`). The next save in a folder
+removes what a killed one left there.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ __all__ = [
 ]
 
 Replaced: TypeAlias = Literal["all", "some", "none"]
-"""Which tensors of a dataset a save gives new files."""
+"""Which tensors of a dataset a save replaces."""
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -63,7 +62,7 @@ _AT_FDCWD = -100
 
 @functools.cache
 def _host() -> str:
-    """The machine and, in a container, its processes: a number of a process means nothing to those of another one."""
+    """The machine and, in a container, its process namespace: process numbers are valid only there."""
     namespace = 0
     with contextlib.suppress(OSError):  # no /proc
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -71,25 +70,25 @@ def _host() -> str:
 
 
 def temporary_name() -> str:
-    """A name of what is being written, or the end of one: it says which process of which machine does it."""
+    """A name for unfinished files, or a suffix of one, that identifies its process and machine."""
     return f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Superseded(DatasetError):
-    """Another save has changed the folder while this one was written: to be done anew."""
+    """Another save has changed the folder meanwhile: the save must be repeated."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "another save has replaced this dataset meanwhile, and nothing of this one: try again")
 
 
 class Staging:
-    """A folder to write a dataset into, and its way to ``prefix``.
+    """A folder to write a dataset into, to be moved to ``prefix``.
 
     Args:
         prefix: where the dataset goes. The folder may exist.
 
     Attributes:
-        root: write here. Paths relative to it are the paths below ``prefix``.
+        root: the folder to write to. Paths relative to it are those below ``prefix``.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -111,41 +110,41 @@ class Staging:
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
+            fcntl.flock(self._lock, fcntl.LOCK_SH)  # marks a running save, also for readers that cannot see the process
         self._is_exchanged, self._turn, self._old = False, -1, set[str]()
         self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
 
     def take_turn(self) -> None:
         """Wait until no other process changes or reads the dataset at ``prefix``, and exclude them."""
         if self._turn < 0:
-            with contextlib.suppress(FileNotFoundError):  # there is none yet
+            with contextlib.suppress(FileNotFoundError):  # it does not exist yet
                 self._turn = lock(self.prefix)
 
     def keep(self, file: str) -> None:
-        """Have a file of the dataset that is there be one of the new dataset; after :meth:`take_turn`."""
+        """Keep a file of the existing dataset in the new one; after :meth:`take_turn`."""
         try:
             os.link(f"{self.prefix}/{file}", f"{self.root}/{file}", follow_symlinks=False)
-        except OSError:  # of another user, on another file system, or on one without such links
+        except OSError:  # another user's, on another file system, or on one without hard links
             self._is_alike = False
 
     def commit(
         self, files: Iterable[str], folders: Iterable[str], *, replaced: Replaced = "all", existsok: bool = True
     ) -> None:
-        """Put the dataset in its place, where no other save puts one before :meth:`release`.
+        """Move the dataset to its place; other saves wait until :meth:`release`.
 
         Args:
-            files: paths of the data files, relative. Those that are not in ``root`` stay as they are.
+            files: relative paths of the data files. Those that are not in ``root`` are kept.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
-            replaced: which tensors of a dataset that is there get new files. What runs have noted about the rows that
-                it had (``.tdmap``) is removed with ``"all"``, and marked as doubtful with ``"some"``.
-            existsok: False leaves a dataset that is there, and removes this one.
+            replaced: which tensors of an existing dataset are replaced. Notes of runs about its rows (``.tdmap``) are
+                removed with ``"all"`` and marked as doubtful with ``"some"``.
+            existsok: False keeps an existing dataset, and removes this one.
 
         Raises:
-            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
-            Superseded: what was written here is gone; nothing has changed.
+            DatasetError: one of them is a symbolic link in the existing dataset; nothing has changed.
+            Superseded: the new files were removed; nothing has changed.
         """
         with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # of the folder that is about to be the dataset
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # the folder that becomes the dataset
         if self._is_alike and not self._is_inside and self._is_renamed():
             return
         self.take_turn()
@@ -155,7 +154,7 @@ class Staging:
         if is_there and not existsok:
             return self.abort()
         files, folders = list(files), sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
-        for path in (*folders, *files):  # of the root, a link is the user's choice
+        for path in (*folders, *files):  # a link to the root is the user's choice
             if path:
                 refuse_link(f"{self.prefix}/{path}")
         for folder in folders:
@@ -169,11 +168,11 @@ class Staging:
             self._move_in(files, folders, left, replaced)
 
     def is_gone(self) -> bool:
-        """Whether a save that has exchanged a folder further up has removed what is written here with the old one."""
+        """Whether another save, which exchanged a parent folder, has removed the new files."""
         return not is_at(self._lock, self.root)
 
     def abort(self) -> None:
-        """Remove what was written; ``prefix`` is as it was."""
+        """Remove what was written; ``prefix`` is unchanged."""
         if not self._is_exchanged:
             shutil.rmtree(self.root, ignore_errors=True)
         self.release()
@@ -184,7 +183,7 @@ class Staging:
             forks.unlock(getattr(self, name))
             setattr(self, name, -1)
         if self._is_exchanged:
-            with contextlib.suppress(OSError):  # what cannot be removed
+            with contextlib.suppress(OSError):  # not removable
                 put_away(self.root, self.prefix, lambda names: {name for name in names if self._is_old(name)})
             self._is_exchanged = False
 
@@ -198,7 +197,7 @@ class Staging:
         except OSError as err:
             if not os.path.isdir(self.prefix):
                 raise err
-            return False  # another save was first, or there is a dataset to be replaced
+            return False  # another save was first, or a dataset must be replaced
         return True
 
     def _are_alike(self, folders: list[str]) -> bool:
@@ -213,15 +212,15 @@ class Staging:
         if not self._is_inside:
             remove_stale(self.prefix)
             inside = f"{self.prefix}/{temporary_name()}"
-            shutil.move(self.root, inside)  # which copies where it must, while nothing of the old dataset has changed
+            shutil.move(self.root, inside)  # may copy; nothing of the old dataset has changed yet
             self.root = inside
         is_marked = replaced != "none" and _mark_runs(self.prefix)
-        for folder in folders:  # from the root down: whatever is half replaced has no metadata above it
+        for folder in folders:  # root first: a half-replaced folder has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(f"{self.prefix}/{below(folder, META)}")
         if is_marked and replaced == "all":
             gone = f"{self.prefix}/{temporary_name()}"
-            os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark goes with what it is about
+            os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark is removed with the notes
             shutil.rmtree(gone, ignore_errors=True)
         for name in left:
             if not name.startswith(f"{RUNS}/") and not any(map(is_temporary, name.split("/"))):
@@ -239,17 +238,17 @@ class Staging:
 
 
 def _can_be_replaced(folder: str, parent: str) -> bool:
-    """Whether another folder can take the place of one, as far as can be told: the kernel may still refuse."""
+    """Whether a folder can be replaced by another, as far as is known: the kernel may still refuse."""
     if os.path.ismount(folder) or not os.access(parent, os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
         return False
     try:
         return not f"{os.getcwd()}/".startswith(f"{os.path.realpath(folder)}/")
-    except FileNotFoundError:  # the working directory is gone already
+    except FileNotFoundError:  # the working directory was deleted
         return True
 
 
 def _made_alike(new: str, old: str) -> bool:
-    """Give a folder the owner, permissions and attributes of another one; whether it has them and is on its device."""
+    """Copy owner, permissions and attributes of a folder; return whether they match and both are on one device."""
     wanted, found = os.stat(old), os.stat(new)
     if wanted.st_dev != found.st_dev:
         return False
@@ -258,7 +257,7 @@ def _made_alike(new: str, old: str) -> bool:
             os.chown(new, wanted.st_uid, wanted.st_gid)
         if wanted.st_mode != found.st_mode:
             os.chmod(new, stat.S_IMODE(wanted.st_mode))
-            if os.stat(new).st_mode != wanted.st_mode:  # a group that this user is not in
+            if os.stat(new).st_mode != wanted.st_mode:  # a group of which this user is not a member
                 return False
         return _attributes(new) == _attributes(old) or _set_attributes(new, _attributes(old))
     except OSError:
@@ -283,21 +282,21 @@ def _set_attributes(path: str, wanted: dict[str, bytes]) -> bool:
 
 
 def _mark_runs(prefix: str) -> bool:
-    """Marks what runs have noted about the rows of a dataset, before these are replaced; whether it is marked.
+    """Mark the notes of runs about the rows of a dataset before these are replaced; return whether it is marked.
 
-    A folder without a dataset is that of a run which makes one, unless a save was killed after it had marked it.
+    A folder without a dataset is the output of a running job, unless a save was killed after marking it.
     """
     runs = f"{prefix}/{RUNS}"
     if stat.S_ISDIR(_mode_of(runs)) and os.path.lexists(f"{prefix}/{META}"):
-        with contextlib.suppress(OSError):  # it is there, or the folder is of another user, whose runs are not used
+        with contextlib.suppress(OSError):  # it exists, or the folder belongs to another user, whose runs are not used
             os.mkdir(f"{runs}/{REPLACED}")
     return os.path.isdir(f"{runs}/{REPLACED}")
 
 
 def resolved(prefix: str) -> tuple[str, int]:
-    """Absolute path of a folder that may be, and its :func:`_mode_of`.
+    """Absolute path of a folder that may exist, and its :func:`_mode_of`.
 
-    Of a link, it is the folder that it leads to that is changed; links further up are followed anyway.
+    If it is a link, the folder that it points to is changed; links in parent folders are followed anyway.
     """
     prefix = os.path.abspath(prefix)
     mode = _mode_of(prefix)
@@ -308,7 +307,7 @@ def resolved(prefix: str) -> tuple[str, int]:
 
 
 def _mode_of(path: str) -> int:
-    """Kind and permissions of what is at a path, links not followed; 0 where there is nothing."""
+    """Type and permissions of the file at a path, without following links; 0 if there is none."""
     try:
         return os.lstat(path).st_mode
     except (OSError, ValueError):
@@ -321,17 +320,17 @@ def below(folder: str, name: str) -> str:
 
 
 def _replace_file(new: str, place: str) -> None:
-    """Puts a file into a place where one may be, which then has the name of the new one, or none.
+    """Move a file to a place that may be taken; the replaced file then has the name of the new one, or none.
 
-    Swapped, not renamed over: that makes ext4 write the new file to the disk at once (``auto_da_alloc``), which takes
-    longer than everything else. What a rename promises beyond that is not needed while there is no metadata.
+    Exchanged, not renamed: a rename over a file makes ext4 write the new one to the disk at once (``auto_da_alloc``),
+    which takes longer than everything else. Its guarantees are not needed while there is no metadata.
     """
     if not _exchanged(new, place):
         os.replace(new, place)
 
 
 def exchange_in_turn(a: str, b: str) -> None:
-    """:func:`exchange`, when no other call reads or changes the folder at ``b``."""
+    """:func:`exchange` after other calls have finished reading or changing the folder at ``b``."""
     fd = lock(b)
     try:
         exchange(a, b)
@@ -340,7 +339,7 @@ def exchange_in_turn(a: str, b: str) -> None:
 
 
 def _require_folder(root: str, folder: str) -> None:
-    """Raises :class:`DatasetError` where there is a file in the place of a folder, given relative to the root."""
+    """Raise :class:`DatasetError` if a file is at the relative path of a folder."""
     if not folder:
         return
     path = f"{root}/{folder}"
@@ -361,13 +360,13 @@ def staged_file(path: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def staged_path(path: str) -> Iterator[str]:
-    """The name of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
+    """The path of a new file that replaces ``path`` if the block succeeds, and is removed otherwise.
 
-    A link is followed. The file gets the permissions of the one that it replaces; a process that has that one open, or
-    mapped, keeps it.
+    A link is followed. The file gets the permissions of the replaced one, which stays valid for processes that have it
+    open or mapped.
 
     Raises:
-        ValueError: there is a folder at ``path``.
+        ValueError: ``path`` is a folder.
     """
     path = os.path.realpath(path)
     parent, name = os.path.split(path)
@@ -396,16 +395,16 @@ def staged_path(path: str) -> Iterator[str]:
 
 
 FEW = 100
-"""Entries of a folder that are looked through before every save."""
+"""Number of entries of a folder that are checked before every save."""
 
 _rests: dict[str, float] = {}
-"""Until when a folder of many entries is not looked through again (``time.monotonic``)."""
+"""Time (``time.monotonic``) until which a folder with many entries is not checked again."""
 
 
 def remove_stale(folder: str) -> None:
-    """Removes what processes of this machine that no longer run have left unfinished.
+    """Remove unfinished files of processes of this machine that have ended.
 
-    Beside thousands of datasets looking takes longer than saving one: it is done in a twentieth of the time there.
+    Next to thousands of datasets, checking takes longer than saving: it gets a twentieth of the time there.
     """
     if _rests and time.monotonic() < _rests.get(folder, 0.0):
         return
@@ -417,7 +416,7 @@ def remove_stale(folder: str) -> None:
 
 
 def _sweep(folder: str) -> int:
-    """How many entries there are; removes those that are stale."""
+    """Remove stale entries; return the number of all entries."""
     count = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -439,9 +438,9 @@ def _remove_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a folder that was not complete, or that was exchanged: a user's file that appeared in it is kept."""
+    """Remove an incomplete or replaced folder, except for files of the user that appeared in it."""
     folder, name = os.path.split(path)
-    name = STALE.sub("", name)[1:]  # of the dataset that it lies beside, if any
+    name = STALE.sub("", name)[1:]  # of the dataset next to it, if any
     with contextlib.suppress(DatasetError):
         if name and os.path.lexists(f"{path}/{META}") and os.path.isdir(f"{folder}/{name}"):
             return put_away(path, f"{folder}/{name}")
@@ -449,7 +448,7 @@ def _remove_folder(path: str) -> None:
 
 
 def _is_held(path: str) -> bool:
-    """Whether the save that made a folder or file runs still, perhaps in a container with processes of its own."""
+    """Whether the save that made a folder or file still runs, perhaps in a container."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -461,7 +460,7 @@ def _is_held(path: str) -> bool:
 
 
 def exchange(a: str, b: str) -> None:
-    """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
+    """Exchange two folders: in one step if the kernel and the file system can, else by two renames."""
     if _exchanged(a, b):
         return
     aside = a + ".old"
@@ -471,21 +470,21 @@ def exchange(a: str, b: str) -> None:
 
 
 def _exchanged(a: str, b: str) -> bool:
-    """Swaps two files or folders in one step, if both are there, and the kernel and the file system can."""
+    """Exchange two files or folders in one step, if both exist and the system supports it."""
     swap = _renameat2()
     return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
 
 
 @functools.cache
 def _renameat2() -> Any:
-    """The function of the C library, ``None`` where it has none."""
+    """The C function, ``None`` if it is missing."""
     with contextlib.suppress(AttributeError, OSError):
         return ctypes.CDLL(None).renameat2
     return None
 
 
 def sync_folder(path: str) -> None:
-    """Waits until the entries of a folder are on the disk."""
+    """Wait until the entries of a folder are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # some file systems cannot sync a folder
@@ -495,7 +494,7 @@ def sync_folder(path: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Waits until the content of a file is on the disk."""
+    """Wait until the content of a file is on the disk."""
     fd = open_at_once(os.path.realpath(path))
     try:
         os.fsync(fd)
@@ -504,7 +503,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_files(paths: Iterable[str]) -> None:
-    """:func:`sync_file` of many: those that wait at one time share the trips of the journal to the disk."""
+    """:func:`sync_file` for many files: concurrent calls share journal commits."""
     paths = list(paths)
     if len(paths) <= 2:
         for path in paths:
