@@ -489,7 +489,7 @@ class MappedNestedTensor(MemoryMappedTensor):
 
 
 def _typed(tensor: Tensor, cls: type[MemoryMappedTensor] = MemoryMappedTensor) -> Any:
-    """Set the type of a tensor without other references, at a fifth of the cost of ``as_subclass``, which makes another."""
+    """Set the type of a tensor without other references; costs a fifth of ``as_subclass``, which makes a new one."""
     if _is_traced():  # under torch.compile, which supports only as_subclass
         return _as_subclass(tensor, cls)
     tensor.__class__ = cls

@@ -351,7 +351,7 @@ class WrapModule(TensorDictModuleBase):
 
 
 class as_tensordict_module:
-    """Decorator that makes a function or method of tensors read and write a tensordict, as :class:`TensorDictModule` does.
+    """Make a function or method of tensors read and write a tensordict, as a :class:`TensorDictModule` does; a decorator.
 
     Args:
         in_keys: key or list of keys of its arguments (after ``self``).

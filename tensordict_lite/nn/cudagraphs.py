@@ -32,7 +32,7 @@ class CudaGraphModule:
     The function must do the same work every time: no control flow that depends on values, no changing shapes, no inputs
     that require grad. Non-tensor arguments must stay the same.
 
-    It is no ``nn.Module``, so that its parameters do not reach an optimiser by mistake. Without CUDA it warns once,
+    It is not an ``nn.Module``, so that its parameters do not reach an optimiser by mistake. Without CUDA it warns once,
     and every call runs the function itself.
 
     Args:

@@ -1,4 +1,4 @@
-"""Calling with tensors what takes a tensordict.
+"""Calling functions of a tensordict with tensors.
 
 ::
 
@@ -29,20 +29,19 @@ _ENABLED = os.environ.get("DISPATCH_TDNN_MODULES", "1").lower() not in ("0", "fa
 
 
 class dispatch:
-    """Lets a function that takes a tensordict be called with tensors: by position or by the name of their key.
+    """Let a function of a tensordict be called with tensors: by position or by the name of their key.
 
-    The function's first argument (after ``self``) is called ``tensordict``. Called with a tensordict, nothing
-    changes. Called with tensors, they are put into a new TensorDict, and the entries at the output keys come back:
-    one tensor for one key, a tuple for several (``"_"`` is left out). Other arguments are passed on.
+    The first argument of the function (after ``self``) must be named ``tensordict``. Called with a tensordict, the
+    function is unchanged. Tensors are put into a new TensorDict, and the entries at the output keys are returned: one
+    tensor for one key, a tuple for several (``"_"`` is dropped). Other arguments are passed on.
 
     Args:
-        separator: joins the parts of a nested key to the name of an argument: ``("a", "b")`` is ``a_b=``.
-        source: the input keys, or the name of the attribute with them. Default ``"in_keys"``.
-        dest: the output keys, or the name of the attribute with them. Default ``"out_keys"``.
-        auto_batch_size: the new TensorDict has the longest batch size that all inputs share; else an empty one.
+        separator: joins the parts of a nested key to the name of an argument: ``("a", "b")`` becomes ``a_b=``.
+        source: the input keys, or the name of the attribute that holds them. Default ``"in_keys"``.
+        dest: the output keys, or the name of the attribute that holds them. Default ``"out_keys"``.
+        auto_batch_size: give the new TensorDict the longest batch size that all inputs share; else an empty one.
 
-    The environment variable ``DISPATCH_TDNN_MODULES=0``, set before the import, leaves decorated functions as they
-    are.
+    The environment variable ``DISPATCH_TDNN_MODULES=0``, set before the import, leaves decorated functions unchanged.
 
     Raises:
         RuntimeError: the first argument has another name; an input is given both by position and by name.
@@ -106,14 +105,14 @@ class dispatch:
             return call((), tensordict, args, kwargs)
 
         made = method if is_method else function
-        # Not functools.wraps: torch.fx would follow `__wrapped__` and take the inner signature for this one's.
+        # Not functools.wraps: torch.fx would follow `__wrapped__` and use the inner signature.
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(made, name, getattr(func, name))
         return made
 
 
 class _Call:
-    """The slow way of one decorated function: with anything but a tensordict in front."""
+    """The general path of one decorated function: any first argument but a tensordict."""
 
     __slots__ = ("_auto", "_dest", "_func", "_separator", "_source")
 
@@ -146,7 +145,7 @@ class _Call:
                 f"{getattr(self._func, '__qualname__', self._func)} under dispatch must return a tensordict, "
                 f"got a {type(result).__name__}"
             )
-        # read only now: what is computed may decide what is written
+        # read here, since the call may change the keys
         return outputs_of(result, self._keys(self._dest, owner))
 
     def _keys(self, keys: Any, owner: tuple[Any, ...]) -> list[Any]:
@@ -161,7 +160,7 @@ class _Call:
 
 
 def make_input(entries: Mapping[Any, Any], auto_batch_size: bool) -> TensorDict:
-    """A TensorDict of the inputs; an input None is left out."""
+    """A TensorDict of the inputs; an input that is None is left out."""
     if not auto_batch_size:
         if all(type(value) is Tensor and type(key) is str for key, value in entries.items()):
             return TensorDict._trusted(dict(entries), _SCALAR)

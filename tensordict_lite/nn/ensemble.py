@@ -1,4 +1,4 @@
-"""Copies of one module, each with parameters of its own, on the same input."""
+"""Several copies of one module with separate parameters, on the same input."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["EnsembleModule"]
 
 
 class EnsembleModule(TensorDictModuleBase):
-    """Runs ``num_copies`` copies of a module by :func:`torch.vmap`: every output gets a leading dimension.
+    """Run ``num_copies`` copies of a module with :func:`torch.vmap`: every output gets a leading dimension.
 
     The stacked parameters are ``ensemble.params_td``, a :class:`TensorDictParams` of batch size ``[num_copies]``; each
-    copy is reset with the ``reset_parameters`` of its sub-modules. ``ensemble.parameters()`` has them, and those of
-    ``module``, which calls do not use. Chance (dropout) differs from copy to copy.
+    copy is reset with the ``reset_parameters`` of its sub-modules. ``ensemble.parameters()`` includes them and those of
+    ``module``, which calls do not use. Randomness (dropout) differs between copies.
 
     Args:
         module: the module; its keys are those of the ensemble.
         num_copies: number of copies.
-        expand_input: all copies get the same input; else the input has a leading dimension of ``num_copies``, and
-            each copy gets its row. The second ensemble of a chain needs False.
+        expand_input: give all copies the same input; else the input has a leading dimension of ``num_copies``, with one
+            row per copy. The second ensemble of a chain needs False.
 
     Example:
         >>> from tensordict_lite.nn import TensorDictModule
@@ -70,7 +70,7 @@ class EnsembleModule(TensorDictModuleBase):
         return run(tensordict, self.params_td)
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Resets parameters in place, each index of the batch dimensions on its own.
+        """Reset parameters in place, separately for each index of the batch dimensions.
 
         Args:
             parameters: parameters of ``module``, with the structure of :meth:`TensorDict.from_module` and batch
@@ -100,7 +100,7 @@ class EnsembleModule(TensorDictModuleBase):
 
 
 def _as_own(stacked: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """A parameter where the module has one that trains, a buffer elsewhere."""
+    """A parameter where the module has a trainable one, a buffer elsewhere."""
     if own.requires_grad:
         return torch.nn.Parameter(stacked)
     return torch.nn.Buffer(stacked)

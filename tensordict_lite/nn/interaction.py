@@ -1,4 +1,4 @@
-"""Which value a probabilistic module takes from a distribution."""
+"""The value that a probabilistic module takes from a distribution."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["InteractionType", "deterministic_value", "interaction_type", "set_in
 
 
 class InteractionType(str, Enum):  # noqa: UP042  (str() of a member names the class, as in the reference)
-    """How a probabilistic module gets a value from a distribution.
+    """How a probabilistic module takes a value from a distribution.
 
-    ``RANDOM`` is a sample (``rsample`` where there is one), ``MODE``, ``MEDIAN`` and ``MEAN`` the attribute of that
-    name; without a mean, ``MEAN`` averages samples. ``DETERMINISTIC`` is the attribute ``deterministic_sample``, else
-    the mode of distributions over finitely many values and the mean of the others. Strings work, in any case.
+    ``RANDOM`` is a sample (``rsample`` if available); ``MODE``, ``MEDIAN`` and ``MEAN`` are the attribute of that name;
+    without a mean, ``MEAN`` averages samples. ``DETERMINISTIC`` is the attribute ``deterministic_sample``, else the
+    mode of distributions over finitely many values and the mean of the others. Strings in any case are accepted.
 
     Example:
         >>> InteractionType("RANDOM"), InteractionType.from_str("Mode") is InteractionType.MODE
@@ -39,7 +39,7 @@ class InteractionType(str, Enum):  # noqa: UP042  (str() of a member names the c
 
     @classmethod
     def from_str(cls, type_str: str) -> InteractionType:
-        """The type of a name, in any case; ValueError when there is none."""
+        """The type of a name, in any case; ValueError if it is unknown."""
         return cls(type_str)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ _TYPE = Setting(None)
 
 
 def interaction_type() -> InteractionType | None:
-    """The type that the innermost :class:`set_interaction_type` set; None when each module takes its own default.
+    """The type set by the innermost :class:`set_interaction_type`; None if each module uses its own default.
 
     Example:
         >>> with set_interaction_type("mean"):
@@ -61,14 +61,14 @@ def interaction_type() -> InteractionType | None:
 
 
 class set_interaction_type(Mode):
-    """Sets the interaction type of all probabilistic modules inside a block or a decorated function.
+    """Set the interaction type of all probabilistic modules inside a block or a decorated function.
 
     Args:
-        type: an :class:`InteractionType` or its name; None: each module takes its ``default_interaction_type``.
-        thread_local: the block counts for the thread that entered it only.
+        type: an :class:`InteractionType` or its name; None: each module uses its ``default_interaction_type``.
+        thread_local: the block affects only the thread that entered it.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type is unknown.
 
     Example:
         >>> with set_interaction_type("mode"):
@@ -98,7 +98,7 @@ def _transformed_mean(dist: Any) -> torch.Tensor:
     return value
 
 
-# Continuous distributions of torch that have no mean, and what stands for it.
+# Continuous distributions of torch without a mean, and the attribute used instead.
 _SPECIAL: list[tuple[type, Any]] = [
     (D.RelaxedBernoulli, lambda dist: D.Bernoulli(logits=dist.logits).mode),
     (D.RelaxedOneHotCategorical, _relaxed_mode),
@@ -107,7 +107,7 @@ _SPECIAL: list[tuple[type, Any]] = [
 
 
 def deterministic_value(dist: Any) -> torch.Tensor:
-    """The value of a distribution that no chance decides.
+    """The deterministic value of a distribution.
 
     Raises:
         NotImplementedError: the distribution has neither ``deterministic_sample`` nor the mean or mode.

@@ -1,8 +1,8 @@
-"""Settings of the process that a block of code changes, for every thread or for its own.
+"""Process-wide settings that a block of code changes, for all threads or for its own.
 
 ::
 
-    Setting  the value: one for the process, and one of its own for each thread inside a ``thread_local`` block
+    Setting  the value: one for the process, and one for each thread inside a ``thread_local`` block
     Mode     the block: a context manager and a decorator around a :class:`Setting`
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Mode", "Setting"]
 
 
 class Setting:
-    """A value of the process, which a thread may have its own of while it is inside such a block."""
+    """A process-wide value, which a thread may override in such a block."""
 
     __slots__ = ("_shared", "_threads")
 
@@ -28,11 +28,11 @@ class Setting:
         self._threads: dict[int, Any] = {}
 
     def get(self) -> Any:
-        """The value that holds here."""
+        """The current value."""
         return self._threads.get(get_ident(), self._shared) if self._threads else self._shared
 
     def enter(self, value: Any, thread_local: bool) -> tuple[int | None, Any]:
-        """Sets the value; what :meth:`leave` wants to take it back."""
+        """Set the value; return what :meth:`leave` needs to restore the previous one."""
         me = get_ident() if thread_local or self._threads else None
         if me is not None and (thread_local or me in self._threads):
             before = self._threads.get(me, MISSING)
@@ -43,7 +43,7 @@ class Setting:
         return None, before
 
     def leave(self, token: tuple[int | None, Any]) -> None:
-        """Takes back what :meth:`enter` set."""
+        """Restore the value before :meth:`enter`."""
         thread, before = token
         if thread is None:
             self._shared = before
@@ -54,7 +54,7 @@ class Setting:
 
 
 class Mode:
-    """Base of the blocks; a subclass names its setting. The same object may be entered many times."""
+    """Base of the blocks; a subclass names its setting. An object may be entered many times."""
 
     _setting: Setting
 
@@ -70,18 +70,18 @@ class Mode:
         self._setting.leave(self._tokens.pop())
 
     def clone(self) -> Any:
-        """Another block with the same value, which has not been entered."""
+        """Another block with the same value, not entered."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new._tokens = []
         return new
 
     def set(self) -> None:
-        """Sets the value until :meth:`unset` is called."""
+        """Set the value until :meth:`unset` is called."""
         self.__enter__()
 
     def unset(self) -> None:
-        """Takes back what :meth:`set` set.
+        """Restore the value before :meth:`set`.
 
         Raises:
             RuntimeError: :meth:`set` was not called before.
@@ -91,11 +91,11 @@ class Mode:
         self.__exit__(None, None, None)
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with the value set while it runs."""
+        """Decorate a function: the value is set while it runs."""
 
         @functools.wraps(func)
         def within(*args: Any, **kwargs: Any) -> Any:
-            with self.clone():  # calls from several threads each have a block of their own
+            with self.clone():  # each call, possibly in several threads, has its own block
                 return func(*args, **kwargs)
 
         return within

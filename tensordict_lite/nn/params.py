@@ -27,24 +27,25 @@ Hook = Callable[[Any, Tensor], Any]
 
 
 class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):  # type: ignore[misc]  # apply() is that of collections
-    """The tensors of a collection as parameters (float16, float32 and float64) and buffers (the rest) of a module.
+    """The tensors of a collection as parameters (float16, float32 and float64) and buffers (others) of a module.
 
-    It is both: entries are read and written as in a :class:`TensorDict`, and a module that holds it finds
-    its parameters under dotted names, in ``parameters()``, ``state_dict()``, ``to()`` and all the others.
-    Operations give plain TensorDicts of ordinary tensors, except copies and moves, which stay parameters.
-    Writes in place (``set_``, ``update_``, ``copy_``, ``apply_``) go past autograd, as an optimiser's do.
+    It is both: entries are read and written as in a :class:`TensorDict`, and a module that holds it finds its
+    parameters under dotted names, in ``parameters()``, ``state_dict()``, ``to()`` and so on. Operations return plain
+    TensorDicts of ordinary tensors, except copies and moves, which keep parameters. In-place writes (``set_``,
+    ``update_``, ``copy_``, ``apply_``) bypass autograd, as those of an optimiser do.
 
-    The collection is wrapped, not copied: its tensors become parameters there, too.
+    The collection is wrapped, not copied: its tensors become parameters there as well.
 
     Args:
         parameters: a collection or a mapping.
-        no_convert: True: tensors that are neither parameters nor buffers become buffers; ``"skip"``: they stay.
+        no_convert: True: tensors that are neither parameters nor buffers become buffers; ``"skip"``: they are
+            unchanged.
         lock: lock the collection; writes through this object still work.
         **kwargs: entries, instead of ``parameters``.
 
     Raises:
         TypeError: both ``parameters`` and entries.
-        RuntimeError: the collection is a lazy stack, whose entries are no tensors of their own.
+        RuntimeError: the collection is a lazy stack, whose entries are not stored tensors.
 
     Example:
         >>> params = TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.zeros(2)}}))
@@ -95,7 +96,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         self._source = source._source
 
     def _convert_tree(self, td: Any) -> None:
-        """Tensors become parameters and buffers where they are."""
+        """Convert tensors to parameters and buffers in place."""
         entries = td._source
         for key, value in entries.items():
             if isinstance(value, Tensor):
@@ -104,7 +105,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
                 self._convert_tree(value)
 
     def _converted(self, value: Tensor) -> Tensor:
-        """A tensor as these parameters hold it."""
+        """A tensor as a parameter or buffer."""
         if isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)) or self._no_convert == "skip":
             return value
         if self._no_convert or value.dtype not in _TRAINED:
@@ -117,11 +118,11 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         return TensorDict._trusted(source, batch_size, self._device, names)
 
     def _plain(self) -> TensorDict:
-        """A TensorDict of the same entries."""
+        """A TensorDict with the same entries."""
         return TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
 
     def _wrap_params(self, td: TensorCollection, change: Any = None) -> TensorDictParams:
-        """Other tensors as these are, and the sub-modules, each as ``change`` makes it."""
+        """Wrap new tensors like these, with sub-modules converted by ``change``."""
         new = object.__new__(TensorDictParams)
         new._adopt(td, self._no_convert)
         _set(new, "training", self.training)
@@ -134,18 +135,18 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         if isinstance(item, Tensor):
             return self._converted(item)
         if not item._is_non_tensor:
-            item = item.copy()  # a tree of its own: the caller's keeps its tensors
+            item = item.copy()  # a separate tree: that of the caller keeps its tensors
             self._convert_tree(item)
         return item
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Any:
-        """Writes an entry, see :meth:`TensorDict.set`; it becomes a parameter or a buffer."""
+        """Write an entry, see :meth:`TensorDict.set`; it becomes a parameter or a buffer."""
         path = require_path(key)
         if self._lock is not None or (inplace and self._plain().get(path, None) is not None):
             with torch.no_grad():
                 return super().set(key, item, inplace, non_blocking=non_blocking)
         node: Any = self
-        for depth, part in enumerate(path[:-1]):  # a lock of what is wrapped does not count
+        for depth, part in enumerate(path[:-1]):  # a lock of the wrapped collection is ignored
             child = node._source.get(part)
             if child is None:
                 child = node._source[part] = TensorDict._trusted({}, self._batch_size, self._device, self._names)
@@ -161,14 +162,14 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         node._source[path[-1]] = item
         return self
 
-    # New tensors become parameters, so they are not written as they are.
+    # New tensors become parameters, so they are not written directly.
     _writes_directly = False
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Writes the entries of a mapping, see :meth:`TensorDict.update`; they become parameters or buffers."""
+        """Write the entries of a mapping, see :meth:`TensorDict.update`; they become parameters or buffers."""
         super().update(*args, **kwargs)
         if type(self._source) is dict:
-            self._convert_tree(self)  # those of nested collections, too
+            self._convert_tree(self)  # including those of nested collections
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -193,8 +194,8 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         raise AttributeError(f"{type(self).__name__} has no attribute and no entry {name!r}")
 
     def _nested_module(self, name: str, td: Any) -> Any:
-        """A nested collection as a module around the same entries: ``p.n.b`` is the parameter ``"p.n.b"``."""
-        if torch.compiler.is_dynamo_compiling():  # a graph makes no modules, and only reads
+        """A nested collection as a module over the same entries: ``p.n.b`` is the parameter ``"p.n.b"``."""
+        if torch.compiler.is_dynamo_compiling():  # a graph creates no modules and only reads
             return SlotLevel(td)
         new = object.__new__(TensorDictParams)
         new._adopt(td, "skip")
@@ -209,9 +210,9 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     # -- reading through hooks -----------------------------------------------------------------------------------
 
     def register_get_post_hook(self, hook: Hook) -> None:
-        """Calls ``hook(params, value)`` after each read of a leaf by key or iteration.
+        """Call ``hook(params, value)`` after each read of a leaf by key or iteration.
 
-        What it returns is read in the place of the value, unless it is None.
+        Its result replaces the value, unless it is None.
 
         Example:
             >>> params = TensorDictParams(w=torch.ones(2))
@@ -252,13 +253,13 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     @classmethod
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """Parameters of a dict, see :meth:`TensorDict.from_dict`."""
+        """Parameters from a dict, see :meth:`TensorDict.from_dict`."""
         return cls(TensorDict.from_dict(*args, **kwargs))
 
     # -- copies --------------------------------------------------------------------------------------------------
 
     def clone(self, recurse: bool = True) -> Any:
-        """A copy that is a module too; what is tied here is tied there."""
+        """A copy that is a module as well; tied parameters stay tied."""
         if not recurse:
             return self._wrap_params(self._map_leaves(lambda leaf: leaf))
         copies: dict[int, Tensor] = {}
@@ -282,7 +283,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         return out
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`TensorDict.to`; the result is a module too, of parameters and buffers where these are some."""
+        """:meth:`TensorDict.to`; the result is a module as well, with parameters and buffers."""
         here = self._plain()
         with torch.no_grad():
             out = here.to(*args, **kwargs)
@@ -293,7 +294,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
         def moved(new: Tensor) -> Tensor:
             old = next(olds)
-            found = known.get(id(old))  # what is tied here is tied there
+            found = known.get(id(old))  # tied parameters stay tied
             if found is None:
                 found = known[id(old)] = new if new is old else _like(old, new)
             return found
@@ -339,7 +340,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
-        """nn.Module's constructor sets an empty one; the entries answer instead."""
+        """The constructor of nn.Module sets an empty dict; the entries are used instead."""
 
     @property
     def _buffers(self) -> dict[str, Any]:
@@ -350,14 +351,14 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         """See the setter above."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What ``module.to()`` and its relatives call on every sub-module: tensors change in place."""
+        """Called on every sub-module by ``module.to()`` and related methods: tensors change in place."""
         _apply_to(self, fn)
         for module in self.__dict__["_modules"].values():
             module._apply(fn)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`torch.nn.Module.state_dict`, under dotted names; ``flatten=False`` nests them."""
+        """:meth:`torch.nn.Module.state_dict` with dotted names; ``flatten=False`` nests them."""
         if not kwargs.pop("flatten", True):
             plain: Any = self._plain()
             return plain.state_dict(*args, flatten=False, **kwargs)
@@ -366,7 +367,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     def load_state_dict(  # type: ignore[override]  # that of a module
         self, state_dict: Any, strict: bool = True, assign: bool = False, **kwargs: Any
     ) -> Any:
-        """As :meth:`torch.nn.Module.load_state_dict`; nested state dictionaries are flattened first."""
+        """:meth:`torch.nn.Module.load_state_dict`; nested state dictionaries are flattened first."""
         flat = TensorDict(state_dict).flatten_keys(".").to_dict() if _is_nested(state_dict) else state_dict
         nn.Module.load_state_dict(self, flat, strict=strict, assign=assign)
         return self
@@ -381,7 +382,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # torch's own takes a dotted name for that of a sub-module, so nested entries are loaded here.
+        # torch reads a dotted name as that of a sub-module, so nested entries are loaded here.
         assign = local_metadata.get("assign_to_params_buffers", False)
         mine = dict(self._flat())
         for name, value in mine.items():
@@ -440,7 +441,7 @@ def _restore(
     new = object.__new__(cls)
     new._adopt(inner, "skip")
     _set(new, "_no_convert", no_convert)
-    new._convert_tree(new)  # buffers are plain tensors in a pickle
+    new._convert_tree(new)  # buffers are pickled as plain tensors
     new.training = training
     new.__dict__["_modules"].update(modules or {})
     if locked:
@@ -449,7 +450,7 @@ def _restore(
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
-    """A tensor as a parameter or buffer, as another one is."""
+    """A tensor as a parameter or buffer, like another one."""
     if isinstance(new, UninitializedTensorMixin):
         return new
     if isinstance(old, nn.Parameter):

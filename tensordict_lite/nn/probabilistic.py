@@ -36,38 +36,38 @@ __all__ = [
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
-    """Reads the parameters of a distribution, and writes a value from it.
+    """Reads the parameters of a distribution and writes a value taken from it.
 
-    It has no parameters of its own: a :class:`TensorDictModule` before it, in a
-    :class:`ProbabilisticTensorDictSequential` mostly, computes those of the distribution. Which value it writes says
-    the interaction type: that of the innermost :class:`set_interaction_type`, else ``default_interaction_type``.
+    It has no parameters of its own: a preceding :class:`TensorDictModule`, usually in a
+    :class:`ProbabilisticTensorDictSequential`, computes those of the distribution. The interaction type selects the
+    value: that of the innermost :class:`set_interaction_type`, else ``default_interaction_type``.
 
-    With ``return_log_prob`` it writes the log-probability of the value as well: for ``"action"`` at
-    ``"action_log_prob"``, for ``("agent", "action")`` at ``("agent", "action_log_prob")``, one a component for a
-    :class:`CompositeDistribution`. While :func:`composite_lp_aggregate` is true, their sum goes to
-    ``"sample_log_prob"``. A distribution with ``rsample_and_log_prob`` (or ``sample_and_log_prob``) is asked for
-    both at once.
+    With ``return_log_prob`` it also writes the log-probability of the value: for ``"action"`` at ``"action_log_prob"``,
+    for ``("agent", "action")`` at ``("agent", "action_log_prob")``, one per component for a
+    :class:`CompositeDistribution`. If :func:`composite_lp_aggregate` is true, their sum is written to
+    ``"sample_log_prob"``. A distribution with ``rsample_and_log_prob`` (or ``sample_and_log_prob``) computes both in
+    one call.
 
     Args:
         in_keys: key or keys of the parameters, whose last parts are the keyword arguments of the distribution; or a
             mapping of keyword arguments to keys.
         out_keys: key or keys of the values. Default: those of a composite distribution, else ``"_"``.
         default_interaction_type: an :class:`InteractionType` or its name. Default: ``DETERMINISTIC``.
-        distribution_class: distribution, or a callable that makes one. Default :class:`Delta`, which copies.
+        distribution_class: distribution, or a callable that creates one. Default :class:`Delta`, which copies.
         distribution_kwargs: further keyword arguments for it.
         return_log_prob: write log-probabilities.
         log_prob_keys: their keys, one for each value.
-        log_prob_key: the key of one value's, or of the sum.
-        cache_dist: has no effect, and is deprecated.
-        n_empirical_estimate: number of samples that stand for a mean which a distribution does not have.
+        log_prob_key: key of the log-probability of a single value, or of the sum.
+        cache_dist: deprecated and ignored.
+        n_empirical_estimate: number of samples that estimate the mean of a distribution without one.
         num_samples: leading dimensions of the values; the result is a new tensordict, expanded to
             ``[*num_samples, *batch_size]``.
-        generator: source of chance: None, the global generator; a ``torch.Generator``, whose state advances; an int,
-            the seed of a new one; a key, whose entry is a generator or a seed (an integer; the next seed is written
-            back). The global generator stays as it was. Not under ``torch.compile``.
+        generator: source of randomness: None, the global generator; a ``torch.Generator``, whose state advances; an
+            int, the seed of a new one; a key whose entry is a generator or a seed (an integer; the next seed is written
+            back). The global generator is unchanged. Not supported under ``torch.compile``.
 
     Raises:
-        RuntimeError: keys of log-probabilities that do not go with :func:`composite_lp_aggregate`.
+        RuntimeError: keys of log-probabilities that conflict with :func:`composite_lp_aggregate`.
         ValueError: a log-probability would overwrite a value.
 
     Example:
@@ -211,10 +211,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def log_prob_key(self) -> NestedKey:
-        """The key of the log-probability, where there is one.
+        """The key of the single log-probability.
 
         Raises:
-            RuntimeError: there are several (see :attr:`log_prob_keys`), or the aggregation has changed.
+            RuntimeError: there are several (see :attr:`log_prob_keys`), or :func:`composite_lp_aggregate` has changed.
         """
         keys = self.log_prob_keys
         if len(keys) != 1:
@@ -234,7 +234,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     # -- distribution ------------------------------------------------------------------------------------------
 
     def get_dist(self, tensordict: Any) -> Distribution:
-        """The distribution whose parameters are in ``tensordict``.
+        """The distribution for the parameters in ``tensordict``.
 
         Raises:
             KeyError: a parameter is missing.
@@ -270,11 +270,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         Args:
             tensordict: parameters and value.
-            dist: the distribution, if it is known.
+            dist: the distribution, if already known.
 
         Returns:
-            A tensor. For a composite distribution a tensordict with an entry a component; while
-            :func:`composite_lp_aggregate` is true their sum, and they are written into ``tensordict``, too.
+            A tensor. For a composite distribution, a tensordict with an entry per component; if
+            :func:`composite_lp_aggregate` is true, their sum, and the entries are written into ``tensordict`` as well.
         """
         if dist is None:
             dist = self.get_dist(tensordict)
@@ -288,7 +288,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return self._renamed(out)
 
     def _renamed(self, scores: Any) -> Any:
-        """Log-probabilities under the keys that were asked for."""
+        """Log-probabilities under the configured keys."""
         for sample, key in zip(self._out_keys, self._log_prob_keys):
             default = suffixed(sample, "_log_prob")
             if key != default and scores.get(default, None) is not None:
@@ -301,10 +301,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def forward(
         self, tensordict: Any, tensordict_out: TensorCollection | None = None, _requires_sample: bool = True
     ) -> Any:
-        """Builds the distribution and writes a value from it.
+        """Build the distribution and write a value from it.
 
         Args:
-            tensordict: the parameters.
+            tensordict_out: where to write the results. Default: ``tensordict``.
             tensordict_out: where the results go. Default: ``tensordict``.
 
         Returns:
@@ -342,7 +342,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return tensordict_out
 
     def _score(self, dist: Distribution, tensordict: Any, tensordict_out: Any) -> Any:
-        """Writes the log-probability of a value that is there already."""
+        """Write the log-probability of an existing value."""
         if isinstance(dist, CompositeDistribution):
             self._write_scores(tensordict_out, dist, dist._scores(tensordict))
         else:
@@ -350,7 +350,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return tensordict_out
 
     def _value(self, dist: Distribution, tensordict: Any) -> tuple[Any, Any]:
-        """A value of the interaction type, and its log-probability if that is wanted (of a composite, by key)."""
+        """A value of the interaction type, and if requested its log-probability (by key for a composite)."""
         kind = interaction_type() or self.default_interaction_type
         if kind is InteractionType.RANDOM:
             with self._randomness.of(tensordict):
@@ -388,7 +388,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             return draw(torch.Size((self.n_empirical_estimate,))).mean(0)
 
     def _write_scores(self, tensordict: Any, dist: Any, scores: dict[Any, Tensor]) -> None:
-        """The log-probabilities of the components, or also their sum."""
+        """Write the log-probabilities of the components, or also their sum."""
         renamed = {} if self._aggregates else dict(zip(self._out_keys, self._log_prob_keys))
         for key, score in scores.items():
             tensordict.set(renamed.get(key, suffixed(key, "_log_prob")), score)
@@ -418,7 +418,7 @@ def _sample_shape(num_samples: Any) -> torch.Size:
 
 
 def _overlap(key: Any, sample: Any) -> bool:
-    """Whether one key is, holds or lies within the other."""
+    """Whether one key equals, contains or lies within the other."""
     one = (key,) if isinstance(key, str) else key
     two = (sample,) if isinstance(sample, str) else sample
     count = min(len(one), len(two))

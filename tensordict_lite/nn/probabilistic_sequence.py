@@ -1,4 +1,4 @@
-"""Sequences with probabilistic modules in them, which can give their distribution."""
+"""Sequences that contain probabilistic modules and return their distribution."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ __all__ = ["ProbabilisticTensorDictSequential"]
 
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
-    """A :class:`TensorDictSequential` with probabilistic modules: it also gives its distribution and log-probabilities.
+    """A :class:`TensorDictSequential` with probabilistic modules, which returns its distribution and log-probabilities.
 
-    Mostly the last module is a :class:`ProbabilisticTensorDictModule`, and those before compute its parameters. The
-    distribution of a module whose parameters depend on a sample of an earlier one is conditional on that sample.
+    Usually the last module is a :class:`ProbabilisticTensorDictModule`, and those before it compute its parameters. If
+    the parameters of a module depend on a sample of an earlier one, its distribution is conditional on that sample.
 
     Args:
         *modules: see :class:`TensorDictSequential`.
-        partial_tolerant: is kept, and has no effect: put this sequence into a :class:`TensorDictSequential` with it.
-        return_composite: :meth:`get_dist` gives a :class:`CompositeDistribution` of all probabilistic modules; else the
-            distribution of the last module, which must be probabilistic. Default: True with more than one
-            probabilistic module, or when the last one is not.
+        partial_tolerant: stored, without effect; for that, put this sequence into a :class:`TensorDictSequential` with
+            it.
+        return_composite: make :meth:`get_dist` return a :class:`CompositeDistribution` of all probabilistic modules;
+            else the distribution of the last module, which must be probabilistic. Default: True with more than one
+            probabilistic module, or if the last one is not probabilistic.
         selected_out_keys: see :class:`TensorDictSequential`.
         inplace: see :class:`TensorDictSequential`.
 
@@ -82,7 +83,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     # -- keys ------------------------------------------------------------------------------------------------
 
     def _probabilistic(self) -> list[Any]:
-        """The probabilistic modules, those of nested sequences too, the last one first."""
+        """The probabilistic modules, including those of nested sequences, last one first."""
         out: list[Any] = []
         for module in reversed(list(self)):
             if _is_probabilistic(module):
@@ -93,12 +94,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
-        """The log-probability keys of all probabilistic modules, those of the last one first."""
+        """The log-probability keys of all probabilistic modules, last one first."""
         return [key for module in self._probabilistic() for key in module.log_prob_keys]
 
     @property
     def log_prob_key(self) -> NestedKey:
-        """The log-probability key; AttributeError when there is not exactly one, see :attr:`log_prob_keys`."""
+        """The log-probability key; AttributeError unless there is exactly one, see :attr:`log_prob_keys`."""
         keys = self.log_prob_keys
         if len(keys) != 1:
             raise AttributeError(f"there are {len(keys)} log-probability keys, {keys}: use log_prob_keys")
@@ -106,22 +107,22 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
-        """The keys of the parameters of all probabilistic modules, those of the last one first."""
+        """The keys of the parameters of all probabilistic modules, last one first."""
         return [key for module in self._probabilistic() for key in module.dist_params_keys]
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """The keys of the values of all probabilistic modules, those of the last one first."""
+        """The keys of the values of all probabilistic modules, last one first."""
         return [key for module in self._probabilistic() for key in module.dist_sample_keys]
 
     @property
     def num_samples(self) -> torch.Size:
-        """The leading dimensions that the probabilistic modules add, those of the last one first."""
+        """The leading dimensions that the probabilistic modules add, last one first."""
         return torch.Size([size for module in self._probabilistic() for size in module.num_samples])
 
     @property
     def default_interaction_type(self) -> Any:
-        """Of the last module that has one; else what :func:`interaction_type` gives."""
+        """That of the last module that has one; else the result of :func:`interaction_type`."""
         for module in self._probabilistic():
             return module.default_interaction_type
         return interaction_type()
@@ -136,13 +137,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         _requires_sample: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Runs the modules in order.
+        """Run the modules in order.
 
-        The last module does not sample when an earlier one writes its values.
+        The last module does not sample if an earlier one writes its values.
 
         Args:
             tensordict: the input.
-            tensordict_out: where the outputs go; the input is not changed.
+            tensordict_out: where to write the outputs; the input is not changed.
             **kwargs: passed to the modules that are not probabilistic.
         """
         mode = _SKIP.get()
@@ -161,13 +162,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return self._deliver(tensordict, tensordict_out, run)
 
     def get_dist_params(self, tensordict: Any, tensordict_out: TensorCollection | None = None, **kwargs: Any) -> Any:
-        """Runs all modules but the last: the result has the parameters of its distribution.
+        """Run all modules but the last: the result has the parameters of its distribution.
 
-        They run with the interaction type that is set, else with :attr:`default_interaction_type`.
+        They run with the current interaction type, else with :attr:`default_interaction_type`.
 
         Args:
-            tensordict: the input, which gets the parameters unless there is a ``tensordict_out``.
-            tensordict_out: where the parameters go instead.
+            tensordict: the input, which gets the parameters unless ``tensordict_out`` is given.
+            tensordict_out: where to write the parameters instead.
             **kwargs: passed to the modules that are not probabilistic.
         """
         modules = list(self._children())[:-1]
@@ -187,9 +188,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def get_dist(self, tensordict: Any, tensordict_out: TensorCollection | None = None, **kwargs: Any) -> Distribution:
         """The distribution that the sequence samples from.
 
-        With ``return_composite`` that of all probabilistic modules, each conditional on the values which those before
-        it draw; the input stays as it is. Else that of the last module, and the input (or ``tensordict_out``) gets
-        what the modules before it write.
+        With ``return_composite``, that of all probabilistic modules, each conditional on the values drawn by those
+        before it; the input is unchanged. Else that of the last module, and the outputs of the modules before it are
+        written to the input (or ``tensordict_out``).
 
         Raises:
             RuntimeError: no module is probabilistic.
@@ -206,9 +207,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return CompositeDistribution.from_distributions(tensordict, dists)
 
     def _collect(self, td: Any, dists: dict[Any, Distribution], last: bool, given: bool, kwargs: dict[str, Any]) -> Any:
-        """Runs the modules on ``td`` and notes their distributions; the very last value is not drawn.
+        """Run the modules on ``td`` and collect their distributions; the last value is not drawn.
 
-        With ``given``, values that are in ``td`` are taken, and only the others drawn.
+        With ``given``, use the values in ``td`` and draw only the others.
         """
         modules = list(self._children())
         for place, module in enumerate(modules):
@@ -229,7 +230,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return td
 
     def build_dist_from_params(self, tensordict: Any) -> Distribution:
-        """The distribution of the last probabilistic module from its parameters; no other module runs.
+        """The distribution of the last probabilistic module from its parameters, without running other modules.
 
         Raises:
             RuntimeError: no module is probabilistic.
@@ -249,14 +250,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """The log-probability of the values in ``tensordict``, each given those before it.
 
         Args:
-            tensordict: the input, with the values. One that is missing before the last module is drawn.
-            tensordict_out: if there is one, the input gets no new entries.
-            dist: the distribution, if it is known.
+            tensordict: the input, with the values. Missing values before the last module are drawn.
+            tensordict_out: if given, the input gets no new entries.
+            dist: the distribution, if already known.
             **kwargs: for :meth:`get_dist`.
 
         Returns:
-            With ``return_composite`` a tensordict with an entry for each value, where a call of the sequence writes
-            it; while :func:`composite_lp_aggregate` is true their sum. Else what the last module gives.
+            With ``return_composite`` a tensordict with an entry for each value, at the key that a call of the sequence
+            writes; if :func:`composite_lp_aggregate` is true their sum. Else the log-probability of the last module.
         """
         if tensordict_out is not None:
             tensordict = tensordict.copy()
@@ -278,7 +279,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return scores
 
     def _run_given(self, td: Any, kwargs: dict[str, Any]) -> Any:
-        """Runs all modules but the last, with the values that are there."""
+        """Run all modules but the last with the existing values."""
         before = list(self._children())[:-1]
         if not before:
             return td

@@ -1,4 +1,4 @@
-"""Chance from a generator, for distributions that know only the global one."""
+"""Random numbers from a given generator, for distributions that use only the global one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Randomness"]
 
 
 class Randomness:
-    """Where a module takes its chance from, see ``generator`` of :class:`ProbabilisticTensorDictModule`."""
+    """The source of randomness of a module, see ``generator`` of :class:`ProbabilisticTensorDictModule`."""
 
     def __init__(self, source: Any) -> None:
         if isinstance(source, bool) or not (source is None or isinstance(source, (torch.Generator, int, str, tuple))):
@@ -25,7 +25,7 @@ class Randomness:
         self._source = unravel_key(source) if isinstance(source, (str, tuple)) else source
 
     def of(self, tensordict: Any) -> Any:
-        """A block in which the global generator is this one."""
+        """A block in which the global generator has the state of this one."""
         if self._source is None:
             return contextlib.nullcontext()
         if torch.compiler.is_compiling():
@@ -60,7 +60,7 @@ class Randomness:
             tensordict.set_non_tensor(self._source, int(seed))
 
     def __deepcopy__(self, memo: Any) -> Randomness:
-        """A generator cannot be copied by Python: the copy goes on from the same state on its own."""
+        """Python cannot copy a generator: the copy starts from the same state."""
         new = Randomness(None)
         new._source = self._source
         if isinstance(self._source, torch.Generator):
@@ -83,7 +83,7 @@ class Randomness:
 
 @contextlib.contextmanager
 def _use(generator: torch.Generator) -> Iterator[None]:
-    """The global generator of its device has the generator's state inside, and gets its own back."""
+    """Swap the state of the generator into the global one of its device, and restore that afterwards."""
     device = generator.device
     on_cpu = device.type == "cpu"
     module = torch if on_cpu else torch.get_device_module(device)

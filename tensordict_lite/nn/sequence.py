@@ -1,4 +1,4 @@
-"""Modules one after the other on the same tensordict."""
+"""Modules run one after the other on the same tensordict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TensorDictSequential"]
 
 
 class TensorDictSequential(TensorDictModuleBase):
-    """Runs modules in order; each gets the tensordict that the one before it gave.
+    """Run modules in order; each gets the tensordict returned by the one before it.
 
     Its ``in_keys`` are those that a module reads and no earlier one writes, its ``out_keys`` all that are written.
     ``seq[i]`` and ``seq["name"]`` are modules, a slice is a sequence; assignment and deletion edit the sequence.
@@ -27,12 +27,11 @@ class TensorDictSequential(TensorDictModuleBase):
     Args:
         *modules: modules with keys, or functions from tensordict to tensordict (see :class:`WrapModule`); or one list
             of them, or one mapping of names to them.
-        partial_tolerant: a module whose inputs are missing is left out. In a lazy stack it runs on the members that
-            have them.
+        partial_tolerant: skip a module whose inputs are missing. In a lazy stack it runs on the members that have them.
         selected_out_keys: outputs to keep, see :meth:`select_out_keys`.
-        inplace: where the outputs go at the end: True, into the input; False, into a new TensorDict; ``"empty"``,
-            into ``input.empty()``; None (default), the modules decide. With False and ``"empty"`` the input is not
-            changed.
+        inplace: where the outputs are written at the end: True, into the input; False, into a new TensorDict;
+            ``"empty"``, into ``input.empty()``; None (default), as the modules decide. With False and ``"empty"`` the
+            input is not changed.
 
     Example:
         >>> import torch
@@ -81,7 +80,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """The keys that the sequence reads: no earlier module of it writes them."""
+        """The keys that the sequence reads and no earlier module of it writes."""
         return self._in_keys
 
     @in_keys.setter
@@ -90,7 +89,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The keys that the sequence writes, each once: those that were selected, or all."""
+        """The keys that the sequence writes, each once: the selected ones, or all."""
         return self._all_out_keys if self._selected is None else self._selected
 
     @out_keys.setter
@@ -103,7 +102,7 @@ class TensorDictSequential(TensorDictModuleBase):
         return self._all_out_keys
 
     def select_out_keys(self, *selected_out_keys: NestedKey) -> Any:
-        """Keeps only some of the outputs, beside what the input has. Returns self.
+        """Keep only some of the outputs, in addition to the input. Returns self.
 
         Raises:
             ValueError: no module writes such a key.
@@ -114,7 +113,7 @@ class TensorDictSequential(TensorDictModuleBase):
         return self
 
     def reset_out_keys(self) -> Any:
-        """Takes :meth:`select_out_keys` back. Returns self."""
+        """Revert :meth:`select_out_keys`. Returns self."""
         self._selected = None
         return self
 
@@ -168,7 +167,7 @@ class TensorDictSequential(TensorDictModuleBase):
         self._compute_keys()
 
     def append(self, module: Callable[[Any], Any]) -> Any:
-        """Adds a module at the end. Returns self."""
+        """Add a module at the end. Returns self."""
         if self._is_named():
             raise TypeError('the modules of this sequence have names: write seq["name"] = module')
         self.module.append(_as_module(module))
@@ -176,7 +175,7 @@ class TensorDictSequential(TensorDictModuleBase):
         return self
 
     def insert(self, index: int, module: Callable[[Any], Any]) -> Any:
-        """Adds a module before the one at ``index``. Returns self."""
+        """Add a module before the one at ``index``. Returns self."""
         if self._is_named():
             raise TypeError("the modules of this sequence have names: make a new sequence in the wanted order")
         self.module.insert(index, _as_module(module))
@@ -194,13 +193,13 @@ class TensorDictSequential(TensorDictModuleBase):
     def select_subsequence(
         self, in_keys: Iterable[NestedKey] | None = None, out_keys: Iterable[NestedKey] | None = None
     ) -> Any:
-        """A sequence of those modules that can run from ``in_keys`` and that ``out_keys`` need.
+        """A sequence of the modules that can run from ``in_keys`` and that ``out_keys`` need.
 
-        The modules are the same objects; nested sequences are cut likewise.
+        The modules are the same objects; nested sequences are reduced likewise.
 
         Args:
-            in_keys: what there is to start from. Default: the ``in_keys`` of the sequence.
-            out_keys: what is wanted. Default: the ``out_keys`` of the sequence.
+            in_keys: available keys. Default: the ``in_keys`` of the sequence.
+            out_keys: wanted keys. Default: the ``out_keys`` of the sequence.
 
         Raises:
             ValueError: no module is left.
@@ -223,7 +222,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
         Args:
             tensordict: the input.
-            tensordict_out: where the outputs go, whatever ``inplace`` says; the input is not changed.
+            tensordict_out: where to write the outputs, whatever ``inplace`` says; the input is not changed.
 
         Raises:
             RuntimeError: other keyword arguments.
@@ -239,7 +238,7 @@ class TensorDictSequential(TensorDictModuleBase):
         return self._deliver(tensordict, tensordict_out, self._run_modules)
 
     def _deliver(self, tensordict: Any, tensordict_out: Any, run: Callable[[Any], Any]) -> Any:
-        """Runs, and puts the outputs where they are wanted."""
+        """Run the modules and write the outputs to their target."""
         inplace = self.inplace
         if tensordict_out is None and inplace is None and self._selected is None:
             return run(tensordict)
@@ -291,7 +290,7 @@ def _as_module(module: Any) -> Any:
 
 
 def keys_of(modules: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """What a sequence of modules reads from outside, and what it writes, each key once where it was last written."""
+    """The keys that a sequence of modules reads from outside, and those that it writes, ordered by last write."""
     reads: list[Any] = []
     writes: list[Any] = []
     for module in modules:
@@ -304,7 +303,7 @@ def keys_of(modules: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _runnable(named: list[tuple[str, Any]], have: set[Any]) -> list[tuple[str, Any]]:
-    """The modules whose inputs are there, or written by such a module before."""
+    """The modules whose inputs are available or written by an earlier runnable one."""
     out = []
     for name, module in named:
         if isinstance(module, TensorDictSequential):
@@ -320,7 +319,7 @@ def _runnable(named: list[tuple[str, Any]], have: set[Any]) -> list[tuple[str, A
 
 
 def _needed(named: list[tuple[str, Any]], wanted: set[Any]) -> list[tuple[str, Any]]:
-    """The modules that write what is wanted, or what such a module after them reads."""
+    """The modules that write a wanted key, or an input of a needed module after them."""
     out: list[tuple[str, Any]] = []
     for name, module in reversed(named):
         if not any(key in wanted for key in module.out_keys):
@@ -338,7 +337,7 @@ def _same(named: list[tuple[str, Any]], module: Any) -> bool:
 
 
 def run_where_possible(module: Any, tensordict: Any) -> Any:
-    """Runs a module whose inputs are all there; in a lazy stack, on the members that have them."""
+    """Run a module whose inputs are all there; in a lazy stack, on the members that have them."""
     if all(_has(tensordict, key) for key in module.in_keys):
         return module(tensordict)
     if isinstance(tensordict, LazyStackedTensorDict):

@@ -29,9 +29,9 @@ class SlotLevel:
 
 
 class TensorSlots(dict[str, Any]):
-    """Tensors of a collection by dotted name, as torch finds them; what is put in or taken out here is so there, too.
+    """Tensors of a collection by dotted name, as torch looks them up; assignments and deletions change the collection.
 
-    :func:`torch.func.functional_call` puts tensors in and takes them out again.
+    Used by :func:`torch.func.functional_call`, which swaps tensors in and out.
     """
 
     def __init__(self, found: dict[str, Any], root: Any) -> None:
@@ -62,11 +62,11 @@ class TensorSlots(dict[str, Any]):
 
 
 class ModuleState(DenseCollection):
-    """Mixin of the attributes that are entries, and of sub-modules beside the entries."""
+    """Mixin for entries as attributes, and sub-modules next to the entries."""
 
     __slots__ = ()
 
-    # Dotted names in whose place ``to_module`` has put tensors that gradients go through, and that are no Parameters.
+    # Dotted names whose tensors ``to_module`` replaced by tensors that carry gradients, and that are not Parameters.
     _places: set[str]
 
     def _is_parameter(self, name: str, value: Tensor) -> bool:
@@ -90,7 +90,7 @@ class ModuleState(DenseCollection):
             _set(self, name, value)
 
     def _assign(self, name: str, value: Any) -> None:
-        """In the place of a tensor: None takes it out, a plain tensor may replace a buffer."""
+        """Replace a tensor: None removes it, a plain tensor may replace a buffer."""
         if value is None:
             self.del_(name)
         elif self._is_parameter(name, self._source[name]):
@@ -107,7 +107,7 @@ class ModuleState(DenseCollection):
             )
 
     def _forget(self, name: str) -> None:
-        """Takes out what was no entry under this name."""
+        """Remove attributes of this name that were not entries."""
         self.__dict__.pop(name, None)
         self.__dict__["_modules"].pop(name, None)
 
@@ -122,11 +122,11 @@ class ModuleState(DenseCollection):
             object.__delattr__(self, name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Adds a parameter, which is an entry then, or replaces one; None adds nothing.
+        """Add a parameter as an entry, or replace one; None adds nothing.
 
         Raises:
-            KeyError: there is such an attribute, or an entry that is no parameter; or the name has a dot.
-            TypeError: it is no parameter.
+            KeyError: the name is taken by an attribute or by an entry that is not a parameter, or has a dot.
+            TypeError: not a parameter.
         """
         self._check_name(name, self._parameters)  # type: ignore[attr-defined]
         if param is None:
@@ -140,16 +140,16 @@ class ModuleState(DenseCollection):
         self.set(name, param)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Adds a buffer, which is an entry then, or replaces one; None adds nothing.
+        """Add a buffer as an entry, or replace one; None adds nothing.
 
         Args:
-            name: of the buffer.
-            tensor: the buffer.
+            name: its name.
+            tensor: the tensor.
             persistent: whether it is in the state dict.
 
         Raises:
-            KeyError: there is such an attribute, or an entry that is no buffer; or the name has a dot.
-            TypeError: it is no tensor.
+            KeyError: the name is taken by an attribute or by an entry that is not a buffer, or has a dot.
+            TypeError: not a tensor.
         """
         self._check_name(name, self._buffers)  # type: ignore[attr-defined]
         if tensor is None:

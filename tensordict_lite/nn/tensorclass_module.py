@@ -22,8 +22,8 @@ OutputClass = TypeVar("OutputClass")
 class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
     """Base of the modules that take and return a tensorclass (or a tensor).
 
-    Subclass ``TensorClassModuleBase[InputClass, OutputClass]`` and implement :meth:`forward`: a type checker then
-    knows the fields, and ``input_type`` and ``output_type`` hold the two classes.
+    Subclass ``TensorClassModuleBase[InputClass, OutputClass]`` and implement :meth:`forward`. Type checkers then know
+    the fields, and ``input_type`` and ``output_type`` hold the two classes.
 
     Example:
         >>> import torch
@@ -56,10 +56,10 @@ class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
 
     @abstractmethod
     def forward(self, x: InputClass) -> OutputClass:
-        """Computes the output; subclasses implement it."""
+        """Compute the output; implemented by subclasses."""
 
     def __call__(self, x: InputClass) -> OutputClass:
-        """Calls the module, with the hooks of :class:`torch.nn.Module`."""
+        """Call the module, with the hooks of :class:`torch.nn.Module`."""
         return super().__call__(x)
 
     def as_td_module(self) -> TensorClassModuleWrapper:
@@ -74,14 +74,14 @@ class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
 class TensorClassModuleWrapper(TensorDictModuleBase):
     """A :class:`TensorClassModuleBase` as a module of tensordicts.
 
-    Its keys are the fields of the two classes, nested ones as nested keys. The result is a new TensorDict with the
-    output's fields only.
+    Its keys are the fields of the two classes; nested fields are nested keys. The result is a new TensorDict with only
+    the fields of the output.
 
     Args:
         module: the module, whose input and output are tensorclasses.
 
     Raises:
-        ValueError: they are not.
+        ValueError: one of them is not.
 
     Example:
         >>> import torch
@@ -113,11 +113,11 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, args: Any = None, **kwargs: Any) -> TensorDict:
-        """Converts, calls, and converts back.
+        """Convert, call, and convert back.
 
         Args:
-            tensordict: the input; entries that are no fields are ignored.
-            args: is ignored, with a warning, as ``kwargs`` are.
+            tensordict: the input; entries that are not fields are ignored.
+            args, kwargs: ignored, with a warning.
         """
         if args is not None or kwargs:
             given = sorted(kwargs) + ([] if args is None else [type(args).__name__])
@@ -134,10 +134,10 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
 
 def _field_keys(cls: Any) -> list[Any]:
-    """The fields of a tensorclass, those of nested ones as nested keys."""
+    """The keys of the fields of a tensorclass; nested fields are nested keys."""
     try:
         hints = get_type_hints(cls)
-    except (NameError, TypeError):  # an annotation that cannot be read here: the field counts as one entry
+    except (NameError, TypeError):  # the annotation cannot be evaluated: the field counts as one entry
         hints = {}
     keys: list[Any] = []
     for name in cls.fields() if callable(getattr(cls, "fields", None)) else cls.__dataclass_fields__:

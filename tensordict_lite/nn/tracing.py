@@ -1,12 +1,12 @@
-"""Modules under ``torch.fx.symbolic_trace``, where tensors are proxies and shapes are not known.
+"""Modules under ``torch.fx.symbolic_trace``, where tensors are proxies and shapes are unknown.
 
-The traced graph computes on tensors alone. While it is recorded, a plain table (:class:`TracedEntries`) stands for the
-tensordict. A proxy may turn out to be a tensordict or a tensor when the graph runs, so the graph begins with
-:func:`read_inputs` and ends with :func:`write_outputs`, which take either::
+The traced graph computes on tensors only. While it is recorded, a plain table (:class:`TracedEntries`) replaces the
+tensordict. When the graph runs, a proxy may be a tensordict or a tensor, so the graph begins with :func:`read_inputs`
+and ends with :func:`write_outputs`, which accept both::
 
     graph:  read_inputs(tensordict, args, kwargs, ...) -> tensors -> the wrapped modules -> write_outputs(...)
 
-Where the call names its tensors (``module(x=proxy)``), they are tensors, and the graph has neither.
+If the call names its tensors (``module(x=proxy)``), they are tensors, and the graph has neither function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["TracedEntries", "is_traced", "read_inputs", "record", "write_outputs
 
 
 class TracedEntries:
-    """What a tensordict is while a graph is recorded: entries under flat keys, and nothing that needs a shape."""
+    """Replaces a tensordict while a graph is recorded: entries under flat keys, without shapes."""
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
@@ -80,7 +80,7 @@ def is_traced(tensordict: Any, args: Any, kwargs: Any) -> bool:
 def named_inputs(
     positional: tuple[Any, ...], kwargs: dict[str, Any], in_keys: Sequence[Any], separator: str
 ) -> dict[Any, Any]:
-    """The inputs under their keys; those given by name are taken out of ``kwargs``."""
+    """The inputs by key; those given by name are removed from ``kwargs``."""
     count = len(positional)
     entries = {}
     for place, key in enumerate(in_keys):
@@ -103,9 +103,9 @@ def record(
     out_keys: list[Any],
     separator: str,
 ) -> Any:
-    """Records a call of a module; ``run`` is its forward on :class:`TracedEntries`."""
+    """Record a call of a module; ``run`` is its forward on :class:`TracedEntries`."""
     if isinstance(tensordict, Proxy) and not (type(args) is tuple and args) and not _names_inputs(kwargs):
-        if type(args) is tuple:  # a call inside a traced module: nothing but this proxy
+        if type(args) is tuple:  # a call inside a traced module: only this proxy
             return _record_either(run, tensordict, (), {}, in_keys, out_keys, separator, kwargs)
         return _record_either(run, tensordict, args, kwargs, in_keys, out_keys, separator, {})  # the traced module
     positional = () if tensordict is None and not args else (tensordict, *args)
@@ -133,7 +133,7 @@ def _record_either(
 
 @torch.fx.wrap
 def read_inputs(tensordict: Any, args: Any, kwargs: Any, in_keys: list[Any], separator: str) -> list[Any]:
-    """The tensors of a call, whether it has a tensordict or tensors."""
+    """The tensors of a call with a tensordict or with tensors."""
     keys = [tuple(key) if isinstance(key, list) else key for key in in_keys]
     if isinstance(tensordict, TensorCollection):
         return [tensordict[key] for key in keys]
@@ -144,7 +144,7 @@ def read_inputs(tensordict: Any, args: Any, kwargs: Any, in_keys: list[Any], sep
 
 @torch.fx.wrap
 def write_outputs(tensordict: Any, out_keys: list[Any], values: list[Any]) -> Any:
-    """The answer to the call: the tensordict with the results, or the results."""
+    """The result of the call: the tensordict with the results, or the results."""
     if isinstance(tensordict, TensorCollection):
         for key, value in zip(out_keys, values):
             tensordict.set(tuple(key) if isinstance(key, list) else key, value)

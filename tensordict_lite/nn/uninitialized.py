@@ -1,4 +1,4 @@
-"""Stacked parameters of modules that wait for their first input, to know their shapes."""
+"""Stacked parameters of lazy modules, whose shapes are unknown until the first input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["row_of_uninitialized", "stack_uninitialized"]
 
 
 class _Stacked:
-    """A number of parameters without shape; :meth:`materialize` gives all of them that of one."""
+    """Several parameters without shape; :meth:`materialize` takes the shape of one."""
 
     stack_shape: torch.Size
 
@@ -31,7 +31,7 @@ class StackedUninitializedBuffer(_Stacked, UninitializedBuffer):
 
 
 def stack_uninitialized(leaves: list[Tensor], requires_grad: bool) -> Any:
-    """One uninitialised tensor for several; the first call of the modules gives it a shape.
+    """One uninitialised tensor for several; the first call of the modules sets its shape.
 
     Raises:
         RuntimeError: some of them have a shape already.
@@ -40,7 +40,7 @@ def stack_uninitialized(leaves: list[Tensor], requires_grad: bool) -> Any:
     if len(kinds) > 1:
         raise RuntimeError("some of the lazy modules have been called and others not: call all of them, or none")
     first = leaves[0]
-    cls: Any  # torch's stubs do not tell what these take
+    cls: Any  # torch's stubs do not declare the arguments
     if isinstance(first, UninitializedParameter):
         cls = StackedUninitializedParameter
         out = cls(requires_grad=requires_grad, device=first.device, dtype=first.dtype)
@@ -52,10 +52,9 @@ def stack_uninitialized(leaves: list[Tensor], requires_grad: bool) -> Any:
 
 
 class _Row:
-    """One row of a stack inside ``torch.vmap``: its first call gives the whole stack a shape.
+    """One row of a stack inside ``torch.vmap``: its first call sets the shape of the whole stack.
 
-    A module then reads its attribute again, to fill it. So the row is told where it stands, and puts the mapped
-    tensor there.
+    A module then reads its attribute again to fill it. So the row is told its slot and puts the mapped tensor there.
     """
 
     _stack: Any
@@ -80,7 +79,7 @@ class RowOfUninitializedBuffer(_Row, UninitializedBuffer):
 
 
 def row_of_uninitialized(stack: Any, dim: int) -> Any:
-    """What a function under the innermost ``torch.vmap`` sees of a stack that has no shape yet."""
+    """The row of a stack without shape that a function under the innermost ``torch.vmap`` sees."""
     cls: Any = RowOfUninitializedParameter if isinstance(stack, UninitializedParameter) else RowOfUninitializedBuffer
     out = cls(device=stack.device, dtype=stack.dtype)
     out._stack, out._dim, out._level = stack, dim, torch._C._functorch.maybe_current_level()
@@ -88,7 +87,7 @@ def row_of_uninitialized(stack: Any, dim: int) -> Any:
 
 
 def tell_slot(value: Any, slots: Any, key: str) -> None:
-    """Tells a row where it has been put."""
+    """Tell a row in which slot it was put."""
     if isinstance(value, _Row):
         value._slot = (slots, key)
 

@@ -1,4 +1,4 @@
-"""Small parts of models: maps onto positive numbers, and the modes that modules ask for."""
+"""Mappings onto positive numbers, and process-wide settings of modules."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def inv_softplus(bias: float) -> float: ...
 @overload
 def inv_softplus(bias: Tensor) -> Tensor: ...
 def inv_softplus(bias: float | Tensor) -> float | Tensor:
-    """The number whose softplus is ``bias``: ``log(exp(bias) - 1)``, finite for ``bias <= 0`` as well.
+    """The inverse of softplus, ``log(exp(bias) - 1)``, finite for ``bias <= 0`` as well.
 
     Args:
-        bias: a number or a tensor; ``exp(bias) - 1`` counts as 1e-6 where it is less.
+        bias: a number or a tensor; ``exp(bias) - 1`` is clamped to at least 1e-6.
 
     Returns:
         A float for a number, a tensor for a tensor.
@@ -55,7 +55,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
 
 
 class biased_softplus(nn.Module):
-    """A softplus that gives ``bias`` at zero and stays above ``min_val``.
+    """A softplus that equals ``bias`` at zero and stays above ``min_val``.
 
     Args:
         bias: value at zero; must be greater than ``min_val``.
@@ -76,7 +76,7 @@ class biased_softplus(nn.Module):
 
 
 def expln(x: Tensor) -> Tensor:
-    """``exp(x)`` up to zero and ``log1p(x) + 1`` above: positive, smooth, and slow to grow.
+    """``exp(x)`` up to zero and ``log1p(x) + 1`` above: positive, smooth, and slowly growing.
 
     From Rückstieß et al., "State-Dependent Exploration for Policy Gradient Methods", 2008.
 
@@ -84,7 +84,7 @@ def expln(x: Tensor) -> Tensor:
         >>> expln(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([0.3679, 1.0000, 1.6931])
     """
-    # each branch sees numbers of its own side only, so that no gradient is lost to an infinity of the other
+    # each branch sees only numbers of its side, so that no gradient becomes NaN through an infinity of the other
     return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
 
 
@@ -103,15 +103,15 @@ _MAPPINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def mappings(key: str) -> Callable[[Tensor], Tensor]:
-    """The map of a name, from any number to a positive one (``"none"``: the number itself).
+    """The mapping of a name, from any number to a positive one (``"none"``: the identity).
 
     Args:
         key: ``"softplus"``, ``"exp"``, ``"relu"``, ``"expln"``, ``"biased_softplus"``, ``"none"``, a name given to
             :func:`add_custom_mapping`, or ``"biased_softplus_{bias}"`` and ``"biased_softplus_{bias}_{min_val}"``.
 
     Raises:
-        NotImplementedError: the name is not known.
-        ValueError: what follows ``"biased_softplus_"`` is not one or two numbers.
+        NotImplementedError: the name is unknown.
+        ValueError: ``"biased_softplus_"`` is not followed by one or two numbers.
 
     Example:
         >>> mappings("biased_softplus_2.0_0.1")(torch.zeros(2))
@@ -138,7 +138,7 @@ def mappings(key: str) -> Callable[[Tensor], Tensor]:
 
 
 def add_custom_mapping(name: str, mapping: Callable[[Tensor], Tensor]) -> None:
-    """Gives a map a name, by which :func:`mappings` and the modules find it; a known name is replaced.
+    """Register a mapping under a name for :func:`mappings` and the modules; an existing name is replaced.
 
     Example:
         >>> add_custom_mapping("half_exp", lambda x: x.exp() / 2)
@@ -165,27 +165,26 @@ def skip_existing() -> bool | list[NestedKey]:
 
 
 def is_skipped(mode: Any, tensordict: Any, in_keys: Sequence[Any], out_keys: Sequence[Any]) -> bool:
-    """Whether a module with these keys has nothing to do on ``tensordict`` under a mode that is not False."""
+    """Whether a module with these keys can be skipped on ``tensordict`` under a mode other than False."""
     if isinstance(mode, list) and not all(key in mode for key in out_keys):
         return False
-    if any(key in out_keys for key in in_keys):  # it changes what it reads
+    if any(key in out_keys for key in in_keys):  # it overwrites an input
         return False
     return all(tensordict.get(key, None) is not None for key in out_keys)
 
 
 class set_skip_existing(Mode):
-    """Modules whose outputs are all in the tensordict return it without running.
+    """Skip modules whose outputs are all in the tensordict.
 
-    As a context manager it holds for every module that runs inside. As a decorator of a method
-    ``forward(self, tensordict, ...)``, the method alone is skipped so. A module that writes one of its inputs
-    always runs.
+    As a context manager it affects every module that runs inside. As a decorator of a method
+    ``forward(self, tensordict, ...)`` it affects that method only. A module that writes one of its inputs always runs.
 
     Args:
-        mode: True; False, nothing is skipped; a list of keys, only modules all of whose outputs are in it are
-            skipped; None (decorator only), the method follows the block that it is called in.
-        in_key_attr: decorator: attribute with the keys that the module reads. Default ``"in_keys"``.
-        out_key_attr: decorator: attribute with the keys that it writes. Default ``"out_keys"``.
-        thread_local: the block counts for the thread that entered it only.
+        mode: True; False: nothing is skipped; a list of keys: only modules whose outputs are all in it are skipped;
+            None (decorator only): the method follows the block that it is called in.
+        in_key_attr: for the decorator: attribute with the keys that the module reads. Default ``"in_keys"``.
+        out_key_attr: for the decorator: attribute with the keys that it writes. Default ``"out_keys"``.
+        thread_local: the block affects only the thread that entered it.
 
     Raises:
         RuntimeError: a block with the mode None.
@@ -245,7 +244,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
     """Whether composite distributions sum log-probabilities and entropies into one tensor. Default False.
 
     Args:
-        nowarn: has no effect; it is accepted so that calls which pass it work.
+        nowarn: ignored, accepted for compatibility.
 
     Example:
         >>> with set_composite_lp_aggregate(True):
@@ -256,15 +255,15 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
 
 
 class set_composite_lp_aggregate(Mode):
-    """Whether composite distributions sum their log-probabilities into one tensor.
+    """Set whether composite distributions sum their log-probabilities into one tensor.
 
     A context manager, a decorator, and with :meth:`set` and :meth:`unset` a switch. The environment variable
-    ``COMPOSITE_LP_AGGREGATE`` gives the value at the start. Modules remember the value under which they were made,
-    because it decides the keys that they write: set it before.
+    ``COMPOSITE_LP_AGGREGATE`` sets the initial value. Modules keep the value at their creation, because it decides the
+    keys that they write: set it before.
 
     Args:
-        mode: True: one tensor of the batch shape; False: a tensordict with an entry ``<key>_log_prob`` a component.
-        thread_local: the block counts for the thread that entered it only.
+        mode: True: one tensor of the batch shape; False: a tensordict with an entry ``<key>_log_prob`` per component.
+        thread_local: the block affects only the thread that entered it.
 
     Example:
         >>> with set_composite_lp_aggregate(True):

@@ -1,1 +1,1 @@
-"""Entries that are no tensors, or that do not have the rows: strings, objects, columns of them, metadata."""
+"""Non-tensor entries, and entries without the batch dimensions: strings, objects, columns of them, metadata."""

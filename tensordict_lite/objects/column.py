@@ -1,14 +1,14 @@
-"""A column of objects as what it is, a list of them, until a wrapper of one is asked for.
+"""A column of objects, stored as a list until a wrapper of one is needed.
 
-A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects
-lie in a :class:`PayloadColumn`, and rows of it (a slice, chosen rows) are positions in the same column::
+A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects are
+in a :class:`PayloadColumn`, and rows of it (a slice, selected rows) are positions in the same column::
 
     stack ─────────► Column: ["a", "b", NonTensorData("c"), "d", ...]
     stack[1:3] ────►              1 ─────────────── 3
 
-A member is made when it is asked for and then lies in the column in place of its object, so that everybody who looks
-at that row has the same member: what is written through a slice is seen in the whole, as with tensors. An operation
-that knows nothing of columns asks for all members, and finds the list that every lazy stack has.
+A member is created on first access and then replaces its object in the column, so that each later access to that row
+gives the same member: a write through a slice is visible in the whole, as with tensors. An operation that does not
+support columns uses the list of all members, like that of any lazy stack.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def numbers_of(rows: Sequence[int]) -> Any:
 
 
 class PayloadColumn:
-    """Objects, and the members that were made of some of them.
+    """Objects, and the members created for some of them.
 
     Args:
         objects: the objects; the list is taken over.
@@ -57,7 +57,7 @@ class PayloadColumn:
         self._has_members = False
 
     def member(self, row: int) -> NonTensorData:
-        """The wrapper of an object: the one that everybody else has who asked for this row."""
+        """The wrapper of an object; the same one on every access."""
         cell = self._cells[row]
         if not isinstance(cell, NonTensorData):
             self._has_members = True
@@ -65,7 +65,7 @@ class PayloadColumn:
         return cell
 
     def made(self, rows: Sequence[int]) -> list[NonTensorData]:
-        """The members that have been asked for among some rows."""
+        """The members created so far among some rows."""
         if not self._has_members:
             return []
         cells = self._cells
@@ -83,19 +83,19 @@ class PayloadColumn:
         return found
 
     def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
-        """A column of its own with the objects of some rows, and where they are in it; ``deep``: copies of them."""
+        """A separate column with the objects of some rows, and their positions in it; ``deep``: copies of them."""
         values = self.objects(rows)
         if deep:
             values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
         return PayloadColumn(values, self._size, self.device), range(len(values))
 
     def pickled(self, rows: Sequence[int]) -> Any:
-        """What travels to another process for some rows: their objects, or something to open there."""
+        """The content of some rows for another process: their objects, or an address to open there."""
         return self.objects(rows)
 
 
 class ObjectRows(LazyStackedTensorDict):
-    """A lazy stack whose members are made when they are asked for, if at all.
+    """A lazy stack whose members are created on first access.
 
     ``_members`` is its list of members, or None while it is rows ``_rows`` of the column ``_objects``.
     """
@@ -110,7 +110,7 @@ class ObjectRows(LazyStackedTensorDict):
     def _of_objects(
         cls, values: list[Any], dim: int = 0, size: torch.Size = _NO_SIZE, device: torch.device | None = None
     ) -> Any:
-        """Trusted constructor: a stack of one object a row. The list is taken over; no object is a collection."""
+        """Trusted constructor: a stack of one object per row. The list is taken over; no object is a collection."""
         return cls._of_rows(PayloadColumn(values, size, device), range(len(values)), dim, size, device)
 
     @classmethod
@@ -149,7 +149,7 @@ class ObjectRows(LazyStackedTensorDict):
         self._objects = None
 
     def _payloads(self) -> list[Any] | None:
-        """The objects of the rows, one a row; None where rows are stacks, or hold something else."""
+        """The objects of the rows, one per row; None if rows are stacks or hold other values."""
         column = self._objects
         if column is not None:
             return column.objects(self._rows)
@@ -185,7 +185,7 @@ class ObjectRows(LazyStackedTensorDict):
         return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
 
     def _plain_column(self) -> PayloadColumn | None:
-        """Its column, where the objects are all there is; asked for once, as another thread may make the members."""
+        """Its column, if all rows are objects; read once, as another thread may create the members."""
         return self._objects if self._names is None else None
 
     def _copied(self, column: PayloadColumn, deep: bool) -> Any:
@@ -265,7 +265,7 @@ class ObjectRows(LazyStackedTensorDict):
         return super()._index(index)
 
     def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
-        """The rows that a tensor chooses; None where it is none that can be read at once, or a wrong one."""
+        """The rows that a tensor selects; None if it cannot be read directly or is invalid."""
         rows = self._rows
         if index.dtype in (torch.bool, torch.uint8):
             if len(index) != len(rows):
@@ -280,7 +280,7 @@ class ObjectRows(LazyStackedTensorDict):
         picked = index.to(torch.int64).numpy()
         if rows != range(len(rows)) or (len(picked) and picked.min() < 0):
             picked = numbers_of(rows)[picked]
-        found = array("q")  # a quarter of a list of numbers
+        found = array("q")  # a quarter of the size of a list of numbers
         found.frombytes(np.ascontiguousarray(picked).data.cast("B"))
         return found
 
@@ -310,7 +310,7 @@ class ObjectRows(LazyStackedTensorDict):
         }
 
     def _holds_no_more(self, member: NonTensorData) -> bool:
-        """Whether another member made of the object of this one would be as it is."""
+        """Whether a new member for this object would be equal to this one."""
         return (
             type(member) is NonTensorData
             and member._batch_size == self._member_batch_size()

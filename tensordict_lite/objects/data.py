@@ -1,8 +1,7 @@
-"""Any Python object as an entry: one value for the whole batch, or one value an element.
+"""Any Python object as an entry: one value for the whole batch, or one value per element.
 
-:class:`NonTensorData` is a collection without entries and with a payload, so every operation on shapes is
-the one of an empty collection: only the batch size changes. Values that differ from row to row are a
-:class:`NonTensorStack`, a lazy stack of them.
+:class:`NonTensorData` is a collection without entries and with a payload, so shape operations only change its batch
+size. Values that differ per row are a :class:`NonTensorStack`, a lazy stack of them.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ __all__ = [
 
 
 class NonTensorDataBase(DenseCollection):
-    """One Python object under a batch size: what :class:`NonTensorData` and :class:`MetaData` share.
+    """One Python object under a batch size: the base of :class:`NonTensorData` and :class:`MetaData`.
 
     Args:
-        data: the object; the content of another instance is taken over.
-        batch_size: the batch that shares it. Defaults to ``[]``.
-        device: carried along, for consistency with the collection that holds it.
+        data: the object; of another instance, its content.
+        batch_size: the batch size. Defaults to ``[]``.
+        device: stored, for consistency with the collection that holds it.
         names: names of the batch dimensions.
     """
 
@@ -79,7 +78,7 @@ class NonTensorDataBase(DenseCollection):
     # -- the payload travels with every result ----------------------------------------------------------
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
-        new = Kernel._rebuild(self, source, batch_size, names)  # super() would look through every family
+        new = Kernel._rebuild(self, source, batch_size, names)  # super() would search every family
         new._payload = self._payload
         return new
 
@@ -95,7 +94,7 @@ class NonTensorDataBase(DenseCollection):
         self._replace(value)
 
     def _replace(self, payload: Any) -> None:
-        """Takes another object, here and in the file of a memory-mapped entry."""
+        """Replace the object, here and in the file of a memory-mapped entry."""
         old, self._payload = self._payload, payload
         folder = getattr(self, "_memmap_path", None)
         if folder:
@@ -116,7 +115,7 @@ class NonTensorDataBase(DenseCollection):
         return new
 
     def to_tensordict(self, **kwargs: Any) -> Self:
-        """Itself, copied: there is no tensor to convert."""
+        """A copy: there is no tensor to convert."""
         return self.clone()
 
     def to_dict(self, **kwargs: Any) -> Any:
@@ -124,15 +123,15 @@ class NonTensorDataBase(DenseCollection):
         return self._payload
 
     def tolist(self, **kwargs: Any) -> Any:
-        """The object once an element, in nested lists of the shape of the batch."""
+        """The object once per element, in nested lists of the shape of the batch."""
         return filled(self._payload, tuple(self._batch_size))
 
     def is_empty(self) -> bool:
-        """False: the object counts as content."""
+        """False: the object is content."""
         return False
 
     def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
-        """The object for ``"data"``, else the default (``None``), whatever way of stacking is asked for."""
+        """The object for ``"data"``, else the default (``None``), whatever form is requested."""
         if key == "data":
             return self._payload
         return super().get(key) if default is MISSING else super().get(key, default)
@@ -148,7 +147,7 @@ class NonTensorDataBase(DenseCollection):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, NonTensorDataBase) and same_payload(value._payload, self._payload):
-            self[index]  # an index out of range is an error all the same
+            self[index]  # an index out of range still raises
             return
         raise ValueError(
             "a NonTensorData holds one value for all of its elements, so it cannot take another one at an index. "
@@ -183,7 +182,7 @@ class NonTensorDataBase(DenseCollection):
             item = _stacked(item, self._device)
         if isinstance(item, TensorCollection) and not isinstance(item, NonTensorDataBase):
             if item._is_non_tensor and self._batch_size and item._batch_size == self._batch_size:
-                return self._assign_rows((slice(None),) * len(self._batch_size), item)  # an object a row
+                return self._assign_rows((slice(None),) * len(self._batch_size), item)  # one object per row
             raise EntryKindError("", self, item)
         new = self._rebuild({}, self._batch_size, self._names)
         folder = getattr(self, "_memmap_path", None)
@@ -194,10 +193,10 @@ class NonTensorDataBase(DenseCollection):
         return new
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Takes over the object of another :class:`NonTensorData`.
+        """Take the object of another :class:`NonTensorData`.
 
         Raises:
-            RuntimeError: the source is something else, or this collection is locked.
+            RuntimeError: the source is of another class, or this collection is locked.
         """
         if self._lock is not None and not inplace and not kwargs.get("ignore_lock"):
             raise self._locked_error()
@@ -218,9 +217,9 @@ class NonTensorDataBase(DenseCollection):
         return self.update(tensordict, False, True)
 
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
-        """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
+        """The object where ``condition`` holds, and that of ``other`` elsewhere: a stack if they differ."""
         if other is None or isinstance(other, (Tensor, bool, int, float, complex)):
-            return self  # a number fits no object: what is filled are tensors
+            return self  # a number is for tensors, not for objects
         other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
         if isinstance(other, NonTensorDataBase) and same_payload(other._payload, self._payload):
             return self
@@ -229,7 +228,7 @@ class NonTensorDataBase(DenseCollection):
         return self.maybe_to_stack().where(condition, other)
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Another object, under ``"data"``: there are no other entries.
+        """Replace the object, under the key ``"data"``.
 
         Raises:
             KeyError: any other key.
@@ -240,16 +239,16 @@ class NonTensorDataBase(DenseCollection):
         return self
 
     def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
-        """Itself: there are no keys."""
+        """``self``: there are no keys."""
         return self
 
     unflatten_keys = flatten_keys
 
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
-        """More rows before and after, which hold ``None``: a stack, unless there are none.
+        """More rows before and after, which hold ``None``: a stack, unless no rows are added.
 
         Raises:
-            RuntimeError: ``inplace``, as this cannot become a stack.
+            RuntimeError: ``inplace``, since this cannot become a stack.
         """
         check_pad(self, pad_size)
         if not any(pad_size):
@@ -272,11 +271,11 @@ class NonTensorDataBase(DenseCollection):
         return self._payload(*args, **kwargs)
 
     def maybe_to_stack(self) -> Any:
-        """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
+        """A :class:`NonTensorStack` with the object once per element; ``self`` without batch dimensions."""
         return spread(self)
 
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
-        """A plain object as non-tensor data of a batch size: a list row by row, where this holds no list."""
+        """A plain object as non-tensor data of a batch size: one list item per row, unless this holds a list."""
         if isinstance(value, list) and not isinstance(self._payload, (list, tuple, np.ndarray)):
             return registry.rows_of(value, size, self._device)
         return NonTensorData(value, batch_size=size, device=self._device)
@@ -319,15 +318,15 @@ class NonTensorDataBase(DenseCollection):
 
 
 class NonTensorData(NonTensorDataBase):
-    """One Python object that stands for every element of a batch.
+    """One Python object for all elements of a batch.
 
-    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
-    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+    ``td["note"] = "a string!"`` creates one; ``td["note"]`` returns the object, ``td.get("note")`` the wrapper. Slicing,
+    stacking and reshaping change its batch size and never the object.
 
     Args:
-        data: the object; the content of another :class:`NonTensorData` is taken over.
-        batch_size: the batch that shares it. Defaults to ``[]``.
-        device: carried along, for consistency with the collection that holds it.
+        data: the object; of another :class:`NonTensorData`, its content.
+        batch_size: the batch size. Defaults to ``[]``.
+        device: stored, for consistency with the collection that holds it.
         names: names of the batch dimensions.
 
     Example:
@@ -345,12 +344,12 @@ IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 
 
 def holds_collections(values: Sequence[Any]) -> bool:
-    """Whether some of the values are collections, or wrappers, and not objects of their own."""
+    """Whether some of the values are collections or wrappers, not plain objects."""
     return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
 
 
 def no_entries_error(data: TensorCollection, key: Any) -> KeyError:
-    """For a key that is written into non-tensor data."""
+    """The error for writing a key into non-tensor data."""
     return KeyError(f"{key!r} cannot be set: a {type(data).__name__} holds objects, and has no entries")
 
 
@@ -365,7 +364,7 @@ def is_non_tensor(value: Any) -> bool:
 
 
 def same_payload(a: Any, b: Any) -> bool:
-    """Equality of two objects as one bool, arrays and tensors included; ``False`` where they do not compare."""
+    """Equality of two objects as one bool, including arrays and tensors; ``False`` if they cannot be compared."""
     if a is b:
         return True
     if type(a) is not type(b) and not isinstance(a, numbers.Number):
@@ -376,7 +375,7 @@ def same_payload(a: Any, b: Any) -> bool:
         if isinstance(a, np.ndarray):
             return bool(np.array_equal(a, b))
         return bool(a == b)
-    except Exception:  # an __eq__ of the user's own, or nested arrays: not known to be equal
+    except Exception:  # a user-defined __eq__, or nested arrays: not known to be equal
         return False
 
 
@@ -387,7 +386,7 @@ def filled(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def spread(data: NonTensorDataBase) -> Any:
-    """A nested :class:`NonTensorStack` with one :class:`NonTensorData` an element."""
+    """A nested :class:`NonTensorStack` with one :class:`NonTensorData` per element."""
     size = data._batch_size
     if not size:
         return data
@@ -399,11 +398,11 @@ def spread(data: NonTensorDataBase) -> Any:
 
 
 def from_sequence(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
-    """What a list or a tuple becomes as an entry.
+    """Convert a list or a tuple to an entry.
 
-    Numbers that nest regularly become a tensor, tensors of one shape and collections are stacked, and any
-    other list becomes a :class:`NonTensorStack` with an element a row. Tuples, and lists under
-    ``set_list_to_stack(False)``, are one object (an array) for the whole batch unless they hold numbers.
+    Regular nested numbers become a tensor, tensors of the same shape and collections are stacked, and other lists
+    become a :class:`NonTensorStack` with an element per row. Tuples, and lists under ``set_list_to_stack(False)``, are
+    one object (an array) for the whole batch unless they hold numbers.
 
     Args:
         item: list or tuple.
@@ -461,7 +460,7 @@ def _stacked(item: list[Any], device: Any) -> Any:
 
 
 def _innermost(value: Any) -> Any:
-    """The first element of the first element of... nested lists."""
+    """The first element of the first element of nested lists."""
     while isinstance(value, list) and value:
         value = value[0]
     return value
@@ -491,7 +490,7 @@ register(
 
 
 class TupleEntry(NonTensorData):
-    """Non-tensor data that holds a tuple of tensors or collections, and is a node of pytrees with these children."""
+    """Non-tensor data that holds a tuple of tensors or collections, which are its children as a pytree."""
 
     __slots__ = ()
     _is_tuple = True

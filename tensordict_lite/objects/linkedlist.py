@@ -1,4 +1,4 @@
-"""Values of a collection as a list that writes assignments to its items back."""
+"""Values of a collection as a list that writes assigned items back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["LinkedList"]
 class LinkedList(list):  # type: ignore[type-arg]
     """A list whose items are rows of a collection: ``values[0] = "z"`` writes row 0.
 
-    ``td[key]`` gives one for objects that differ from row to row, ``td.tolist(as_linked_list=True)`` one for all rows.
-    A method that moves items or changes their number changes the list only, and ends the link. When a write to the
-    collection fails, the list is as it was.
+    ``td[key]`` returns one for objects that differ per row, ``td.tolist(as_linked_list=True)`` one for all rows. A
+    method that moves items or changes their number changes only the list, and ends the link. If a write to the
+    collection fails, the list is unchanged.
 
     Args:
         items: the values.
@@ -43,7 +43,7 @@ class LinkedList(list):  # type: ignore[type-arg]
         super().__setitem__(index, value)
 
     def tolist(self) -> list[Any]:
-        """The values as plain lists, which are not linked."""
+        """The values as plain, unlinked lists."""
         return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
 
     def __repr__(self) -> str:

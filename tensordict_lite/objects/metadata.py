@@ -1,4 +1,4 @@
-"""Values that belong to a whole tree rather than to its rows: :class:`MetaData`."""
+"""Values that belong to a whole tree, not to its rows: :class:`MetaData`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _typed: dict[Any, type[MetaData]] = {}
 class MetaData(NonTensorDataBase):
     """One Python object that describes a whole tree: a unit, a version, the settings of a recording.
 
-    Entries of a tree share its batch size; this one follows it wherever it goes. Where :class:`NonTensorData`
-    becomes a value a row when collections are stacked, equal metadata stays one value. Collections that disagree give
-    a :class:`NonTensorStack` with the value of each.
+    Entries of a tree share its batch size; that of metadata follows it. When collections are stacked,
+    :class:`NonTensorData` becomes one value per row; equal metadata stays one value. Metadata that differs gives a
+    :class:`NonTensorStack` with the value of each.
 
-    ``MetaData[int]`` is a subclass that takes ints only.
+    ``MetaData[int]`` is a subclass that accepts only ints.
 
     Args:
         data: the object.
-        batch_size: the batch that it describes; in a tree, that of the tree.
-        device: carried along.
+        batch_size: the batch size; in a tree, that of the tree.
+        device: stored only.
         names: names of the batch dimensions.
 
     Raises:
@@ -84,7 +84,7 @@ class MetaData(NonTensorDataBase):
         super()._replace(payload)
 
     def maybe_to_stack(self) -> Any:
-        """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
+        """A :class:`NonTensorStack` with the object once per element; ``self`` without batch dimensions."""
         if not self._batch_size:
             return self
         rows = NonTensorData(self._payload, batch_size=self._batch_size, device=self._device)
@@ -100,7 +100,7 @@ class MetaData(NonTensorDataBase):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._parameter is Any:
             return super().__reduce_ex__(protocol)
-        # No module has a class of this name; builtin types go by theirs, which is safe to load.
+        # No module defines a class of this name; builtin types use theirs, which is safe to load.
         known = _SAVED_TYPES.get(getattr(self._parameter, "__name__", "")) is self._parameter
         return _restored, (self._parameter.__name__ if known else self._parameter, self.__getstate__())
 
@@ -111,10 +111,10 @@ class MetaData(NonTensorDataBase):
 
 
 def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
-    """The stack of equal metadata along a new dimension, which is metadata again; ``None`` for anything else.
+    """The stack of equal metadata along a new dimension, which is metadata again; ``None`` for other values.
 
-    Under ``set_capture_non_tensor_stack(True)`` that goes for every object; not where lengths differ, which one object
-    for all rows could not tell.
+    Under ``set_capture_non_tensor_stack(True)`` this applies to every object, unless lengths differ: one object for all
+    rows cannot represent them.
     """
     first = items[0]
     if not (isinstance(first, MetaData) or (settings.capture_non_tensor_stack and isinstance(first, NonTensorData))):
@@ -140,7 +140,7 @@ def _name_of(parameter: Any) -> str:
 
 
 def _is_instance(value: Any, expected: Any) -> bool:
-    """``isinstance`` that looks at the outside of ``list[int]`` and lets through what cannot be tested."""
+    """``isinstance`` that checks the origin of ``list[int]`` and accepts what cannot be checked."""
     if isinstance(expected, types.UnionType) or typing.get_origin(expected) is typing.Union:
         return any(_is_instance(value, member) for member in typing.get_args(expected))
     if expected is None:
@@ -149,12 +149,12 @@ def _is_instance(value: Any, expected: Any) -> bool:
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
-# What a saved folder may name: nothing is imported for it.
+# Types that a saved folder may name: nothing is imported for it.
 _SAVED_TYPES = {kind.__name__: kind for kind in (str, int, float, bool, complex, bytes, list, tuple, dict, set)}
 
 
 def typed_by_name(name: str) -> type[MetaData]:
-    """``MetaData[int]`` for ``"MetaData[int]"``; ``MetaData`` itself for types that this program has not named yet."""
+    """``MetaData[int]`` for ``"MetaData[int]"``; ``MetaData`` for types that this program has not used."""
     for cls in _typed.values():
         if cls.__name__ == name:
             return cls

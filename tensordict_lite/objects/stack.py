@@ -1,4 +1,4 @@
-"""One Python object an element: :class:`NonTensorStack`, and how non-tensor data is stacked and joined."""
+"""One Python object per element: :class:`NonTensorStack`, and stacking and joining of non-tensor data."""
 
 from __future__ import annotations
 
@@ -75,21 +75,21 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
 
 
 def _one_value(items: Sequence[Any]) -> bool:
-    """Whether all items hold one object each, and equal ones."""
+    """Whether all items hold one object each, and these are equal."""
     if not all(isinstance(item, NonTensorDataBase) for item in items):
         return False
     return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
 
 
 class NonTensorStack(ObjectRows):
-    """One Python object an element: a lazy stack of :class:`NonTensorData`.
+    """One Python object per element: a lazy stack of :class:`NonTensorData`.
 
-    A list of strings assigned to a key is one. ``td[key]`` gives the objects as (nested) lists.
+    A list of strings assigned to a key becomes one. ``td[key]`` returns the objects as (nested) lists.
 
     Args:
-        *values: objects, or non-tensor data of one batch size.
+        *values: objects, or non-tensor data of the same batch size.
         stack_dim: position of the new dimension.
-        **kwargs: of :class:`LazyStackedTensorDict`.
+        **kwargs: passed to :class:`LazyStackedTensorDict`.
 
     Raises:
         RuntimeError: a value is a collection with tensors, or batch sizes differ.
@@ -124,7 +124,7 @@ class NonTensorStack(ObjectRows):
 
     @classmethod
     def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:  # type: ignore[override]  # of values
-        """A stack of the elements of nested lists, one dimension a level.
+        """A stack of the elements of nested lists, with one dimension per level.
 
         Example:
             >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
@@ -134,11 +134,11 @@ class NonTensorStack(ObjectRows):
 
     @classmethod
     def from_nontensordata(cls, data: NonTensorDataBase) -> Any:
-        """The object of a :class:`NonTensorData` once an element."""
+        """The object of a :class:`NonTensorData` once per element."""
         return data.maybe_to_stack()
 
     def _blank(self, size: torch.Size, repeat: bool) -> Any:
-        """A stack of this batch size of the first object, or of None."""
+        """A stack of this batch size with the first object, or None, in every row."""
         value = self._row(0) if repeat and self._batch_size[self._stack_dim] else None
         while isinstance(value, NonTensorStack):
             value = value._row(0) if value._batch_size[value._stack_dim] else None
@@ -158,7 +158,6 @@ class NonTensorStack(ObjectRows):
         return values[0]
 
     def maybe_to_stack(self) -> Any:
-        """Itself."""
         return self
 
     def tolist(self, **kwargs: Any) -> Any:
@@ -177,14 +176,14 @@ class NonTensorStack(ObjectRows):
         return _nested_payloads(self, True)
 
     def is_empty(self) -> bool:
-        """False: the objects count as content."""
+        """False: the objects are content."""
         return False
 
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
-        """A plain object as non-tensor data of a batch size: a list row by row, where the rows hold no lists.
+        """A plain object as non-tensor data of a batch size: one list item per row, unless the rows hold lists.
 
         Raises:
-            InplaceWriteError: a list of another length than there are rows.
+            InplaceWriteError: a list whose length is not the number of rows.
         """
         if isinstance(value, list) and size and len(value) != size[0] and not self._holds_lists():
             raise InplaceWriteError(
@@ -200,7 +199,7 @@ class NonTensorStack(ObjectRows):
         return self
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
-        """Itself, copied: there is no tensor."""
+        """A copy: there is no tensor."""
         return self.copy()
 
     def _dense_or_none(self) -> Any:
@@ -214,11 +213,11 @@ class NonTensorStack(ObjectRows):
         return cls if all(is_non_tensor(member) for member in members) else LazyStackedTensorDict
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """Itself: there is no tensor to make dense."""
+        """``self``: there is no tensor."""
         return self
 
     def to_lazystack(self, dim: int = 0) -> Any:
-        """Itself."""
+        """``self``."""
         return self
 
     def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
@@ -253,7 +252,7 @@ class NonTensorStack(ObjectRows):
 
     def _rows_size(self, index: Any) -> torch.Size:
         size = index_batch_size(self._batch_size, index)
-        if -1 in size:  # the stack may be made for a reader, and what its members turn into would be lost
+        if -1 in size:  # the stack may be a temporary one, whose new members would be lost
             raise InplaceWriteError(
                 f"rows of different lengths (batch size {list(self._batch_size)}) take no plain object in place: set "
                 "the entry of the member, stack[0].set(key, value), or give one index a dimension"
@@ -261,13 +260,13 @@ class NonTensorStack(ObjectRows):
         return size
 
     def _save(self) -> None:
-        """Rewrites the file of a memory-mapped stack."""
+        """Rewrite the file of a memory-mapped stack."""
         folder = getattr(self, "_memmap_path", None)
         if folder:
             registry.rewrite(self, folder)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
-        """Takes over the objects of other non-tensor data of the same batch size, on a locked stack too."""
+        """Take the objects of other non-tensor data of the same batch size, also on a locked stack."""
         super().update_(input_dict_or_td, clone, **kwargs)
         self._save()
         return self
@@ -277,7 +276,7 @@ class NonTensorStack(ObjectRows):
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
-        """Takes over the objects of other non-tensor data of the same batch size."""
+        """Take the objects of other non-tensor data of the same batch size."""
         if self._lock is not None and not inplace:
             raise self._locked_error()
         return self.update_(input_dict_or_td, clone)
@@ -296,7 +295,7 @@ class NonTensorStack(ObjectRows):
     # -- rows in another order: found out on their positions ------------------------------------------------
 
     def _moved(self, move: Callable[[Tensor], Tensor]) -> Any:
-        """The objects at the positions that ``move`` leaves of a tensor of all positions; -1 is ``None``."""
+        """The objects at the positions that ``move`` selects from a tensor of all positions; -1 is ``None``."""
         values = _flat_rows(self.tolist(), self.batch_dims)
         positions = torch.arange(len(values), device="cpu").reshape(self._batch_size)
         return _picked(values, move(positions).tolist(), self._device)
@@ -320,7 +319,7 @@ class NonTensorStack(ObjectRows):
         return self._moved(lambda positions: positions.rot90(k, tuple(dims)))
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Refused: objects have no entries.
+        """Raise KeyError: objects have no entries.
 
         Raises:
             KeyError: always.
@@ -328,7 +327,7 @@ class NonTensorStack(ObjectRows):
         raise no_entries_error(self, key)
 
     def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
-        """Itself: there are no keys."""
+        """``self``: there are no keys."""
         return self
 
     unflatten_keys = flatten_keys
@@ -352,7 +351,7 @@ class NonTensorStack(ObjectRows):
         return self
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
-        """Itself: there is no tensor."""
+        """``self``: there is no tensor."""
         return self
 
 
@@ -371,13 +370,13 @@ def _picked(values: list[Any], positions: Any, device: Any) -> Any:
 
 
 def _without_rows(size: torch.Size, device: Any) -> Any:
-    """A stack of a batch size without elements."""
+    """A stack without elements, of a batch size."""
     rows = [_without_rows(size[1:], device) for _ in range(size[0])]
     return NonTensorStack._of(rows, 0, size[1:], device)
 
 
 def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
-    """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
+    """A plain value as non-tensor data of the given batch size: one list item per row, other values for all rows."""
     if isinstance(value, list) and size and len(value) == size[0]:
         if len(size) == 1 and not holds_collections(value):
             return NonTensorStack._of_objects(list(value), device=device)
@@ -391,7 +390,7 @@ def _nested_payloads(data: Any, linked: bool) -> Any:
         return _repeated(data, linked)
     alike = not data._stack_dim and (data.batch_dims == 1 or not (linked or -1 in data._batch_size))
     values = data._payloads() if alike else None
-    if values is None:  # each row has its own length, and its own link
+    if values is None:  # each row has its own length and its own link
         values = [_nested_payloads(row, linked) for row in data.unbind(0)]
     elif data.batch_dims > 1:
         values = [filled(value, tuple(data._batch_size[1:])) for value in values]
@@ -399,7 +398,7 @@ def _nested_payloads(data: Any, linked: bool) -> Any:
 
 
 def _repeated(data: NonTensorDataBase, linked: bool) -> Any:
-    """The object once an element; a linked list of it refuses another object for one of them."""
+    """The object once per element; a linked list of it rejects another object for one of them."""
     if not linked or not data._batch_size:
         return filled(data._payload, tuple(data._batch_size))
     return LinkedList([_repeated(row, True) for row in data.unbind(0)], td=data)
@@ -418,7 +417,7 @@ def _flat_payloads(data: Any) -> list[Any]:
 
 
 def _of_no_rows(name: str) -> Callable[..., Any]:
-    """A method of lazy stacks, which have members to ask; without an element, a tensor says what the shape is."""
+    """A method of lazy stacks, which use their members; without elements, a tensor gives the shape."""
     method = getattr(NonTensorStack, name)
 
     @functools.wraps(method)

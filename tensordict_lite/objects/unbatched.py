@@ -1,8 +1,8 @@
-"""Tensors of a tree that do not have its batch dimensions: a lookup table, the weights that all rows share.
+"""Tensors of a tree without its batch dimensions, such as a lookup table or weights shared by all rows.
 
-In a tree, an :class:`UnbatchedTensor` is held by an :class:`UnbatchedEntry`: like non-tensor data a collection
-without entries of its own, so that every operation on shapes changes its batch size and nothing else. What users
-read from a tree is the tensor again, which knows the batch size of the tree it was read from.
+In a tree, an :class:`UnbatchedTensor` is held by an :class:`UnbatchedEntry`: a collection without entries, like
+non-tensor data, so that shape operations change only its batch size. Reading it from a tree returns the tensor, which
+knows the batch size of that tree.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _BASE = Tensor._base.__get__  # type: ignore[union-attr]  # of the class, it is 
 
 
 class UnbatchedTensor(Tensor):
-    """A tensor that a tree holds once for its whole batch, whatever its own shape.
+    """A tensor that a tree holds once for its whole batch, with any shape.
 
-    Indexing, reshaping, stacking and the other operations on the batch of the tree leave it as it is; reductions over
-    batch dimensions too. Arithmetic, ``apply``, casts and copies act on it as on any tensor; what is computed from it
-    and a tensor with dimensions of its own is an ordinary tensor, as it may have rows. A row that is assigned
-    (``td[0] = other``) writes it whole where ``other`` has it, and leaves it alone otherwise.
+    Indexing, reshaping, stacking and other operations on the batch of the tree leave it unchanged, as do reductions
+    over batch dimensions. Arithmetic, ``apply``, casts and copies act on it as on any tensor; combined with a tensor
+    that has dimensions, it gives an ordinary tensor, which may have rows. Assigning a row (``td[0] = other``)
+    overwrites all of it if ``other`` has it, and otherwise leaves it unchanged.
 
     Args:
         data: tensor, or anything that :func:`torch.as_tensor` takes.
-        batch_size: of the tree that holds it; the tree sets it.
+        batch_size: batch size of the tree that holds it; set by the tree.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -62,11 +62,11 @@ class UnbatchedTensor(Tensor):
 
     @property
     def batch_size(self) -> torch.Size:
-        """Batch size of the tree that the tensor was read from, ``[]`` outside of any."""
+        """Batch size of the tree that the tensor was read from, ``[]`` outside of a tree."""
         return self._batch_size
 
     def _as_entry(self, size: torch.Size, device: torch.device | None, non_blocking: bool) -> UnbatchedEntry:
-        """Itself as an entry of a tree of that batch size on that device."""
+        """The tensor as an entry of a tree of that batch size on that device."""
         held = self if device is None or self.device == device else self.to(device, non_blocking=non_blocking)
         return UnbatchedEntry(UnbatchedTensor(held, size), size, device)
 
@@ -76,7 +76,7 @@ class UnbatchedTensor(Tensor):
             out = func(*args, **(kwargs or {}))
         if type(out) is Tensor:
             source = _unbatched_among(args)
-            if source is not None and func != _BASE:  # a view of which is a view: torch.compile asks for its base
+            if source is not None and func != _BASE:  # a view of a view: torch.compile needs its base
                 return UnbatchedTensor(out, source._batch_size)
         return out
 
@@ -85,7 +85,7 @@ class UnbatchedTensor(Tensor):
 
 
 def _unbatched_among(args: Sequence[Any]) -> UnbatchedTensor | None:
-    """The first argument that is one, unless a tensor with dimensions takes part that is none: that may have rows."""
+    """The first unbatched argument, unless another tensor with dimensions takes part, which may have rows."""
     found = None
     for arg in args:
         if type(arg) is UnbatchedTensor:
@@ -111,7 +111,7 @@ class UnbatchedEntry(NonTensorDataBase):
 
     def __init__(self, data: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
         super().__init__(data, batch_size=batch_size, device=device)
-        settings.unbatched = True  # from now on, reads look whether an entry is one
+        settings.unbatched = True  # from now on, reads check for such entries
 
     # -- the tensor ----------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class UnbatchedEntry(NonTensorDataBase):
         held = self._payload
         if type(held) is not UnbatchedTensor or held._batch_size != self._batch_size:
             held = UnbatchedTensor(held, self._batch_size)
-            if not held.requires_grad:  # the alias of a leaf of autograd would be another node
+            if not held.requires_grad:  # an alias of an autograd leaf would be another node
                 self._payload = held
         return held
 
@@ -147,7 +147,7 @@ class UnbatchedEntry(NonTensorDataBase):
         return self._around(self._payload.clone() if recurse else self._payload)
 
     def _apply_entry(self, call: Callable[[Any], Any], result: Any) -> Any:
-        """What ``apply`` makes of the entry: the function of the tensor, as an entry again (or ``None``)."""
+        """Apply a function to the tensor and return the result as an entry (or ``None``)."""
         new = call(self._as_value())
         return None if new is None else _as_entry(new, result._batch_size, result._device)
 
@@ -177,7 +177,7 @@ class UnbatchedEntry(NonTensorDataBase):
         return _as_entry(value, size, self._device)
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        """Copies the values of another tensor of the same shape; it stays the same memory."""
+        """Copy the values of another tensor of the same shape into the same memory."""
         if isinstance(item, UnbatchedEntry):
             item = item._payload
         if not isinstance(item, Tensor):
@@ -192,7 +192,7 @@ class UnbatchedEntry(NonTensorDataBase):
         return self
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
-        """All rows share the tensor: it is written whole."""
+        """All rows share the tensor: overwrite all of it."""
         return self._overwrite(item, self)
 
     def _set_index(self, index: Any, value: Any) -> None:
@@ -202,10 +202,10 @@ class UnbatchedEntry(NonTensorDataBase):
         return self._rebuild({}, torch.Size((*lead, *self._batch_size[index_dims:])))
 
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
-        """Itself, where the other side shares the tensor or has an equal one.
+        """``self``, if the other side shares the tensor or has an equal one.
 
         Raises:
-            RuntimeError: the tensors differ: one for all rows cannot be taken from each for some.
+            RuntimeError: the tensors differ, and one tensor for all rows cannot be chosen by row.
         """
         theirs = other._payload if isinstance(other, UnbatchedEntry) else other
         if isinstance(theirs, Tensor) and theirs.shape == self._payload.shape:
@@ -216,15 +216,15 @@ class UnbatchedEntry(NonTensorDataBase):
         )
 
     def masked_fill(self, mask: Tensor, value: Any) -> Any:
-        """Itself: rows are filled, and this has none."""
+        """``self``: only rows are filled."""
         return self.clone(False)
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Any:
-        """Itself: rows are filled, and this has none."""
+        """``self``: only rows are filled."""
         return self
 
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
-        """Itself under the padded batch size."""
+        """``self`` under the padded batch size."""
         size = list(self._batch_size)
         for dim in range(len(pad_size) // 2):
             size[dim] += pad_size[2 * dim] + pad_size[2 * dim + 1]
@@ -233,7 +233,7 @@ class UnbatchedEntry(NonTensorDataBase):
         return new
 
     def maybe_to_stack(self) -> Any:
-        """Itself."""
+        """``self``."""
         return self
 
     def to_dict(self, **kwargs: Any) -> Any:

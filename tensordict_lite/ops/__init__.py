@@ -1,4 +1,4 @@
-"""Families of operations, one mixin a file, all written over the primitives of ``kernel.py``."""
+"""Families of operations as mixins over the primitives of ``kernel.py``, one per file."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class Families(
     EngineOps,
     FrameOps,
 ):
-    """All of them. Named one by one, so that a type checker follows the bases."""
+    """All families, listed explicitly, so that a type checker sees the bases."""
 
     __slots__ = ()

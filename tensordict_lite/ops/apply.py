@@ -23,13 +23,13 @@ __all__ = ["ApplyOps"]
 
 @dataclass(slots=True)
 class _Call:
-    """What one call of ``apply`` does at every level of the tree."""
+    """The options of one call of ``apply``, at every level of the tree."""
 
     fn: Callable[..., Any]
     """The user's function, ``fn(leaf, *others)`` or ``fn(key, leaf, *others)``."""
     named: bool = False
     nested_keys: bool = False
-    """Names are whole paths instead of the last step."""
+    """Pass whole paths instead of the last step."""
     batch_size: torch.Size | None = None
     device: Any = MISSING
     inplace: bool = False
@@ -39,7 +39,7 @@ class _Call:
     is_leaf: Callable[[type], bool] | None = None
 
     def takes(self, value: Any) -> bool:
-        """Whether the function is called on this entry (else it is entered, or kept)."""
+        """Whether the function is called on this entry (otherwise it is entered, or kept)."""
         if self.call_on_nested:
             return True
         if self.is_leaf is not None:
@@ -47,13 +47,13 @@ class _Call:
         return isinstance(value, Tensor)
 
     def run(self, key: str, prefix: tuple[str, ...], value: Any, others: list[Any]) -> Any:
-        """The user's result for one entry."""
+        """The result of the user's function for one entry."""
         if not self.named:
             return self.fn(value, *others)
         return self.fn((*prefix, key) if prefix and self.nested_keys else key, value, *others)
 
     def emptied(self, result: Any, had_entries: bool) -> bool:
-        """Whether a level without entries is left out of the result."""
+        """Whether a level without entries is dropped from the result."""
         if self.filter_empty is False or result._key_list():
             return False
         return had_entries or self.filter_empty is True
@@ -80,32 +80,32 @@ class ApplyOps(Kernel):
         out: Any = None,
         **constructor_kwargs: Any,
     ) -> Self | None:
-        """Calls a function on every tensor of the tree and returns a tree of the results.
+        """Call a function on every tensor of the tree and return a tree of the results.
 
         Args:
-            fn: ``fn(leaf, *other_leaves)``, gives a tensor or a collection, or ``None`` to leave the entry out.
+            fn: ``fn(leaf, *other_leaves)``, returns a tensor or a collection, or ``None`` to drop the entry.
             *others: collections with the same keys, whose leaves are the further arguments.
             batch_size: batch size of the result, at every level, for a function that changes shapes. The names
                 of dimensions are dropped then.
-            device: device of the result; results are moved there. ``None``: they stay where they are.
+            device: move the results to this device. ``None``: leave them.
             names: names of the batch dimensions of the result.
-            inplace: copy the results into the leaves of ``self`` and return it; ``None`` leaves them as they are.
-            default: argument for an entry that one of ``others`` does not have (without it: KeyError).
-            filter_empty: leave out nested collections without entries: all of them (``True``), none (``False``),
-                those that ``fn`` emptied (``None``).
+            inplace: copy the results into the leaves of ``self`` and return it; ``None`` leaves a leaf unchanged.
+            default: argument for an entry that one of ``others`` lacks (by default: KeyError).
+            filter_empty: drop nested collections without entries: all of them (``True``), none (``False``), those that
+                ``fn`` emptied (``None``).
             propagate_lock: lock the result of a locked collection.
-            call_on_nested: call ``fn`` on the direct entries, collections included, and go no deeper.
-            is_leaf: function of a type: ``fn`` is called on entries of these types, collections of other types
-                are entered. Default: tensors; non-tensor data is kept as it is.
+            call_on_nested: call ``fn`` on the direct entries, including collections, without entering these.
+            is_leaf: function of a type: ``fn`` is called on entries of these types, and collections of other types are
+                entered. Default: tensors; non-tensor data is kept.
             out: collection to write the results to.
             **constructor_kwargs: ignored, with a warning.
 
         Returns:
-            A collection of the same type, ``out`` or ``self`` (``inplace``). ``None`` when ``fn`` gave ``None``
-            for every leaf, unless ``filter_empty=False``.
+            A collection of the same type, ``out`` or ``self`` (``inplace``). ``None`` if ``fn`` returned ``None`` for
+            every leaf, unless ``filter_empty=False``.
 
         Raises:
-            RuntimeError: a result does not have the batch size in front.
+            RuntimeError: a result does not start with the batch size.
             KeyError: an entry is missing in one of ``others``.
 
         Example:
@@ -143,7 +143,7 @@ class ApplyOps(Kernel):
         return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
 
     def _apply_plainly(self, fn: Callable[..., Any], others: Sequence[Any]) -> Any:
-        """:meth:`apply` without options on dense storage, the form that programs call in their loops."""
+        """:meth:`apply` without options on dense storage, the form used in loops."""
         size, names, plain = self._batch_size, self._names, self._device is None
         dims = len(size)
         result = self._rebuild({}, size, names)
@@ -191,7 +191,7 @@ class ApplyOps(Kernel):
         Args:
             fn: the function.
             *others: as for :meth:`apply`, like all other arguments.
-            nested_keys: pass the whole path of entries below the top, a tuple, instead of its last step.
+            nested_keys: pass the path of entries below the top as a tuple, instead of its last step.
 
         Example:
             >>> import torch
@@ -249,7 +249,7 @@ class ApplyOps(Kernel):
         return result
 
     def _apply_level(self, call: _Call, others: list[Any], prefix: tuple[str, ...]) -> Any:
-        """The results of one level as a new collection; ``None`` when it is left out."""
+        """The results of one level as a new collection; ``None`` if it is dropped."""
         size = self._batch_size if call.batch_size is None else call.batch_size
         result = self._rebuild({}, size, self._names if call.batch_size is None else None)
         if call.device is not MISSING:
@@ -283,14 +283,14 @@ class ApplyOps(Kernel):
     def _apply_unbatched(
         self, call: _Call, key: str, value: Any, others: list[Any], prefix: tuple[str, ...], result: Any
     ) -> Any:
-        """An entry that has no batch dimensions; a function that changes those leaves it as it is."""
+        """Apply to an entry without batch dimensions; a function that changes those leaves it unchanged."""
         if call.batch_size is not None or not call.takes(value._as_value()):
             return value._apply_entry(lambda x: x, result)
         rest = [public(other) for other in _arguments(others, key, call.default)]
         return value._apply_entry(lambda x: call.run(key, prefix, x, rest), result)
 
     def _apply_into(self, call: _Call, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
-        """The results of one level, written to ``out`` (which may be ``self``)."""
+        """Write the results of one level to ``out`` (which may be ``self``)."""
         for key, value in list(as_read(self._entries())):
             if call.takes(value):
                 rest = _arguments(others, key, call.default)
@@ -314,11 +314,11 @@ class ApplyOps(Kernel):
 
 
 def _arguments(others: Sequence[Any], key: str, default: Any) -> list[Any]:
-    """The entries of the other trees under a key; a default stands for all that would lie below it."""
+    """The entries of the other trees under a key; a default replaces everything below it."""
     if default is MISSING:
         try:
             return [other._source[key] for other in others]
-        except (KeyError, TypeError, AttributeError):  # a lazy stack, or an error to explain
+        except (KeyError, TypeError, AttributeError):  # a lazy stack, or a missing key, which raises below
             pass
     found = []
     for other in others:
@@ -335,7 +335,7 @@ def _arguments(others: Sequence[Any], key: str, default: Any) -> list[Any]:
 
 
 def _carried(value: Any, batch_size: torch.Size | None, device: torch.device | None) -> Any:
-    """Non-tensor data of the result: the same object under the new batch size and device."""
+    """Non-tensor data of the result: the same object with the new batch size and device."""
     new = value.copy()
     if batch_size is not None and new.batch_size != batch_size:
         new._change_batch_size(batch_size)

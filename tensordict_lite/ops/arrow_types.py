@@ -1,4 +1,4 @@
-"""Types of Arrow's that say what the whole numbers of an entry stand for: dates, times and durations."""
+"""Arrow types of entries of integers that represent dates, times and durations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ArrowTypeOps(Kernel):
 
     @property
     def arrow_types(self) -> dict[Any, str]:
-        """The type of Arrow's of each int32 or int64 entry that holds dates, times or durations, by its key.
+        """The Arrow type of each int32 or int64 entry that holds dates, times or durations, by key.
 
-        Readers of files set it; writers, formulas (``col``) and joins heed it. Indexing, selecting, joining rows,
-        saving, loading and pickling keep it; so does a write into an entry. Entries under another name are plain
-        numbers. Assignable: a dictionary by (nested) keys replaces all types.
+        Readers of files set it; writers, formulas (``col``) and joins use it. Indexing, selecting, joining rows,
+        saving, loading, pickling and writing into an entry keep it. A renamed entry is a plain number. Assignable: a
+        dictionary by (nested) keys replaces all types.
 
         Raises:
             KeyError: there is no such entry.
@@ -66,7 +66,7 @@ def _collect(node: Any, above: tuple[str, ...], found: dict[Any, str]) -> None:
     if getattr(node, "_is_non_tensor", False):
         return
     source = node._source
-    if type(source) is not dict:  # a lazy stack: its members have them
+    if type(source) is not dict:  # a lazy stack: its members have the types
         if source and hasattr(node, "_stack_dim"):
             _collect(source[0], above, found)
         return
@@ -94,17 +94,17 @@ def _assign(node: Any, above: tuple[str, ...], levels: dict[tuple[str, ...], dic
 
 
 def pruned(types: dict[str, str] | None, keys: Any) -> dict[str, str] | None:
-    """The types of some keys only."""
+    """The types of some keys."""
     if types is None:
         return None
     return {key: name for key, name in types.items() if key in keys} or None
 
 
 def joined_types(items: Any) -> dict[str, str] | None:
-    """The types of collections whose rows are put one after the other.
+    """The types of concatenated collections.
 
     Raises:
-        ValueError: an entry has different types: equal numbers are different times there.
+        ValueError: an entry has different types, so that equal numbers are different times.
     """
     first = items[0]._types
     for item in items:
@@ -125,7 +125,7 @@ def types_at(root: Any, paths: list[tuple[str, ...]]) -> list[str | None]:
 
 
 def name_types(root: Any, paths: list[tuple[str, ...]], types: list[str | None]) -> None:
-    """Give the entries at some paths these types."""
+    """Set the types of the entries at some paths."""
     for path, name in zip(paths, types):
         node = _level_of(root, path)
         if name is not None:

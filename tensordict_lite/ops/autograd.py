@@ -1,4 +1,4 @@
-"""Gradients: which leaves take part, what they collected, and the backward pass from all of them at once."""
+"""Gradients: which leaves require them, their values, and a joint backward pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AutogradOps(Kernel):
         return any(leaf.requires_grad for leaf in self._leaves())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Sets ``requires_grad`` of every tensor.
+        """Set ``requires_grad`` of every tensor.
 
         Raises:
             RuntimeError: a tensor is neither floating point nor complex.
@@ -52,7 +52,7 @@ class AutogradOps(Kernel):
 
     @property
     def grad(self) -> Self | None:
-        """The gradients of the tensors that have one, under their keys; ``None`` when there is none."""
+        """The gradients of the tensors that have one, by key; ``None`` if there are none."""
         return self._attribute("grad")
 
     @property
@@ -63,9 +63,9 @@ class AutogradOps(Kernel):
     def detach(self) -> Self:
         """The same memory outside of the autograd graph, see :meth:`torch.Tensor.detach`. Keeps the lock.
 
-        A locked TensorDict of plain or memory-mapped tensors that do not require grad gives the same object again,
-        until it or the result is unlocked or changed: ``requires_grad_()``, another batch size, other names. What is
-        done to a tensor of the result itself (``result["a"].requires_grad_()``) is seen by who detaches next.
+        A locked TensorDict of plain or memory-mapped tensors that do not require grad returns the same object again,
+        until it or the result is unlocked or changed (``requires_grad_()``, another batch size, other names). A change
+        of a tensor of the result (``result["a"].requires_grad_()``) is visible in later results.
 
         Example:
             >>> import torch
@@ -83,29 +83,30 @@ class AutogradOps(Kernel):
             kept, its_lock = lock.detached  # type: ignore[attr-defined]
             if kept._lock is its_lock:
                 return kept
-        except AttributeError:  # nothing was kept so far
+        except AttributeError:  # nothing was cached so far
             pass
         return self._detach_locked()
 
     def _detach_locked(self) -> Self:
-        """A new detached tree under a lock, kept by the lock of this one where that is safe."""
+        """A new detached tree under a lock, cached in the lock of this one if that is safe."""
         new = self._map_leaves(_detach)
         new._propagate_lock(None)
-        if _interpreter() is None and _detaches_alike(self) and _detaches_alike(new):  # no wrapped, no fake tensors
+        # Neither wrapped nor fake tensors.
+        if _interpreter() is None and _detaches_alike(self) and _detaches_alike(new):
             if type(self._lock) is list:
                 self._lock = Lock(self._lock)
             self._lock.detached = (new, new._lock)  # type: ignore[union-attr]
         return new
 
     def detach_(self) -> Self:
-        """Takes every tensor out of the autograd graph, in place. Returns ``self``."""
+        """Detach every tensor from the autograd graph, in place. Returns ``self``."""
         for leaf in self._leaves():
-            if type(leaf) is Tensor or leaf.requires_grad:  # an unbatched tensor is a view, which torch refuses
+            if type(leaf) is Tensor or leaf.requires_grad:  # an unbatched tensor is a view, which torch rejects
                 leaf.detach_()
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
-        """Drops the gradient of every tensor.
+        """Drop the gradient of every tensor.
 
         Args:
             set_to_none: ``False`` fills existing gradients with zeros instead.
@@ -127,14 +128,14 @@ class AutogradOps(Kernel):
         create_graph: bool = False,
         inputs: TensorCollection | Sequence[Tensor] | None = None,
     ) -> None:
-        """One backward pass from all the tensors that require grad.
+        """One backward pass from all tensors that require grad.
 
         Args:
-            gradient: a gradient for each of them under its key. Without it each must have a single element,
-                whose gradient is 1.
-            retain_graph: keep the graph for another pass; the value of ``create_graph`` by default.
+            gradient: a gradient for each of them, by key. By default each must have a single element, whose gradient is
+                1.
+            retain_graph: keep the graph for another pass; defaults to ``create_graph``.
             create_graph: record the pass itself, for higher derivatives.
-            inputs: tensors (or a collection of them) that accumulate gradients; all of the graph by default.
+            inputs: tensors (or a collection of them) that accumulate gradients; by default all of the graph.
 
         Raises:
             RuntimeError: no tensor requires grad, or one has several elements and there is no ``gradient``.
@@ -193,7 +194,7 @@ class AutogradOps(Kernel):
         return new
 
     def _attribute(self, name: str) -> Any:
-        """An attribute of every tensor, without those where it is ``None``; ``None`` when none is left."""
+        """An attribute of every tensor, without those where it is ``None``; ``None`` if none is left."""
         found = _collect(self, name)
         return None if found is None else self._keep_lock(found)
 
@@ -203,10 +204,10 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 
 
 def _detaches_alike(node: Any) -> bool:
-    """Whether a locked tree keeps what ``detach()`` makes of it: only TensorDicts, of tensors that are never swapped.
+    """Whether a locked tree can cache the result of ``detach()``: TensorDicts of tensors that are never replaced.
 
-    Objects, and the members of lazy stacks, are replaced under a lock; and ``module.to()`` puts other memory under
-    a parameter.
+    Objects and the members of lazy stacks are replaced under a lock, and ``module.to()`` changes the memory of a
+    parameter.
     """
     if type(node) is not registry.TensorDict:
         return False

@@ -1,4 +1,4 @@
-"""Where the leaves live and what they are made of: device, dtype, copies."""
+"""Device, dtype and copies of the leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _foreach_clone = getattr(torch, "_foreach_clone", None)  # since torch 2.12
 
 
 class CastOps(Kernel):
-    """Copies, casts and moves. A cast keeps names and lock; a clone is always unlocked."""
+    """Copies, casts and moves. A cast keeps names and lock; a clone is unlocked."""
 
     __slots__ = ()
 
@@ -63,14 +63,14 @@ class CastOps(Kernel):
         return self.clone(False)
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """The same entries with contiguous tensors; those that already are so are shared.
+        """The same entries with contiguous tensors; contiguous ones are shared.
 
         Args:
-            canonical: also copy tensors whose strides are not the row-major ones (torch calls a tensor with a
-                dimension of size 1 contiguous whatever the stride there).
+            canonical: also copy tensors whose strides are not row-major (torch calls a tensor with a dimension of size
+                1 contiguous whatever its stride there).
             inplace: replace the tensors in this collection and return it.
 
-        Nested lazy stacks become dense where all members have the same entries (not with ``inplace``).
+        Nested lazy stacks become dense if all members have the same entries (not with ``inplace``).
         """
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
@@ -91,7 +91,7 @@ class CastOps(Kernel):
         )
 
     def is_contiguous(self) -> bool:
-        """Whether every tensor is contiguous, and there is no lazy stack (whose entries are stacked when read)."""
+        """Whether every tensor is contiguous and there is no lazy stack (whose entries are stacked when read)."""
         return all(value.is_contiguous() for _, value in self._entries())
 
     # -- to ------------------------------------------------------------------------------------------------
@@ -108,36 +108,36 @@ class CastOps(Kernel):
         cast_filter: CastFilter | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Casts the leaves to a device, a dtype or both, in every form that :meth:`torch.Tensor.to` takes.
+        """Cast the leaves to a device, a dtype or both, in every form that :meth:`torch.Tensor.to` accepts.
 
-        - ``to(device, dtype=None)``: the device becomes the rule of the collection, nested ones included.
+        - ``to(device, dtype=None)``: also sets the device of the collection, nested ones included.
         - ``to(dtype)``: casts every tensor.
         - ``to(tensor)``: device and dtype of a tensor.
-        - ``to(other)`` with a collection: its device, and its dtype where all its tensors share one.
+        - ``to(other)`` with a collection: its device, and its dtype if all its tensors share one.
         - ``to(batch_size=...)`` alone assigns the batch size and returns ``self``.
 
-        The lock and the names are kept. As a context manager, the entries are written back when the block
-        ends, on the original device and, where they existed before, in their original dtype.
+        The lock and the names are kept. As a context manager, the entries are written back when the block ends, on the
+        original device and, if they existed before, in their original dtype.
 
         Args:
             *args: device, dtype, tensor or collection.
             batch_size: batch size of the result and of every nested collection in it (names are dropped).
             other: a collection (or tensor) to imitate.
-            non_blocking: ``None`` copies asynchronously and waits once for all copies to the host; ``True``
-                does not wait; ``False`` copies one by one.
+            non_blocking: ``None`` copies asynchronously and waits once for all copies to the host; ``True`` does not
+                wait; ``False`` copies one by one.
             non_blocking_pin: pin each tensor before it is sent.
-            num_threads: threads that pin.
+            num_threads: number of threads that pin.
             inplace: put the cast tensors into this collection and return it.
-            cast_filter: ``fn(path, tensor) -> bool``, called with a tuple of strings: which tensors a dtype
-                applies to. The others only move.
+            cast_filter: ``fn(path, tensor) -> bool``, called with a tuple of strings: the tensors to cast to the dtype.
+                The others are only moved.
             **kwargs: ``device``, ``dtype``, ``memory_format``.
 
         Returns:
-            ``self`` when there is nothing to do, a new collection otherwise.
+            ``self`` if nothing changes, a new collection otherwise.
 
         Raises:
-            TypeError: arguments that :meth:`torch.Tensor.to` does not know.
-            RuntimeError: there is no such device.
+            TypeError: arguments that :meth:`torch.Tensor.to` does not accept.
+            RuntimeError: the device does not exist.
 
         Example:
             >>> import torch
@@ -192,7 +192,7 @@ class CastOps(Kernel):
                 return whole
         leaves = self._leaves()
         if not leaves and device is not None and device.type not in ("cpu", "meta"):
-            torch.empty(0, device=device)  # says so where there is no such device
+            torch.empty(0, device=device)  # raises if the device does not exist
         moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)
@@ -201,7 +201,7 @@ class CastOps(Kernel):
     def _around_moved(
         self, moved: list[Tensor], device: torch.device | None, batch_size: Sequence[int] | None, inplace: bool
     ) -> Self:
-        """This tree around tensors that were cast: itself, or a new one that writes back as a context manager."""
+        """This tree around cast tensors: itself, or a new one that writes back as a context manager."""
         if inplace:
             self._swap_leaves(moved)
             if device is not None:
@@ -230,7 +230,7 @@ class CastOps(Kernel):
         return self._writes_back(new)
 
     def _relocated(self, device: torch.device) -> Self:
-        """Every tensor on the host (or nowhere); one wait for all copies."""
+        """Every tensor on the host (or the meta device); one wait for all copies."""
         if getattr(self, "_consolidated", None) is not None:
             whole = self._move_storage(device, None, False, False)
             if whole is not None:
@@ -253,7 +253,7 @@ class CastOps(Kernel):
         return self._writes_back(new)
 
     def _move_storage(self, device: torch.device, non_blocking: bool | None, pin: bool, inplace: bool) -> Self | None:
-        """A consolidated collection moved in one copy; ``None`` where that cannot be."""
+        """A consolidated collection moved in one copy; ``None`` if that is impossible."""
         record = None if inplace else registry.record_of(self)
         if record is None:
             return None
@@ -273,7 +273,7 @@ class CastOps(Kernel):
         device: torch.device | None,
         non_blocking: bool | None,
     ) -> list[Tensor]:
-        """``cast`` with the leaves that the filter refuses only moved."""
+        """``cast``, with the leaves that the filter rejects only moved."""
         out = []
         for path, leaf, new in zip(leaf_paths(self), self._leaves(), cast):
             if cast_filter(path, leaf):
@@ -289,13 +289,13 @@ class CastOps(Kernel):
             sub._set_device(device)
 
     def _swap_leaves(self, leaves: Sequence[Tensor]) -> Self:
-        """:meth:`_replace_leaves` on behalf of a user: a lock forbids it, unless there is nothing to replace."""
+        """:meth:`_replace_leaves` for public methods: a lock forbids it, unless there is nothing to replace."""
         if self._lock is not None and any(new is not old for new, old in zip(leaves, self._leaves())):
             raise self._locked_error()
         return self._replace_leaves(leaves)
 
     def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
-        """Other tensors in the same places of this very tree, which keeps its identity."""
+        """Replace the tensors of this tree, which keeps its identity."""
         self._changed_under_lock()
         remaining = iter(leaves)
         _put_leaves(self, remaining)
@@ -312,7 +312,7 @@ class CastOps(Kernel):
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device, **kwargs)
 
     def type(self, dst_type: torch.dtype | str, *, cast_filter: CastFilter | None = None) -> Self:
-        """Casts every tensor with :meth:`torch.Tensor.type`: a dtype or a name such as ``"torch.IntTensor"``.
+        """Cast every tensor with :meth:`torch.Tensor.type`: a dtype or a name such as ``"torch.IntTensor"``.
 
         The result is not locked.
         """
@@ -330,7 +330,7 @@ class CastOps(Kernel):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that all tensors share, ``None`` where they differ or there is none."""
+        """The dtype that all tensors share, ``None`` if they differ or there are none."""
         dtypes = {leaf.dtype for leaf in self._leaves()}
         return dtypes.pop() if len(dtypes) == 1 else None
 
@@ -339,7 +339,7 @@ class CastOps(Kernel):
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
 
-# The shorthands of torch need no parsing of arguments: on small tensors that is half of the time of a cast.
+# torch's shorthands need no argument parsing, which is half the time of a cast of a small tensor.
 _CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.float32: Tensor.float,
     torch.float64: Tensor.double,
@@ -360,7 +360,7 @@ def _clone_all(tensors: list[Tensor]) -> Sequence[Tensor]:
     if _foreach_clone is not None and tensors:
         try:
             return tracked_rows(_foreach_clone(tensors), tensors)
-        except RuntimeError:  # an integer beside one that requires grad, vmap, nested tensors
+        except RuntimeError:  # an integer next to one that requires grad, vmap, nested tensors
             pass
     return [tensor.clone() for tensor in tensors]
 
@@ -411,7 +411,7 @@ def _move(
 
 
 def _synchronise() -> None:
-    """Waits for the copies under way on the accelerator (torch before 2.6 knows one kind only)."""
+    """Wait for pending copies of the accelerator (torch before 2.6 knows only CUDA)."""
     (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 
@@ -457,7 +457,7 @@ def _force_batch_size(node: Any, size: torch.Size) -> None:
 
 
 def _undo_cast(origin: Callable[[], Any], changed: Any) -> Any:
-    """What a ``with td.to(...)`` block left, on the device and in the dtypes of where it came from."""
+    """The result of a ``with td.to(...)`` block, on the original device and in the original dtypes."""
     before = origin()
     dtypes = dict(zip(leaf_paths(before), (leaf.dtype for leaf in before._leaves())))
     device = before._device

@@ -1,4 +1,4 @@
-"""Distributions that read and write tensordicts, and the modules that give their parameters."""
+"""Distributions that read and write tensordicts, and modules that compute their parameters."""
 
 from __future__ import annotations
 

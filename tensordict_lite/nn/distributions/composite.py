@@ -1,4 +1,4 @@
-"""Several distributions under keys, which sample and score tensordicts."""
+"""Several named distributions that sample and score tensordicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CompositeDistribution", "composite_lp_aggregate", "set_composite_lp_
 
 
 class CompositeDistribution(Distribution):
-    """Named distributions that together sample, and score, a tensordict.
+    """Named distributions that sample and score a tensordict together.
 
     The component of a name is ``distribution_map[name](**params[name], **extra_kwargs[name])``. Samples are
     tensordicts of batch size ``sample_shape + batch_shape``, where the batch shape is the batch size of ``params``.
@@ -27,11 +27,11 @@ class CompositeDistribution(Distribution):
 
     Args:
         params: parameters; the entry at each name is a tensordict of keyword arguments.
-        distribution_map: name to distribution class, or to a callable that makes one.
-        name_map: name to the key of its sample, where that is another.
-        extra_kwargs: name to further keyword arguments.
-        log_prob_key: where :meth:`log_prob_composite` writes a sum. Default ``"sample_log_prob"``.
-        entropy_key: where :meth:`entropy_composite` writes a sum. Default ``"entropy"``.
+        distribution_map: distribution class, or a callable that creates one, by name.
+        name_map: key of the sample, by name, if it differs from the name.
+        extra_kwargs: further keyword arguments, by name.
+        log_prob_key: where :meth:`log_prob_composite` writes the sum. Default ``"sample_log_prob"``.
+        entropy_key: where :meth:`entropy_composite` writes the sum. Default ``"entropy"``.
 
     Raises:
         KeyError: ``params`` lacks a name.
@@ -79,11 +79,11 @@ class CompositeDistribution(Distribution):
         log_prob_key: NestedKey | None = None,
         entropy_key: NestedKey | None = None,
     ) -> CompositeDistribution:
-        """A composite of distributions that exist.
+        """A composite of existing distributions.
 
         Args:
             params: a tensordict whose batch size is the batch shape; its entries are not read.
-            distributions: name to distribution.
+            distributions: distribution by name.
             name_map: see :class:`CompositeDistribution`.
             log_prob_key: see :class:`CompositeDistribution`.
             entropy_key: see :class:`CompositeDistribution`.
@@ -112,7 +112,7 @@ class CompositeDistribution(Distribution):
 
     @property
     def log_prob_key(self) -> NestedKey:
-        """Where :meth:`log_prob_composite` writes a sum; set to None for ``"sample_log_prob"``."""
+        """Where :meth:`log_prob_composite` writes the sum; None resets it to ``"sample_log_prob"``."""
         return self._log_prob_key
 
     @log_prob_key.setter
@@ -121,7 +121,7 @@ class CompositeDistribution(Distribution):
 
     @property
     def entropy_key(self) -> NestedKey:
-        """Where :meth:`entropy_composite` writes a sum; set to None for ``"entropy"``."""
+        """Where :meth:`entropy_composite` writes the sum; None resets it to ``"entropy"``."""
         return self._entropy_key
 
     @entropy_key.setter
@@ -178,7 +178,7 @@ class CompositeDistribution(Distribution):
             return self._tree({key: dist.sample(lead) for key, dist in self.dists.items()}, lead)
 
     def rsample(self, sample_shape: Any = None) -> TensorDict:  # type: ignore[override]
-        """A reparameterised sample of each component; all must have one."""
+        """A reparameterised sample of each component; all must support it."""
         lead = torch.Size(sample_shape or ())
         return self._tree({key: dist.rsample(lead) for key, dist in self.dists.items()}, lead)
 
@@ -194,7 +194,7 @@ class CompositeDistribution(Distribution):
 
     @property
     def deterministic_sample(self) -> TensorDict:
-        """The value of each component that no chance decides, see :class:`InteractionType`."""
+        """The deterministic value of each component, see :class:`InteractionType`."""
         values = {}
         for key, dist in self.dists.items():
             try:
@@ -212,7 +212,7 @@ class CompositeDistribution(Distribution):
         return all(dist.has_rsample for dist in self.dists.values())
 
     def _draw(self, sample_shape: Any, method: str) -> tuple[TensorDict, dict[Any, Tensor]]:
-        """A sample, and the log-probability of each component's very draw."""
+        """A sample, and the log-probability of that draw for each component."""
         lead = torch.Size(sample_shape or ())
         values, scores = {}, {}
         for key, dist in self.dists.items():
@@ -231,14 +231,14 @@ class CompositeDistribution(Distribution):
         return sample, self._into(TensorDict({}, batch_size=sample.batch_size), scores, "_log_prob")
 
     def sample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
-        """A sample, and the log-probability of that very draw in the form of :meth:`log_prob`.
+        """A sample and its log-probability, in the form of :meth:`log_prob`.
 
-        Components with a method of this name are asked for both at once.
+        Components that define this method compute both in one call.
         """
         return self._both(sample_shape, "sample")
 
     def rsample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
-        """As :meth:`sample_and_log_prob`, reparameterised."""
+        """:meth:`sample_and_log_prob`, reparameterised."""
         return self._both(sample_shape, "rsample")
 
     # -- scores ----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class CompositeDistribution(Distribution):
 
     @staticmethod
     def _sum(scores: Any, batch_dims: int) -> Any:
-        """The sum over components and over what is not batch."""
+        """The sum over components and event dimensions."""
         return sum(score.flatten(batch_dims, -1).sum(-1) if score.ndim > batch_dims else score for score in scores)
 
     def log_prob(self, value: Any) -> Any:
@@ -266,8 +266,8 @@ class CompositeDistribution(Distribution):
             value: a tensordict with the value of each component at its key.
 
         Returns:
-            A new tensordict with ``<key>_log_prob`` for each component; while :func:`composite_lp_aggregate` is true
-            one tensor, the sum over components and event dimensions. The batch is that of the sample.
+            A new tensordict with ``<key>_log_prob`` for each component; if :func:`composite_lp_aggregate` is true one
+            tensor, the sum over components and event dimensions. The batch size is that of the sample.
         """
         scores = self._scores(value)
         if composite_lp_aggregate():
@@ -281,14 +281,14 @@ class CompositeDistribution(Distribution):
         return td
 
     def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> Any:
-        """Log-probabilities of a sample, one entry ``<key>_log_prob`` a component.
+        """Log-probabilities of a sample, one entry ``<key>_log_prob`` per component.
 
         Args:
             sample: a tensordict with the value of each component at its key.
-            include_sum: write their sum, too, at :attr:`log_prob_key`. Default: :func:`composite_lp_aggregate`.
+            include_sum: also write the sum at :attr:`log_prob_key`. Default: :func:`composite_lp_aggregate`.
 
         Returns:
-            A new tensordict, or while :func:`composite_lp_aggregate` is true, ``sample`` itself with the entries.
+            A new tensordict; if :func:`composite_lp_aggregate` is true, ``sample`` itself with the entries.
         """
         aggregate = composite_lp_aggregate()
         scores = self._scores(sample)
@@ -310,15 +310,15 @@ class CompositeDistribution(Distribution):
     def entropy(
         self, samples_mc: int = 1, *, aggregate_probabilities: bool | None = None, include_sum: bool | None = None
     ) -> Any:
-        """Entropies, one entry ``<key>_entropy`` a component, or their sum.
+        """Entropies, one entry ``<key>_entropy`` per component, or their sum.
 
         Args:
-            samples_mc: number of samples of an estimate, for components that have no formula.
-            aggregate_probabilities: has no effect, and is deprecated.
+            samples_mc: number of samples for an estimate, for components without a formula.
+            aggregate_probabilities: deprecated and ignored.
             include_sum: see :meth:`entropy_composite`.
 
         Returns:
-            A tensordict; while :func:`composite_lp_aggregate` is true one tensor of the batch shape.
+            A tensordict; if :func:`composite_lp_aggregate` is true one tensor of the batch shape.
         """
         if aggregate_probabilities is not None:
             warnings.warn(
@@ -331,11 +331,11 @@ class CompositeDistribution(Distribution):
         return self.entropy_composite(samples_mc, include_sum=include_sum)
 
     def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
-        """Entropies, one entry ``<key>_entropy`` a component.
+        """Entropies, one entry ``<key>_entropy`` per component.
 
         Args:
-            samples_mc: number of samples of an estimate, for components that have no formula.
-            include_sum: write their sum, too, at :attr:`entropy_key`. Default: :func:`composite_lp_aggregate`.
+            samples_mc: number of samples for an estimate, for components without a formula.
+            include_sum: also write the sum at :attr:`entropy_key`. Default: :func:`composite_lp_aggregate`.
         """
         entropies = self._entropies(samples_mc)
         out: TensorDict = self._into(TensorDict({}, batch_size=self.batch_shape), entropies, "_entropy")
@@ -350,7 +350,7 @@ class CompositeDistribution(Distribution):
     def icdf(self, value: Any) -> Any:
         """Writes the quantile of ``<key>_cdf`` of each component at ``<key>_icdf``; returns the sample.
 
-        Without ``<key>_cdf``, that of the value at ``<key>`` is taken.
+        If ``<key>_cdf`` is missing, the cdf of the value at ``<key>`` is used.
 
         Raises:
             KeyError: a component has neither.

@@ -1,4 +1,4 @@
-"""A distribution with all its mass in one place, and modules that give the parameters of a normal one."""
+"""A distribution with all mass at one value, and modules that compute the parameters of a normal distribution."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["AddStateIndependentNormalScale", "Delta", "NormalParamExtractor"]
 
 
 class NormalParamExtractor(nn.Module):
-    """Splits the last dimension of a tensor into the location and the scale of a normal distribution.
+    """Split the last dimension of a tensor into location and scale of a normal distribution.
 
-    The first half is the location; the second goes through ``scale_mapping`` and is at least ``scale_lb``. Further
-    inputs are handed on: ``module(x, *others)`` is ``(loc, scale, *others)``.
+    The first half is the location; ``scale_mapping`` is applied to the second, which is at least ``scale_lb``. Further
+    inputs are passed on: ``module(x, *others)`` returns ``(loc, scale, *others)``.
 
     Args:
         scale_mapping: name of a map onto positive numbers, see :func:`mappings`. The default
             ``"biased_softplus_1.0"`` gives 1 for 0.
-        scale_lb: least scale.
+        scale_lb: smallest scale.
 
     Example:
         >>> loc, scale = NormalParamExtractor()(torch.zeros(3, 4))
@@ -42,15 +42,15 @@ class NormalParamExtractor(nn.Module):
 
 
 class AddStateIndependentNormalScale(nn.Module):
-    """Adds a learnt scale that does not depend on the input: ``module(loc, *others)`` is ``(loc, scale, *others)``.
+    """Add a learnt scale that does not depend on the input: ``module(loc, *others)`` is ``(loc, scale, *others)``.
 
     Args:
         scale_shape: shape of the parameter: the last dimensions of ``loc``. Default: one number for all.
         scale_mapping: name of a map onto positive numbers, see :func:`mappings`.
-        scale_lb: least scale.
+        scale_lb: smallest scale.
         device: device of the parameter.
-        make_param: a parameter that is trained, else a buffer.
-        init_value: value of the parameter before the map.
+        make_param: make it a trainable parameter, else a buffer.
+        init_value: value of the parameter before the mapping.
 
     Raises:
         RuntimeError: the last dimensions of ``loc`` are not ``scale_shape``.
@@ -91,17 +91,16 @@ class AddStateIndependentNormalScale(nn.Module):
 
 
 class Delta(Distribution):
-    """All the mass on one value: every sample is ``param``.
+    """All mass at one value: every sample is ``param``.
 
     Args:
         param: the value, of shape ``[*batch_shape, *event_shape]``.
-        atol: absolute tolerance with which :meth:`log_prob` compares.
-        rtol: relative tolerance with which :meth:`log_prob` compares.
+        atol, rtol: absolute and relative tolerance of the comparison in :meth:`log_prob`.
         batch_shape: batch shape. Without it and ``event_shape``, the last dimension of ``param`` is the event.
         event_shape: shape of one value.
 
     Raises:
-        ValueError: the two shapes together are not that of ``param``.
+        ValueError: the two shapes together are not the shape of ``param``.
 
     Example:
         >>> delta = Delta(torch.tensor([1.0, 2.0]))
@@ -138,11 +137,11 @@ class Delta(Distribution):
         return torch.distributions.constraints.independent(torch.distributions.constraints.real, len(self.event_shape))
 
     def update(self, param: Tensor) -> None:
-        """Puts another value in the place of ``param``; the shapes stay."""
+        """Replace ``param`` by a value of the same shape."""
         self.param = param
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Delta:
-        """The same with another batch shape, as views."""
+        """The same distribution with another batch shape, as views."""
         batch = torch.Size(batch_shape)
         param = self.param.expand(batch + self.event_shape)
         return Delta(param, self.atol, self.rtol, batch, self.event_shape)

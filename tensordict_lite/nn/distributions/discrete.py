@@ -28,13 +28,13 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
 
 
 class OneHotCategorical(Categorical):
-    """As :class:`torch.distributions.Categorical`, with one-hot ``torch.long`` values.
+    """:class:`torch.distributions.Categorical` with one-hot ``torch.long`` values.
 
     Args:
         logits: unnormalised log-probabilities, the categories in the last dimension. A last dimension of size 1 is
-            taken away first.
+            removed first.
         probs: probabilities instead.
-        **kwargs: of :class:`torch.distributions.Categorical`.
+        **kwargs: passed to :class:`torch.distributions.Categorical`.
 
     Raises:
         ValueError: both or neither of ``logits`` and ``probs``.
@@ -51,7 +51,7 @@ class OneHotCategorical(Categorical):
         super().__init__(probs=_without_last_one(probs), logits=_without_last_one(logits), **kwargs)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
-        """The same with another batch shape, as views."""
+        """The same distribution with another batch shape, as views."""
         logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[-1:])
         return OneHotCategorical(logits=logits, validate_args=False)
 
@@ -59,7 +59,7 @@ class OneHotCategorical(Categorical):
         return torch.nn.functional.one_hot(category, self.logits.shape[-1])
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the category of a one-hot tensor: where it is largest."""
+        """Log-probability of the category of a one-hot tensor: the position of its maximum."""
         return super().log_prob(value.argmax(-1))  # type: ignore[no-untyped-call]
 
     @property

@@ -1,7 +1,7 @@
-"""The normal distribution within an interval, also where that lies far out in a tail.
+"""The normal distribution truncated to an interval, also one far out in a tail.
 
-Formulas: J. Burkardt, "The Truncated Normal Distribution" (2014). Masses are kept as logarithms: with ``loc`` fifty
-scales away from the interval the mass of the interval is 1e-545, and its logarithm -1254.
+Formulas: J. Burkardt, "The Truncated Normal Distribution" (2014). Masses are stored as logarithms: if ``loc`` is fifty
+scales away from the interval, the mass of the interval is 1e-545 and its logarithm -1254.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.special import log_ndtr, ndtri
 __all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-_TAIL = -12.0  # logarithm of a mass below which ndtri() of float32 is no good start
+_TAIL = -12.0  # logarithm of a mass below which ndtri() of float32 is not a good start
 
 
 class TruncatedStandardNormal(Distribution):
@@ -27,7 +27,7 @@ class TruncatedStandardNormal(Distribution):
 
     Args:
         a: lower bound, a number or a tensor.
-        b: upper bound; the two are broadcast together and give the batch shape.
+        b: upper bound; the bounds are broadcast together and give the batch shape.
         validate_args: see :class:`torch.distributions.Distribution`.
 
     Raises:
@@ -72,7 +72,7 @@ class TruncatedStandardNormal(Distribution):
             log_mass = _log_mass(a, b)
         low, high = (torch.exp(-0.5 * x * x - _LOG_SQRT_2PI - log_mass) for x in (a, b))
         mean = low - high
-        # the mean's square goes into the two products: 1 + a·p(a) - b·p(b) - mean²
+        # the square of the mean goes into the two products: 1 + a·p(a) - b·p(b) - mean²
         variance = (1 + _finite(a - mean) * low - _finite(b - mean) * high).clamp_min(0)
         entropy = 0.5 + _LOG_SQRT_2PI + log_mass + 0.5 * (_finite(a) * low - _finite(b) * high)
         return mean.to(self.a.dtype), variance.to(self.a.dtype), entropy.to(self.a.dtype)
@@ -114,7 +114,7 @@ class TruncatedStandardNormal(Distribution):
         return self.icdf(part)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """The same with another batch shape, as views."""
+        """The same distribution with another batch shape, as views."""
         batch = torch.Size(batch_shape)
         return TruncatedStandardNormal(self.a.expand(batch), self.b.expand(batch), validate_args=False)
 
@@ -129,7 +129,7 @@ class TruncatedNormal(TruncatedStandardNormal):
         b: upper bound.
         validate_args: see :class:`torch.distributions.Distribution`.
 
-    ``dist.a`` and ``dist.b`` are the bounds in units of the scale, from ``loc``.
+    ``dist.a`` and ``dist.b`` are the bounds relative to ``loc``, in units of the scale.
 
     Raises:
         ValueError: ``a`` is not less than ``b`` everywhere.
@@ -197,7 +197,7 @@ class TruncatedNormal(TruncatedStandardNormal):
         return out.masked_fill((value < low) | (value > high), -torch.inf)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
-        """The same with another batch shape, as views."""
+        """The same distribution with another batch shape, as views."""
         parts: list[Any] = [part.expand(torch.Size(batch_shape)) for part in (self.loc, self.scale, *self._bounds)]
         loc, scale, low, high = parts
         return TruncatedNormal(loc, scale, low, high, validate_args=False)
@@ -211,18 +211,18 @@ def _within(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _finite(value: Tensor) -> Tensor:
-    """Zero for infinities: where they are multiplied by a density that is zero there."""
+    """Zero for infinities, which are multiplied by a density of zero."""
     return torch.where(value.isinf(), torch.zeros_like(value), value)
 
 
 def _log_mass(a: Tensor, b: Tensor) -> Tensor:
     """Logarithm of the standard normal mass of ``[a, b]``, ``a <= b``."""
-    # An interval on the right is one on the left in the mirror; there the two terms differ in scale, not in digits.
+    # An interval on the right is mirrored to the left, where the two terms differ in scale, not in digits.
     right = a > 0
     low, high = torch.where(right, -b, a), torch.where(right, -a, b)
     upper, lower = log_ndtr(high), log_ndtr(low)
     tail = upper + torch.log1p(-torch.exp((lower - upper).clamp_max(0)))
-    # An interval around zero: one minus what is outside.
+    # An interval around zero: one minus the mass outside.
     outside = torch.exp(log_ndtr(torch.minimum(low, torch.zeros_like(low)))) + torch.exp(
         log_ndtr(torch.minimum(-high, torch.zeros_like(high)))
     )

@@ -1,4 +1,4 @@
-"""Has no public names; it is here because the interface has a module of this name."""
+"""Without public names; the module exists because the interface has one of this name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries joined into one, and metadata read off the entries."""
+"""Joining entries, and metadata inferred from entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JoinOps(Kernel):
     __slots__ = ()
 
     def cat_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
-        """Concatenates entries into a new one and removes them.
+        """Concatenate entries into a new one and remove them.
 
         Args:
             *keys: nested keys of tensors.
@@ -32,8 +32,7 @@ class JoinOps(Kernel):
             keep_entries: do not remove the entries.
 
         Raises:
-            RuntimeError: the entries do not fit each other, the result does not fit the batch size, or the
-                collection is locked. Nothing has changed then.
+            RuntimeError: the entries or the result do not fit, or the collection is locked. Nothing has changed then.
 
         Returns:
             self
@@ -47,7 +46,7 @@ class JoinOps(Kernel):
         return self._join(torch.cat, keys, out_key, dim, keep_entries)
 
     def stack_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
-        """Stacks entries into a new one and removes them; arguments as for :meth:`cat_tensors`."""
+        """Stack entries into a new one and remove them; arguments as for :meth:`cat_tensors`."""
         return self._join(torch.stack, keys, out_key, dim, keep_entries)
 
     def _join(self, join: Any, keys: tuple[Any, ...], out_key: Any, dim: int, keep_entries: bool) -> Self:
@@ -61,7 +60,7 @@ class JoinOps(Kernel):
             if entries[-1] is None:
                 self._raise_missing(require_path(path))
         result = join(entries, dim)
-        self._fit(result, str(target))  # refuses before anything is removed
+        self._fit(result, str(target))  # raises before anything is removed
         if not keep_entries:
             for path in dict.fromkeys(paths):
                 self.del_(path)
@@ -72,12 +71,12 @@ class JoinOps(Kernel):
 
         Args:
             dim: dimension of the tensors.
-            sorted: ``True`` for alphabetical order, ``None`` or ``False`` for the order of insertion, or the
-                list of all leaf keys in the order wanted.
+            sorted: ``True`` for alphabetical order, ``None`` or ``False`` for the order of insertion, or the list of
+                all leaf keys in the wanted order.
             out: tensor to write to.
 
         Raises:
-            RuntimeError: the tensors do not fit each other, or a list of keys is not that of the leaves.
+            RuntimeError: the tensors do not fit each other, or a list of keys does not match the leaves.
         """
         return torch.cat(self._ordered_leaves(sorted), dim, out=out)
 
@@ -99,11 +98,11 @@ class JoinOps(Kernel):
     # -- metadata from the entries ---------------------------------------------------------------------------
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
-        """Sets the batch size to the longest leading shape that all entries share, in nested collections first.
+        """Set the batch size to the longest leading shape that all entries share, in nested collections first.
 
         Args:
-            batch_dims: at most this many dimensions, at every level.
-            keep_compliant_size: nested collections that have ``batch_dims`` dimensions or more keep theirs.
+            batch_dims: maximum number of dimensions, at every level.
+            keep_compliant_size: nested collections with ``batch_dims`` dimensions or more keep theirs.
 
         Returns:
             self
@@ -126,7 +125,7 @@ class JoinOps(Kernel):
                 followers.append(value)
                 continue
             elif value._is_non_tensor or value.is_empty():
-                followers.append(value)  # fits any batch size: it follows
+                followers.append(value)  # fits any batch size
                 shape = value.batch_size
                 if not shape:
                     continue
@@ -145,7 +144,7 @@ class JoinOps(Kernel):
         return self
 
     def auto_device_(self) -> Self:
-        """Sets the device to the one that all leaves share, ``None`` where they share none. Nothing is moved.
+        """Set the device to that of all leaves, ``None`` if they differ. Nothing is moved.
 
         Returns:
             self
@@ -155,7 +154,7 @@ class JoinOps(Kernel):
         return self
 
     def clear_device_(self) -> Self:
-        """Drops the device, at every level. Nothing is moved.
+        """Set the device to ``None``, at every level. Nothing is moved.
 
         Returns:
             self

@@ -1,4 +1,4 @@
-"""The mapping interface: keys, values, items, membership, removal, and what an entry is."""
+"""The mapping interface: keys, values, items, membership, removal, and types of entries."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _new_object = object.__new__
 
 
 class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
-    """Everything that a collection does as a mapping from (nested) keys to entries."""
+    """The mapping interface, from (nested) keys to entries."""
 
     __slots__ = ()
 
     # Whether instances wrap one non-tensor value: entries of such a type are leaves, never levels.
     _is_non_tensor = False
-    # Of those, the ones that hold a tensor without batch dimensions.
+    # Whether instances hold a tensor without batch dimensions.
     _is_unbatched = False
-    # Entries that take any batch size, since none of their own dimensions is in it.
+    # Whether instances fit any batch size, since none of their own dimensions is in it.
     _follows_batch = False
 
     def _entries(self) -> Iterable[tuple[str, Any]]:
@@ -56,7 +56,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
             return source.items()
         return [(key, self._get_str(key)) for key in self._key_list()]
 
-    # What a walk over keys reads; a lazy stack lists its keys without stacking anything.
+    # The items for a walk over keys; a lazy stack lists its keys without stacking.
     _key_entries = _entries
 
     # -- views --------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         Args:
             include_nested: the keys of the whole tree, a container after its content.
             leaves_only: leave out the keys of collections.
-            is_leaf: function of a type that says which entries are leaves. Default: tensors are;
+            is_leaf: function of a type that decides which entries are leaves. Default: tensors;
                 :func:`is_leaf_nontensor` adds non-tensor data.
             sort: alphabetical order, a container before its content.
 
@@ -105,8 +105,8 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
     ) -> Any:
         """Pairs of key and raw entry.
 
-        The options are those of :meth:`keys`; in a tree, a container comes before its content. Non-tensor
-        values come as their :class:`NonTensorData`.
+        The options are those of :meth:`keys`; in a tree, a container comes before its content. Non-tensor values are
+        returned as :class:`NonTensorData`.
 
         Example:
             >>> import torch
@@ -163,7 +163,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
                 for part in path:
                     node = node._source[part]
                 return True
-            except (KeyError, TypeError, AttributeError):  # a lazy stack or a tensor on the way
+            except (KeyError, TypeError, AttributeError):  # a lazy stack or a tensor on the path
                 return has_entry(self, path)
         else:
             raise RuntimeError(
@@ -174,7 +174,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
     # -- one entry ------------------------------------------------------------------------------------------
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
-        """The raw entry at ``key``, after writing ``default`` there when there is none.
+        """The raw entry at ``key``; if it is missing, write ``default`` first.
 
         Raises:
             RuntimeError: the key is missing and the collection is locked, or ``default`` does not fit.
@@ -187,10 +187,10 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return public(value)
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
-        """Removes an entry and returns it, raw.
+        """Remove an entry and return it, raw.
 
         Args:
-            key: nested key; the collections on its way stay.
+            key: nested key; collections on its path are kept.
             default: returned when there is no such entry.
 
         Raises:
@@ -211,7 +211,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return public(value)
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:
-        """KeyError for a path that leads nowhere or below an object, a ValueError when a tensor is in its way."""
+        """KeyError for a path that does not exist or leads below an object, ValueError if a tensor blocks it."""
         node: Any = self
         for depth, key in enumerate(path):
             if isinstance(node, Tensor) or node._is_non_tensor:
@@ -231,7 +231,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
             node = following
 
     def popitem(self) -> tuple[str, Any]:
-        """Removes the entry that was added last and returns it with its key.
+        """Remove the last added entry and return it with its key.
 
         Raises:
             KeyError: there is no entry.
@@ -247,7 +247,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return keys[-1], public(value)
 
     def entry_class(self, key: Any) -> type:
-        """Type of an entry, ``NoneType`` when there is none.
+        """Type of an entry, ``NoneType`` if it is missing.
 
         Raises:
             ValueError: the path runs through a tensor.
@@ -274,7 +274,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
     # -- non-tensor entries -----------------------------------------------------------------------------------
 
     def set_non_tensor(self, key: Any, value: Any) -> Self:
-        """Stores any object under ``key`` as it is, numbers and tensors included.
+        """Store any object under ``key`` unchanged, also numbers and tensors.
 
         Raises:
             RuntimeError: the collection is locked.
@@ -292,7 +292,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return self if parent.set(path[-1], parent._wrap(value)) is not None else self
 
     def get_non_tensor(self, key: Any, default: Any = MISSING) -> Any:
-        """The object that a non-tensor entry wraps; other entries as they are.
+        """The object of a non-tensor entry; other entries unchanged.
 
         Raises:
             KeyError: there is no such entry and no default.
@@ -340,7 +340,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return True
 
     def clear(self) -> Self:
-        """Removes every entry.
+        """Remove every entry.
 
         Raises:
             RuntimeError: the collection is locked.
@@ -352,9 +352,9 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         return self
 
     def create_nested(self, key: Any) -> Self:
-        """Puts an empty collection of the same batch size at ``key``, in place of what is there.
+        """Put an empty collection of the same batch size at ``key``, replacing an existing entry.
 
-        Collections on the way to a nested key are kept, other entries on the way are replaced.
+        Collections on the path are kept, other entries on it are replaced.
 
         Raises:
             RuntimeError: the collection is locked.
@@ -371,7 +371,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
             kept = depth < len(path) - 1 and child is not None and not isinstance(child, Tensor)
             if not kept or child._is_non_tensor or child._lock is not None:
                 node._set_str(part, node._new_child())
-                child = node._get_str(part)  # a lazy stack has cut it
+                child = node._get_str(part)  # a lazy stack has split it
             node = child
         return self
 

@@ -29,16 +29,15 @@ class NestingOps(Kernel):
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
         """Nested entries under joined names: ``("a", "b")`` becomes ``"a.b"``. Leaves are shared.
 
-        As a context manager, what the block leaves is written back to the nested form.
+        As a context manager, the result of the block is written back in nested form.
 
         Args:
             separator: string between the names.
             inplace: move the entries here and return ``self``.
-            is_leaf: function of a type: collections of these types are kept whole. Default:
-                :func:`is_leaf_nontensor`.
+            is_leaf: function of a type: collections of these types are kept. Default: :func:`is_leaf_nontensor`.
 
         Raises:
-            KeyError: two keys become the same.
+            KeyError: two keys become equal.
             RuntimeError: the collection is locked (``inplace``).
 
         Example:
