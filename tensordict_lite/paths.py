@@ -1,4 +1,4 @@
-"""Paths of this machine: strings, ``PathLike`` objects and ``file://`` URLs, told from URLs of object stores."""
+"""Local paths: strings, ``PathLike`` objects and ``file://`` URLs, as opposed to URLs of object stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["absolute_path", "is_url", "local_path"]
 
 
 def is_url(path: Any) -> bool:
-    """Whether a path is the URL of a store that is not this machine's file system.
+    """Whether a path is the URL of an object store.
 
     Example:
         >>> is_url("s3://bucket/set"), is_url("/data/set"), is_url("file:///data/set")
@@ -22,7 +22,7 @@ def is_url(path: Any) -> bool:
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """The path of a file or folder, which may be given as a ``file://`` URL; another URL as it is.
+    """The path of a file or folder, which may be a ``file://`` URL; other URLs are returned unchanged.
 
     Raises:
         ValueError: a ``file://`` URL without an absolute path.
@@ -44,7 +44,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a file or folder of this machine.
 
     Raises:
-        ValueError: a URL of a store, which would be taken for a folder below the working directory.
+        ValueError: a URL of an object store, which would be read as a folder below the working directory.
 
     Example:
         >>> absolute_path("file:///data/set")

@@ -1,9 +1,9 @@
-"""What lower packages use of higher ones: each package registers its own here when it is imported.
+"""Names of higher packages that lower ones use: each package registers its own when it is imported.
 
-A value that is set may become non-tensor data, a list of collections a lazy stack: the kernel makes what is built on
-the kernel. Imported at the top of a file that is a circle, inside a function it is paid for at each call and
-hard to see. This is the whole list of such arrows. Use it as ``registry.TensorDict``: a name that was imported from
-here would be looked up too early.
+The kernel creates objects that are built on it: a value that is set may become non-tensor data, a list of collections a
+lazy stack. An import at the top of the file would be circular; an import inside a function would cost time at each call
+and hide the dependency. This list is complete. Use ``registry.TensorDict``: a name imported from here would be looked
+up too early.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ tell_slot: Callable[..., Any]
 
 
 def register(**parts: Any) -> None:
-    """Puts classes or functions under the names that are declared above."""
+    """Set classes or functions declared above."""
     unknown = parts.keys() - __annotations__.keys()
     if unknown:
         raise ValueError(f"declare {sorted(unknown)} in registry.py")

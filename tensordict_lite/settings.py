@@ -1,4 +1,4 @@
-"""Process-wide settings and the context managers that change them for a while."""
+"""Process-wide settings and the context managers that change them temporarily."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 MISSING: Any = object()
-"""The default of arguments for which None is a value. There is one, because methods hand theirs to each other."""
+"""The default of arguments for which None is a value. There is only one, because methods pass it on to each other."""
 
 
 class Settings:
-    """The current values; read as plain attributes on the hot paths."""
+    """The current values, read as plain attributes on hot paths."""
 
     __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack", "unbatched")
 
@@ -48,7 +48,7 @@ settings = Settings()
 
 
 class _SettingContext:
-    """Sets one value, as a context manager, a decorator, or for good with :meth:`set`."""
+    """Sets one value, as a context manager, a decorator, or permanently with :meth:`set`."""
 
     _field: str
     _explicit: set[str] = set()  # the settings that were set
@@ -58,7 +58,7 @@ class _SettingContext:
         self._saved: list[tuple[bool, bool]] = []
 
     def set(self) -> None:
-        """Makes the value permanent for this process."""
+        """Make the value permanent for this process."""
         self._explicit.add(self._field)
         setattr(settings, self._field, self._mode)
 
@@ -85,9 +85,9 @@ class _SettingContext:
 
 
 class set_get_defaults_to_none(_SettingContext):
-    """Whether :meth:`TensorDict.get` of a missing key gives ``None`` (default) or raises KeyError.
+    """Whether :meth:`TensorDict.get` returns ``None`` for a missing key (default) or raises KeyError.
 
-    A plain call takes effect at once and for good; in a ``with`` statement the value before is restored.
+    A plain call takes effect at once and permanently; a ``with`` statement restores the previous value.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -121,9 +121,9 @@ class set_capture_non_tensor_stack(_SettingContext):
 
 
 class set_lazy_legacy(_SettingContext):
-    """Whether ``torch.stack`` and its kin make lazy stacks, as very old releases of the interface did. Deprecated.
+    """Whether ``torch.stack`` and similar functions create lazy stacks, as old releases did. Deprecated.
 
-    Views (``view``, ``permute``, ``squeeze``, ``unsqueeze``) are the ordinary ones all the same.
+    Views (``view``, ``permute``, ``squeeze``, ``unsqueeze``) are not affected.
     """
 
     _field = "lazy_legacy"
@@ -140,7 +140,7 @@ class set_lazy_legacy(_SettingContext):
 
     def _again(self) -> _SettingContext:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # said where it was made
+            warnings.simplefilter("ignore", DeprecationWarning)  # a warning was given at its creation
             return set_lazy_legacy(self._mode)
 
 

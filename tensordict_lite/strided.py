@@ -1,7 +1,7 @@
-"""Nested tensors of torch's strided layout as entries: what torch leaves out is their shape.
+"""Nested tensors of torch's strided layout as entries, with the shape that torch does not provide.
 
-``torch.nested.nested_tensor([...])`` raises at ``.shape``, and a batch size is a matter of shapes. Such a tensor
-gets one when it becomes an entry: ``[n, ...]`` with -1 for a dimension in which the elements differ.
+``torch.nested.nested_tensor([...])`` raises at ``.shape``, which batch sizes need. Such a tensor gets a shape when it
+becomes an entry: ``[n, ...]`` with -1 for a dimension in which the elements differ.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def shape_of(tensor: Tensor) -> torch.Size:
 
 
 def with_shape(tensor: Tensor) -> Tensor:
-    """The same tensor with a ``.shape``, where it is a strided nested one without."""
+    """The same tensor with a ``.shape``, if it is a strided nested tensor."""
     if type(tensor) is Tensor and tensor.is_nested:
         return tensor.as_subclass(StridedNestedTensor)
     return tensor
 
 
 def indexed(tensor: Tensor, index: Any) -> Tensor:
-    """``tensor[index]``, of a jagged tensor as well, whose rows torch does not slice or choose.
+    """``tensor[index]``, also for a jagged tensor, whose rows torch cannot slice or select.
 
-    Consecutive rows share the values.
+    Consecutive rows share the memory of the values.
 
     Example:
         >>> import torch

@@ -24,20 +24,19 @@ def assert_close(
     msg: str = "",
     prefix: Any = (),
 ) -> bool:
-    """Asserts that two collections have the same keys, and tensors that are close.
+    """Assert that two collections have the same keys and close tensors.
 
-    Tensors are compared with :func:`torch.testing.assert_close` (dtypes, shapes and devices too). Batch sizes,
+    Tensors are compared with :func:`torch.testing.assert_close` (including dtypes, shapes and devices). Batch sizes,
     names and non-tensor data are not compared.
 
     Args:
         actual: collection to check.
-        expected: collection with the values it should have.
-        rtol: relative tolerance, by default that of torch for the dtype.
-        atol: absolute tolerance, by default that of torch for the dtype.
+        expected: collection with the expected values.
+        rtol, atol: relative and absolute tolerance; by default those of torch for the dtype.
         equal_nan: whether two NaN are equal.
-        intersection: compare the common keys only.
+        intersection: compare only the common keys.
         msg: text for the error message.
-        prefix: key to put in front of those in the error message.
+        prefix: key to prepend in the error message.
 
     Raises:
         TypeError: an argument is not a collection.

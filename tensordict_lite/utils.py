@@ -1,4 +1,4 @@
-"""Small tools on keys, shapes and rows, under the name where users of the interface look for them."""
+"""Small functions on keys, shapes and rows, at the path of the reference package."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
 
 
 def expand_right(tensor: Any, shape: Sequence[int]) -> Any:
-    """A view of a tensor with dimensions added behind its own, as broadcasting adds them in front.
+    """A view of a tensor with dimensions added at the end, as broadcasting adds them in front.
 
     Args:
-        tensor: tensor or collection whose shape is the start of ``shape``; dimensions of size 1 are repeated.
+        tensor: tensor or collection whose shape is a prefix of ``shape``; dimensions of size 1 are repeated.
         shape: shape of the result.
 
     Raises:
-        RuntimeError: ``shape`` has fewer dimensions, or does not begin like that.
+        RuntimeError: ``shape`` has fewer dimensions, or another prefix.
 
     Example:
         >>> expand_right(torch.arange(3), (3, 2))
@@ -101,10 +101,10 @@ def expand_right(tensor: Any, shape: Sequence[int]) -> Any:
 
 
 def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
-    """Which rows of a collection have a value under ``key`` that a row of another one has.
+    """For each row of a collection, whether a row of another one has the same value under ``key``.
 
     Args:
-        input: collection whose rows are asked for.
+        input: collection whose rows are tested.
         reference: collection with as many batch dimensions.
         key: nested key of a tensor in both.
         dim: batch dimension of the rows.
@@ -113,8 +113,8 @@ def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
         A bool tensor of length ``input.batch_size[dim]``.
 
     Raises:
-        KeyError: ``key`` is no tensor in one of them.
-        ValueError: the numbers of batch dimensions differ, or ``dim`` is none of them.
+        KeyError: ``key`` is not a tensor in one of them.
+        ValueError: the numbers of batch dimensions differ, or ``dim`` is not a batch dimension.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -142,10 +142,10 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
         input: the collection.
         key: nested key of a tensor.
         dim: batch dimension of the rows.
-        return_indices: also give, for each row of ``input``, the position of its value in the result.
+        return_indices: also return, for each row of ``input``, the position of its value in the result.
 
     Raises:
-        KeyError: ``key`` is no tensor.
+        KeyError: ``key`` is not a tensor.
         ValueError: ``dim`` is not a batch dimension.
 
     Example:
@@ -166,7 +166,7 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
 
 
 def _rows(td: Any, key: Any, dim: int) -> Tensor:
-    """The slices of an entry along a batch dimension, each in one row."""
+    """The slices of an entry along a batch dimension, each flattened."""
     value = entry_of(td, require_path(key))
     if not isinstance(value, Tensor):
         kind = "missing" if value is None else f"a {type(value).__name__}"
@@ -179,12 +179,12 @@ def _rows(td: Any, key: Any, dim: int) -> Tensor:
 
 
 def print_directory_tree(path: str | os.PathLike[str], indent: str = "", display_metadata: bool = True) -> str:
-    """Logs the files below a folder, one a line, and returns the lines.
+    """Log the files below a folder, one per line, and return the lines.
 
     Args:
         path: folder or file.
-        indent: put before each line; a level adds four spaces.
-        display_metadata: begin with the size of all files.
+        indent: prefix of each line; a level adds four spaces.
+        display_metadata: begin with the total size of all files.
 
     Example:
         >>> import tempfile
@@ -228,10 +228,10 @@ def _readable(size: float) -> str:
 
 
 def strtobool(val: str) -> bool:
-    """The bool that a word of a configuration means: y, yes, t, true, on and 1, or n, no, f, false, off and 0.
+    """Convert a word to a bool: y, yes, t, true, on and 1, or n, no, f, false, off and 0.
 
     Raises:
-        ValueError: it is another word.
+        ValueError: an unknown word.
     """
     word = val.lower()
     if word in ("y", "yes", "t", "true", "on", "1"):

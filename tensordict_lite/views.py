@@ -1,7 +1,7 @@
-"""Walks over the entries of a collection, and the view that ``keys()`` gives.
+"""Walks over the entries of a collection, and the view returned by ``keys()``.
 
-Keys of nested collections come after their content, items before it: the order that users of the
-interface know. Values wrapped as non-tensor data are entries, never levels.
+Keys of nested collections come after their content, items before it, as in the reference package. Values wrapped as
+non-tensor data are entries, never levels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IsLeaf = Callable[[type], bool]
 
 
 def default_is_leaf(cls: type) -> bool:
-    """Whether a type is a leaf: everything but collections, non-tensor data included among those.
+    """Whether a type is a leaf: everything but collections (which include non-tensor data).
 
     Example:
         >>> import torch
@@ -35,7 +35,7 @@ def default_is_leaf(cls: type) -> bool:
 
 
 def is_leaf_nontensor(cls: type) -> bool:
-    """Whether a type is a leaf when non-tensor data counts as one.
+    """Whether a type is a leaf if non-tensor data counts as one.
 
     Example:
         >>> from tensordict_lite import NonTensorData, TensorDict
@@ -46,19 +46,19 @@ def is_leaf_nontensor(cls: type) -> bool:
 
 
 def public(value: Any) -> Any:
-    """A raw entry as users get it: an unbatched one as its tensor."""
+    """A raw entry as returned to users: an unbatched one as its tensor."""
     return value._as_value() if getattr(value, "_is_unbatched", False) else value
 
 
 def as_read(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    """Direct items with each value as users get it."""
+    """Direct items with each value as returned to users."""
     if not settings.unbatched:
         return items
     return [(key, public(value)) for key, value in items]
 
 
 def leaf_keys(td: Kernel, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
-    """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
+    """Keys of the tensors of the whole tree, for hot loops, without options."""
     source = td._source
     for key, value in source.items() if type(source) is dict else td._key_entries():
         if type(value) is Tensor or isinstance(value, Tensor):
@@ -85,7 +85,7 @@ def count_leaves(td: Kernel) -> int:
 
 
 def count_entries(td: Kernel) -> int:
-    """Number of entries of the whole tree, collections included."""
+    """Number of entries of the whole tree, including collections."""
     source = td._source
     n = 0
     for value in source.values() if type(source) is dict else dict(td._key_entries()).values():
@@ -108,7 +108,7 @@ def leaf_items(td: Kernel, prefix: tuple[str, ...], out: list[tuple[Any, Tensor]
 
 
 def entry_of(td: Any, path: tuple[str, ...]) -> Any:
-    """The raw entry at a flat path, ``None`` when there is none (no entry is ever None)."""
+    """The raw entry at a flat path, ``None`` if it does not exist (an entry is never None)."""
     node = td
     for depth, part in enumerate(path):
         if isinstance(node, Tensor) or node._is_non_tensor:
@@ -119,7 +119,8 @@ def entry_of(td: Any, path: tuple[str, ...]) -> Any:
             if node is None:
                 return None
         else:
-            if depth + 1 < len(path) and not has_entry(node, path[depth:]):  # nothing is stacked on the way to nothing
+            # Nothing is stacked to find a missing entry.
+            if depth + 1 < len(path) and not has_entry(node, path[depth:]):
                 return None
             try:
                 node = node._get_str(part)
@@ -129,7 +130,7 @@ def entry_of(td: Any, path: tuple[str, ...]) -> Any:
 
 
 def has_entry(td: Any, path: tuple[str, ...]) -> bool:
-    """Whether there is an entry at a flat path; of a lazy stack, in each member: nothing is stacked to look for it."""
+    """Whether an entry exists at a flat path; in a lazy stack, in each member, without stacking."""
     node = td
     for depth, part in enumerate(path):
         if isinstance(node, Tensor) or node._is_non_tensor:
@@ -193,7 +194,7 @@ def _check_key(key: Any) -> tuple[str, ...]:
 
 
 class StringKeysView(KeysView):  # type: ignore[type-arg]
-    """Direct keys of a dict of entries: a set-like view of strings. A nested key is never in it."""
+    """Direct keys of a dict of entries: a set-like view of strings, without nested keys."""
 
     __slots__ = ()
     _mapping: Any
@@ -219,7 +220,7 @@ class StringKeysView(KeysView):  # type: ignore[type-arg]
 
 
 class NestedKeysView(KeysView):  # type: ignore[type-arg]
-    """Keys of a tree under the options of :meth:`TensorDict.keys`; membership takes nested keys."""
+    """Keys of a tree under the options of :meth:`TensorDict.keys`; membership accepts nested keys."""
 
     __slots__ = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
 
@@ -248,7 +249,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
         return iter(self._list())
 
     def __len__(self) -> int:
-        # `list(view)` asks for the length too, so it must cost less than the walk.
+        # `list(view)` also calls `len`, so it must cost less than the walk.
         if self._include_nested:
             if not self._leaves_only:
                 return count_entries(self._mapping)
@@ -264,7 +265,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
         path = _check_key(key)
         if len(path) > 1 and not self._include_nested:
             return False
-        # As the interface has it, a collection is "in" the keys even when only leaves are listed.
+        # As in the reference, a collection is "in" the keys even if only leaves are listed.
         return has_entry(self._mapping, path)
 
     def __repr__(self) -> str:
@@ -275,7 +276,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
 
 
 class LeafKeysView(NestedKeysView):
-    """``keys(True, True)`` without further options: the view that programs make most."""
+    """``keys(True, True)`` without further options: the most common view."""
 
     __slots__ = ()
     _include_nested = True

@@ -351,7 +351,7 @@ class WrapModule(TensorDictModuleBase):
 
 
 class as_tensordict_module:
-    """Make a function or method of tensors read and write a tensordict, as a :class:`TensorDictModule` does; a decorator.
+    """Make a function or method of tensors read and write a tensordict, like a :class:`TensorDictModule`; decorator.
 
     Args:
         in_keys: key or list of keys of its arguments (after ``self``).

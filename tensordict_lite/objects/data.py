@@ -320,7 +320,7 @@ class NonTensorDataBase(DenseCollection):
 class NonTensorData(NonTensorDataBase):
     """One Python object for all elements of a batch.
 
-    ``td["note"] = "a string!"`` creates one; ``td["note"]`` returns the object, ``td.get("note")`` the wrapper. Slicing,
+    ``td["note"] = "a string!"`` creates one; ``td["note"]`` is the object, ``td.get("note")`` the wrapper. Slicing,
     stacking and reshaping change its batch size and never the object.
 
     Args:

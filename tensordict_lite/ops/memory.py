@@ -1,4 +1,4 @@
-"""Which memory the leaves lie in: shared, pinned, how many bytes, at which address."""
+"""Memory of the leaves: sharing, pinning, sizes and addresses."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["MemoryOps", "SharedLock", "mark_shared"]
 
 
 class SharedLock(Lock):
-    """The lock of a collection that :meth:`CastOps.share_memory_` moved: unlocking drops the mark with it."""
+    """The lock of a collection that :meth:`MemoryOps.share_memory_` moved: unlocking drops the shared mark."""
 
     __slots__ = ()
 
 
 class MemoryOps(Kernel):
-    """Adds sharing, pinning, addresses and sizes."""
+    """Sharing, pinning, addresses and sizes."""
 
     __slots__ = ()
 
     def share_memory_(self) -> Self:
-        """Moves the tensors to shared memory, locks the collection and returns it.
+        """Move the tensors to shared memory, lock the collection and return it.
 
-        Another process that receives it reads and writes the same memory. Nothing happens on a CUDA device,
-        whose tensors are shared anyway.
+        Processes that receive it read and write the same memory. No effect on a CUDA device, whose tensors are always
+        shared.
 
         Raises:
-            RuntimeError: the collection is memory-mapped, so already shared by its files.
+            RuntimeError: the collection is memory-mapped, and thus already shared through its files.
 
         Example:
             >>> import torch
@@ -74,14 +74,14 @@ class MemoryOps(Kernel):
         return type(self._lock) is SharedLock
 
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
-        """The same entries in page-locked memory, from which copies to an accelerator are faster.
+        """The same entries in page-locked memory, which is copied to an accelerator faster.
 
         Args:
-            num_threads: threads that pin; ``None`` or 0 pins in the calling one.
+            num_threads: number of threads that pin; ``None`` or 0 uses the calling thread.
             inplace: replace the tensors in this collection and return it.
 
         Raises:
-            RuntimeError: there is no accelerator.
+            RuntimeError: no accelerator is available.
         """
         leaves = pinned(self._leaves(), num_threads)
         return self._swap_leaves(leaves) if inplace else self._with_leaves(iter(leaves))
@@ -91,7 +91,7 @@ class MemoryOps(Kernel):
         return self.pin_memory(num_threads, inplace=True)
 
     def record_stream(self, stream: torch.cuda.Stream) -> Self:
-        """Tells the allocator that ``stream`` uses every tensor, see :meth:`torch.Tensor.record_stream`."""
+        """Tell the allocator that ``stream`` uses every tensor, see :meth:`torch.Tensor.record_stream`."""
         for leaf in self._leaves():
             leaf.record_stream(stream)
         return self
@@ -100,7 +100,8 @@ class MemoryOps(Kernel):
         """Addresses of the tensors: a TensorDict of zero-dimensional int64 tensors under the same keys.
 
         Args:
-            storage: address of the storage, which a view shares with its base, instead of the first element.
+            storage: return the address of the storage, which a view shares with its base, not that of the first
+                element.
 
         Example:
             >>> import torch
@@ -112,10 +113,10 @@ class MemoryOps(Kernel):
         return _address_tree(self, storage)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Bytes of all tensors, gradients included, and the offsets (and lengths) of jagged ones.
+        """Size of all tensors in bytes, including gradients, and offsets (and lengths) of jagged ones.
 
         Args:
-            count_duplicates: count a tensor that is stored under two keys twice.
+            count_duplicates: count a tensor under two keys twice.
         """
         total = 0
         for leaf in _distinct(self._leaves(), count_duplicates):
@@ -132,13 +133,13 @@ class MemoryOps(Kernel):
         """Number of elements of all tensors.
 
         Args:
-            count_duplicates: count a tensor that is stored under two keys twice.
+            count_duplicates: count a tensor under two keys twice.
         """
         return sum(leaf.numel() for leaf in _distinct(self._leaves(), count_duplicates))
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the device of the collection is the CPU (not whether its tensors happen to be there)."""
+        """Whether the device of the collection is the CPU (not whether its tensors are there)."""
         return self._device is not None and self._device.type == "cpu"
 
     @property
@@ -169,7 +170,7 @@ def pinned(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
 
 
 def mark_shared(node: Any) -> None:
-    """Notes of a locked tree that its tensors are in shared memory."""
+    """Mark a locked tree as being in shared memory."""
     node._changed_under_lock()
     node._lock = SharedLock(node._lock)
     for sub in node._nested():

@@ -1,4 +1,4 @@
-"""Numbers in any form on their way into rows of a tensor."""
+"""Writing numbers in any form into rows of a tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNED |= {
 
 
 def signed_view(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that torch can index: it cannot index wide unsigned integers, nor floats of one byte."""
+    """The same bits in a dtype that torch can index: it cannot index wide unsigned integers or one-byte floats."""
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
 
@@ -43,12 +43,12 @@ def write_rows(entry: Tensor, index: Any, value: Any) -> None:
 
 
 def put_alike(td: Any, index: Any, source: Any) -> bool:
-    """``td[index] = source`` for two trees of tensors alike; whether they are, and it was done.
+    """``td[index] = source`` for two similar trees of tensors. Return whether it was done.
 
     Args:
         td: a collection.
         index: a normalised index of its batch dimensions.
-        source: another one, which may lack entries.
+        source: another collection, which may lack entries.
     """
     into: list[Tensor] = []
     values: list[Tensor] = []
@@ -69,7 +69,7 @@ def put_rows(entry: Tensor, index: Any, value: Any, key: str) -> None:
 
 
 def as_rows(value: Any, entry: Tensor, key: str) -> Tensor:
-    """An array, list or tuple of numbers as a tensor of the kind of ``entry``."""
+    """An array, list or tuple of numbers as a tensor with the dtype and device of ``entry``."""
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
         require_unmasked(value, f"the value for {key!r}")
         try:

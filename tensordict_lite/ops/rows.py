@@ -1,4 +1,4 @@
-"""Operations that cut, choose or fill rows: split, unbind, gather, masks, padding."""
+"""Operations on rows: split, unbind, gather, masks, padding."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _align(condition: Tensor, ndim: int) -> Tensor:
 
 
 def check_pad(td: Any, pad_size: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs of a pad, one for each of the first batch dimensions.
+    """The pairs of ``pad_size``, one for each of the first batch dimensions.
 
     Raises:
-        RuntimeError: there are too many of them, or they leave less than nothing of a dimension.
+        RuntimeError: there are too many pairs, or a dimension would get a negative size.
     """
     size = td._batch_size
     if len(pad_size) > 2 * len(size) or len(pad_size) % 2:
@@ -50,7 +50,7 @@ def check_gather_out(out: Any, inplace: bool) -> None:
 
 
 def _parts_of(value: Any, cut: Any, sizes: Sequence[torch.Size]) -> Any:
-    """The parts of an entry, those of a jagged tensor one by one: torch does not cut its rows."""
+    """The parts of an entry; a jagged tensor is split row by row, which torch does not do."""
     if not isinstance(value, Tensor) or value.layout is not torch.jagged:
         return cut(value)
     stops = itertools.accumulate(size[0] for size in sizes)
@@ -110,9 +110,9 @@ class RowOps(Kernel):
         if isinstance(split_size, int):
             if split_size <= 0:
                 raise ValueError(f"split: split_size must be positive, got {split_size}.")
-            full, rest = length // split_size, length % split_size  # torch.compile has no divmod of symbols
+            full, rest = length // split_size, length % split_size  # torch.compile cannot trace divmod of symbols
             if full and not rest:
-                return self.chunk(int(full), dim)  # the same parts: Tensor.split is a function in Python, this is none
+                return self.chunk(int(full), dim)  # Tensor.split is a Python function; this gives the same parts faster
             same = torch.Size((*size[:dim], split_size, *size[dim + 1 :]))
             sizes = [same] * full
             if rest or not length:
@@ -142,7 +142,7 @@ class RowOps(Kernel):
         rows = max(1, -(-length // chunks))
         full, rest = length // rows, length % rows
         sizes = [torch.Size((*size[:dim], rows, *size[dim + 1 :]))] * full
-        if not length:  # torch makes as many empty parts as were asked for
+        if not length:  # torch returns as many empty parts as requested
             sizes = [size] * chunks
         elif rest:
             sizes.append(torch.Size((*size[:dim], rest, *size[dim + 1 :])))
@@ -165,10 +165,10 @@ class RowOps(Kernel):
         return self._parts(lambda value: value.unbind(dim), [rest] * size[dim], names, False)
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """Rows ``start`` to ``start + length`` along ``dim``, a view.
+        """Rows ``start`` to ``start + length`` along ``dim``, as a view.
 
         Raises:
-            RuntimeError: the range leaves the dimension.
+            RuntimeError: the range exceeds the dimension.
         """
         size = self._batch_size
         dim = positive_dim(dim, len(size), size)
@@ -182,17 +182,17 @@ class RowOps(Kernel):
     # -- choosing ---------------------------------------------------------------------------------------------------
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
-        """Rows gathered along ``dim``, as :func:`torch.gather`.
+        """Rows gathered along ``dim``, like :func:`torch.gather`.
 
         Args:
             dim: batch dimension.
-            index: int64, of the batch dimensions; or of the first ones only, and one row along ``dim`` is then
-                picked for all of the rest. Its shape is the batch size of the result.
+            index: int64, with the batch dimensions or only the first ones; then one row along ``dim`` is selected for
+                all of the rest. Its shape is the batch size of the result.
             out: collection to write to.
-            inplace: give this very collection the gathered rows, and return it.
+            inplace: store the gathered rows in this collection and return it.
 
         Raises:
-            RuntimeError: ``dim`` is no batch dimension, the index has too many, or an ``out`` would need gradients.
+            RuntimeError: ``dim`` is not a batch dimension, the index has too many, or ``out`` would need gradients.
             NotImplementedError: ``inplace`` with an index that has fewer dimensions than the batch.
             ValueError: both ``out`` and ``inplace``.
         """
@@ -232,11 +232,11 @@ class RowOps(Kernel):
         return self._inplace_or(inplace, new)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
-        """The rows where ``mask`` (of the batch size, or of its first dimensions) is true, one batch dimension.
+        """The rows where ``mask`` (over all or the first batch dimensions) is true, with one batch dimension.
 
         Args:
             mask: a bool tensor.
-            inplace: this collection and the nested ones take over the rows, and are returned.
+            inplace: store the rows in this collection and the nested ones, and return it.
 
         Example:
             >>> import torch
@@ -250,7 +250,7 @@ class RowOps(Kernel):
     # -- filling ----------------------------------------------------------------------------------------------------
 
     def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
-        """Fills the rows where ``mask`` is true, in place. ``mask`` covers the leading batch dimensions."""
+        """Fill the rows where ``mask`` is true, in place. ``mask`` covers the leading batch dimensions."""
         for entry in self._source.values():
             if isinstance(entry, Tensor):
                 entry.masked_fill_(_align(mask, entry.ndim), value)
@@ -277,14 +277,14 @@ class RowOps(Kernel):
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> Self:
-        """Entries of this collection where ``condition`` holds, of ``other`` elsewhere.
+        """Entries of this collection where ``condition`` is true, of ``other`` elsewhere.
 
         Args:
             condition: bool, over the leading batch dimensions.
             other: a scalar, a tensor, or a collection with the same keys.
             out: collection to write the result into.
-            pad: value for keys that only one side has. Without it they are a KeyError.
-            update_batch_size: let ``out`` take the batch size of the result.
+            pad: value for keys that only one side has. By default these raise KeyError.
+            update_batch_size: set the batch size of ``out`` to that of the result.
         """
         if condition.ndim > len(self._batch_size):
             raise RuntimeError(
@@ -307,7 +307,7 @@ class RowOps(Kernel):
         else:
             theirs = None
 
-        fill: Any = pad  # a number wherever it is used
+        fill: Any = pad  # a number, in the dtype of the entry
 
         def choose(key: str) -> Any:
             a = mine.get(key)
@@ -317,7 +317,7 @@ class RowOps(Kernel):
                 and (a is None or b is None)
                 and getattr(b if a is None else a, "_is_non_tensor", False)
             ):
-                return b if a is None else a  # objects of one side stay: nothing stands for them on the other
+                return b if a is None else a  # objects of only one side are kept: there is no padding for them
             if a is None:
                 return _where(condition, torch.full_like(b, fill) if isinstance(b, Tensor) else b * 0 + fill, b)
             if b is None:
@@ -338,14 +338,14 @@ class RowOps(Kernel):
         """Batch dimensions padded: ``pad_size`` is ``(before_0, after_0, before_1, after_1, ...)``.
 
         Args:
-            pad_size: a pair for each of the first batch dimensions; negative numbers cut rows off.
-            value: fills the new rows (of non-tensor data: ``None``).
-            inplace: pad this very collection, and the nested ones in it, and return it.
-            safe: accepted for compatibility: all pads are checked before anything is changed in any case.
+            pad_size: a pair for each of the first batch dimensions; negative numbers remove rows.
+            value: value of the new rows (``None`` in non-tensor data).
+            inplace: pad this collection and the nested ones, and return it.
+            safe: ignored, accepted for compatibility: all pads are checked before any change.
 
         Raises:
-            RuntimeError: an odd number of pads, more than there are batch dimensions, more rows cut off than there
-                are (a negative output size), or ``inplace`` on a locked collection.
+            RuntimeError: an odd number of pads, more than there are batch dimensions, a negative output size, or
+                ``inplace`` on a locked collection.
 
         Example:
             >>> import torch
@@ -362,7 +362,7 @@ class RowOps(Kernel):
         def grow(entry: Any) -> Any:
             if not isinstance(entry, Tensor):  # rows of non-tensor values are padded with None
                 return entry.pad(pad_size) if entry._is_non_tensor else entry.pad(pad_size, value)
-            # torch counts from the last dimension: none for the feature dimensions, then ours in reverse.
+            # torch counts from the last dimension: zeros for the feature dimensions, then the pads in reverse.
             spec = [0, 0] * (entry.ndim - len(pairs))
             for before, after in reversed(pairs):
                 spec += [before, after]
@@ -372,14 +372,14 @@ class RowOps(Kernel):
         return self._inplace_or(inplace, out)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
-        """Nested (ragged) tensors as dense ones, filled with ``padding``.
+        """Nested (ragged) tensors as dense ones, padded with ``padding``.
 
         A batch dimension of unknown size, ``-1``, gets the size of the longest row.
 
         Args:
-            padding: value of what is filled.
-            mask_key: name of a new bool entry, true where an element is real: over the batch where that has a ragged
-                dimension, else over the first nested tensor.
+            padding: value of the padding.
+            mask_key: name of a new bool entry, true for real elements: over the batch if that has a ragged dimension,
+                else over the first nested tensor.
         """
         mask: list[Tensor] = []
 
@@ -400,7 +400,7 @@ class RowOps(Kernel):
 
 
 def _settle_sizes(node: Any) -> None:
-    """Gives the dimensions of unknown size, ``-1``, of a padded tree the size that its tensors have now."""
+    """Set dimensions of unknown size, ``-1``, of a padded tree to the size of its tensors."""
     if type(node._source) is not dict:
         return
     if -1 in node._batch_size:

@@ -1,8 +1,8 @@
 """Shape operations: every leaf and every nested collection is reshaped along the batch dimensions.
 
-One rule serves both: an operation on the batch dimensions ``[0, batch_dims)`` has the same meaning on an
-entry of shape ``[*batch_size, ...]``, so an entry is transformed by the method of the same name with
-non-negative dimensions, and the batch size of the result is computed once, here.
+An operation on the batch dimensions ``[0, batch_dims)`` has the same meaning on an entry of shape ``[*batch_size,
+...]``. So an entry is transformed by the method of the same name with non-negative dimensions, and the batch size of
+the result is computed once, here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Shapes(dict[torch.Size, "tuple[int, ...]"]):
-    """The shapes of entries with another batch size, by those they have: many have the same."""
+    """Shapes of entries under another batch size, cached by their present shapes."""
 
     __slots__ = ("find",)
 
@@ -50,14 +50,14 @@ class Shapes(dict[torch.Size, "tuple[int, ...]"]):
 
 
 def viewed_entry(value: Any, shape: tuple[int, ...]) -> Any:
-    """``view``. Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none."""
+    """``view``. Separate sizes are a fifth faster in torch than a tuple; without dimensions only a tuple works."""
     return value.view(*shape) if shape else value.view(shape)
 
 
 def reshaped_entry(value: Any, shape: tuple[int, ...]) -> Any:
-    """``reshape``; of a subclass of tensors a view where that does, which takes torch a third less.
+    """``reshape``; for a tensor subclass a view if possible, which is a third faster.
 
-    Functions of torch take a tuple of sizes in a third less than methods do.
+    Functions of torch accept a tuple of sizes a third faster than methods do.
     """
     if type(value) is Tensor:
         return torch.reshape(value, shape)
@@ -93,7 +93,7 @@ def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[in
 
 
 def expand_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The sizes that ``expand`` was called with; none at all is the scalar shape."""
+    """The sizes passed to ``expand``; no arguments are the scalar shape."""
     if "shape" in kwargs and len(kwargs) == 1 and not args:
         kwargs = {"size": kwargs["shape"]}
     return _sizes(args, kwargs, "expand") if args or kwargs else ()
@@ -147,7 +147,7 @@ def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
         return _inferred(sizes, numel)
     try:
         return _known_sizes(sizes, numel)
-    except TypeError:  # sizes that are symbols, as those of tensors that are traced: no cache knows them
+    except TypeError:  # symbolic sizes of traced tensors, which cannot be cached
         return _inferred(sizes, numel)
 
 
@@ -173,7 +173,7 @@ def _inferred(sizes: tuple[int, ...], numel: int) -> torch.Size:
 _known_sizes = functools.lru_cache(maxsize=4096)(_inferred)
 
 
-_MANY = 5  # entries, from which it pays to remember their shapes
+_MANY = 5  # number of entries from which caching their shapes is faster
 
 
 class ShapeOps(Kernel):
@@ -206,7 +206,7 @@ class ShapeOps(Kernel):
         return out
 
     def _fitting(self, new: torch.Size, give: Callable[[Any, tuple[int, ...]], Any]) -> Callable[[Any], Any]:
-        """What gives an entry the shape that it has when ``new`` is the batch size, by ``give(entry, shape)``."""
+        """A function that gives an entry its shape under the batch size ``new``, by ``give(entry, shape)``."""
         dims = len(self._batch_size)
         if len(self._source) < _MANY or torch.compiler.is_compiling():
             return lambda value: give(value, (*new, *value.shape[dims:]))
@@ -220,7 +220,7 @@ class ShapeOps(Kernel):
         def fitted(value: Any) -> Any:
             try:
                 shape = known[value.shape]
-            except TypeError:  # its sizes are symbols, which no dict knows
+            except TypeError:  # symbolic sizes cannot be dict keys
                 shape = find(value.shape)
             return give(value, shape)
 
@@ -232,7 +232,7 @@ class ShapeOps(Kernel):
         """Same elements under another batch size, without a copy; one size may be -1.
 
         A single dtype argument reinterprets the bits of every leaf, as :meth:`torch.Tensor.view`.
-        As a context manager, what the block changed is written back.
+        As a context manager, changes in the block are written back.
 
         Raises:
             RuntimeError: the sizes do not hold the batch, or a leaf cannot be viewed without a copy.
@@ -260,7 +260,7 @@ class ShapeOps(Kernel):
 
         Args:
             *args: the sizes, as ints or one sequence (also ``size=``).
-            inplace: give this very collection, and the nested ones in it, the new shape, and return it.
+            inplace: reshape this collection and the nested ones, and return it.
 
         Example:
             >>> import torch
@@ -303,7 +303,7 @@ class ShapeOps(Kernel):
         if self._names is not None:
             names = _names_or_none([*self._names[:start], None, *self._names[end + 1 :]])
 
-        def flat(value: Any) -> Any:  # of one dimension: the tensor itself, which torch takes its time to say
+        def flat(value: Any) -> Any:  # one dimension: the tensor itself, which torch returns slowly
             return value if start == end and isinstance(value, Tensor) else value.flatten(start, end)
 
         out = self._reshaped(flat, new, names, lambda out: out.unflatten(start, middle))
@@ -336,7 +336,7 @@ class ShapeOps(Kernel):
         return self
 
     def _become(self, out: Any) -> None:
-        """Takes over entries, batch size and names of ``out``; nested collections become its nested ones."""
+        """Take over entries, batch size and names of ``out``; nested collections take over those of its nested ones."""
         entries = dict(out._source)
         for key, value in entries.items():
             mine = self._source.get(key)
@@ -349,7 +349,7 @@ class ShapeOps(Kernel):
         self._names = out._names
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
+        """Remove the batch dimension ``dim`` if its size is 1; without ``dim``, all dimensions of size 1."""
         size = self._batch_size
         if dim is None:
             if 1 not in size:
@@ -378,7 +378,7 @@ class ShapeOps(Kernel):
         )
 
     def unsqueeze(self, dim: int) -> Self:
-        """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
+        """Insert a batch dimension of size 1 at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
         size = self._batch_size
         at = new_dim(dim, size)
         names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
@@ -404,7 +404,7 @@ class ShapeOps(Kernel):
         return self._at_least(2)
 
     def atleast_3d(self) -> Self:
-        """With at least three batch dimensions; new ones come first (torch puts one last)."""
+        """With at least three batch dimensions; new ones come first (torch adds one at the end)."""
         return self._at_least(3)
 
     # -- expansion ---------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class ShapeOps(Kernel):
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection.
 
-        A nested collection is expanded to the one that ``other`` has in its place.
+        A nested collection is expanded to the corresponding one of ``other``.
 
         Raises:
             RuntimeError: a batch size does not expand to the other.
@@ -478,7 +478,7 @@ class ShapeOps(Kernel):
         return self._inplace_or(inplace, out)
 
     def tile(self, dims: Sequence[int]) -> Self:
-        """As :func:`torch.tile`: ``dims`` may be longer or shorter than the batch dimensions."""
+        """Like :func:`torch.tile`: ``dims`` may be longer or shorter than the batch dimensions."""
         repeats = tuple(dims) if not isinstance(dims, int) else (dims,)
         ndim = len(self._batch_size)
         td: Any = self
@@ -510,7 +510,7 @@ class ShapeOps(Kernel):
             td._names = None
             dim = 0
         size = td._batch_size
-        if not size and dim in (0, -1):  # one row, as torch says of a tensor without dimensions
+        if not size and dim in (0, -1):  # one row, as for a torch tensor without dimensions
             td, size = td.unsqueeze(0), torch.Size((1,))
         dim = positive_dim(dim, len(size), size)
         if isinstance(repeats, Tensor):
@@ -526,7 +526,7 @@ class ShapeOps(Kernel):
     # -- order of dimensions and rows ---------------------------------------------------------------------------
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
-        """Batch dimensions in another order; trailing ones that are left out stay."""
+        """Reorder the batch dimensions; omitted trailing ones are kept."""
         size = self._batch_size
         ndim = len(size)
         order = permutation(args, kwargs, ndim)
@@ -542,7 +542,7 @@ class ShapeOps(Kernel):
         )
 
     def transpose(self, dim0: int, dim1: int) -> Self:
-        """Two batch dimensions swapped."""
+        """Swap two batch dimensions."""
         size = self._batch_size
         ndim = len(size)
         a, b = swapped_dims(dim0, dim1, ndim)
@@ -567,7 +567,7 @@ class ShapeOps(Kernel):
         return self.transpose(axis0, axis1)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Batch dimensions moved to other positions, as :func:`torch.movedim`."""
+        """Move batch dimensions to other positions, like :func:`torch.movedim`."""
         ndim = len(self._batch_size)
         given = [(dims,) if isinstance(dims, int) else tuple(dims) for dims in (source, destination)]
         if len(given[0]) != len(given[1]):
@@ -575,7 +575,7 @@ class ShapeOps(Kernel):
                 f"movedim: source and destination must have the same number of elements, got {len(given[0])} and "
                 f"{len(given[1])}"
             )
-        # A stride-free stand-in whose strides tell where each dimension went.
+        # A stand-in tensor whose strides tell where each dimension moved.
         probe = torch.empty((), device="meta").expand(ndim * (1,)).as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
         order = [stride - 1 for stride in torch.movedim(probe, *given).stride()]
         return self.permute(*order) if order else self
@@ -585,7 +585,7 @@ class ShapeOps(Kernel):
         return self.movedim(source, destination)
 
     def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
-        """Rows shifted along batch dimensions, those that fall off coming back at the other end."""
+        """Shift rows along batch dimensions; rows shifted out reappear at the other end."""
         size = self._batch_size
         if dims is None:
             if not isinstance(shifts, int) and len(shifts) != 1:
@@ -624,7 +624,7 @@ class ShapeOps(Kernel):
             raise RuntimeError(f"{name} requires at least {ndim} batch dimensions, got {len(self._batch_size)}")
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
-        """Rotated ``k`` times by 90 degrees in the plane of two batch dimensions."""
+        """Rotate ``k`` times by 90 degrees in the plane of two batch dimensions."""
         self._need_dims(2, "rot90")
         size = self._batch_size
         a, b = (positive_dim(d, len(size), size) for d in dims)
@@ -635,7 +635,7 @@ class ShapeOps(Kernel):
         return self._reshaped(lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names)
 
     def refine_names(self, *names: Any) -> Self:
-        """Names for unnamed batch dimensions, in place; ``...`` stands for the ones to leave alone.
+        """Name unnamed batch dimensions, in place; ``...`` stands for dimensions to leave unchanged.
 
         Raises:
             RuntimeError: a dimension already has another name.
@@ -678,7 +678,7 @@ class ShapeOps(Kernel):
         return out
 
     def rename_(self, *names: Any, **rename_map: str) -> Self:
-        """Other dimension names, in place."""
+        """Rename batch dimensions, in place."""
         self._assign_names(self._renamed(names, rename_map))
         return self._unchanged()
 

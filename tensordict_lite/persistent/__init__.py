@@ -1,4 +1,4 @@
-"""Collections whose entries stay in an HDF5 file or a Zarr store: read at each access, written when they are set."""
+"""Collections whose entries stay in an HDF5 file or a Zarr store: read on access, written on assignment."""
 
 from __future__ import annotations
 

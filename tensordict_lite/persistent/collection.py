@@ -1,7 +1,7 @@
 """A collection in an HDF5 file, or in a Zarr store.
 
-Reading and writing single entries and rows goes to the file; every other method loads the entries and is that of a
-:class:`TensorDict`. One whose name ends with an underscore writes what it has changed back.
+Reading and writing single entries and rows accesses the file; every other method loads the entries and uses the method
+of :class:`TensorDict`. One whose name ends with an underscore writes its changes back.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ __all__ = ["PersistentTensorDict"]
 
 
 class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBase):
-    """A collection whose entries lie in an HDF5 file or a Zarr store: read at each access, written when they are set.
+    """A collection whose entries stay in an HDF5 file or a Zarr store: read on access, written on assignment.
 
-    ``data["a"]`` reads a new tensor each time: changing that in place does not change the file; ``data["a"] = x``,
-    ``set_``, ``data[:10] = rows`` and methods that end with an underscore do. ``data[rows]`` is a TensorDict of
-    these rows in memory. What is not about single entries or rows loads all of them first.
+    ``data["a"]`` reads a new tensor each time: changing it in place does not change the file; ``data["a"] = x``,
+    ``set_``, ``data[:10] = rows`` and methods that end with an underscore do. ``data[rows]`` is a TensorDict of these
+    rows in memory. Methods that do not concern single entries or rows load all entries first.
 
-    Open a file with :meth:`from_h5` or :meth:`from_zarr`, make one with :meth:`from_dict`, :meth:`TensorDict.to_h5` or
-    :meth:`TensorDict.to_zarr`, and :meth:`close` it.
-    Datasets that are only of use to this library are better saved by :meth:`TensorDict.memmap`.
+    Open a file with :meth:`from_h5` or :meth:`from_zarr`, create one with :meth:`from_dict`, :meth:`TensorDict.to_h5`
+    or :meth:`TensorDict.to_zarr`, and :meth:`close` it. Datasets that only this library reads are better saved with
+    :meth:`TensorDict.memmap`.
 
     Args:
         batch_size: leading shape of every entry. Defaults to ``[]``.
         filename: the file; for Zarr, the folder, or a ``zarr.abc.store.Store``.
         group: an open ``h5py.Group`` instead of a file.
-        mode: as of :class:`h5py.File`: ``"r"`` (default), ``"r+"``, ``"w"``, ``"a"``.
+        mode: as for :class:`h5py.File`: ``"r"`` (default), ``"r+"``, ``"w"``, ``"a"``.
         backend: ``"h5"`` or ``"zarr"``.
-        device: where entries are put when they are read.
+        device: device of entries when they are read.
         names: names of the batch dimensions.
-        non_tensor_as_stack: text of other programs, one a row, is a :class:`NonTensorStack` of its rows. Otherwise
+        non_tensor_as_stack: read text of other programs, one string per row, as a :class:`NonTensorStack`. By default
             it is one object, an array.
-        allow_pickle: objects that JSON cannot hold are written to a Zarr store, and read from it, as pickles.
-            Reading a pickle runs code: pass True only if you trust the author of the store.
-        **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say, or
-            :meth:`zarr.Group.create_array`, ``chunks=(100,)`` say: those of the first dimensions. By default, an array
-            of Zarr is one chunk, and not compressed.
+        allow_pickle: write objects that JSON cannot hold to a Zarr store as pickles, and read them. Reading a pickle
+            runs code: pass True only if you trust the author of the store.
+        **options: passed to :meth:`h5py.Group.create_dataset`, for example ``compression="gzip"``, or
+            :meth:`zarr.Group.create_array`, for example ``chunks=(100,)`` for the leading dimensions. By default, a
+            Zarr array is one uncompressed chunk.
 
     Raises:
         ImportError: h5py or zarr is not installed.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         RuntimeError: neither a file nor a group is given.
-        ValueError: an entry does not have the batch size in front, is a link, lies in another file, or is a group that
-            has two names. Nothing outside of the file is read, and no link in a store is followed.
+        ValueError: an entry does not start with the batch size, is a link, is stored in another file, or is a group
+            with two names. Nothing outside of the file is read, and no link in a store is followed.
 
     Example:
         >>> import tempfile
@@ -130,11 +130,11 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         Args:
             filename: the file.
             mode: ``"r"`` to read (default), ``"r+"`` to write too.
-            auto_batch_size: the largest leading shape that all entries share, which is the default.
-            batch_dims: the most dimensions for that.
+            auto_batch_size: use the largest leading shape that all entries share (the default).
+            batch_dims: maximum number of dimensions for that.
             batch_size: leading shape of every entry.
-            non_tensor_as_stack: as the class.
-            device: where entries are put when they are read.
+            non_tensor_as_stack: as for the class.
+            device: device of entries when they are read.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -167,16 +167,16 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         Args:
             filename: the folder of the store, or a ``zarr.abc.store.Store``.
             mode: ``"r"`` to read (default), ``"r+"`` to write too.
-            auto_batch_size: the largest leading shape that all entries share. Default: the batch size that
-                :meth:`TensorDict.to_zarr` noted, and for stores of other programs that shape.
-            batch_dims: with ``auto_batch_size``, the most dimensions of the batch size.
+            auto_batch_size: use the largest leading shape that all entries share. Default: the batch size recorded by
+                :meth:`TensorDict.to_zarr`, and for stores of other programs that shape.
+            batch_dims: with ``auto_batch_size``, the maximum number of dimensions of the batch size.
             batch_size: leading shape of every entry.
-            non_tensor_as_stack, allow_pickle: as the class.
-            device: where entries are put when they are read.
+            non_tensor_as_stack, allow_pickle: as for the class.
+            device: device of entries when they are read.
 
         Raises:
             FileNotFoundError: the folder does not exist.
-            ValueError: it is not a Zarr store, or has a link in it.
+            ValueError: it is not a Zarr store, or contains a link.
             TypeError: both ``batch_size`` and ``auto_batch_size``.
         """
         _require_one_size("from_zarr", auto_batch_size, batch_size)
@@ -204,18 +204,17 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         allow_pickle: bool | None = None,
         **options: Any,
     ) -> PersistentTensorDict:
-        """Writes a mapping or collection into a new file, which is open for reading and writing then.
+        """Write a mapping or collection into a new file, which is then open for reading and writing.
 
         Args:
-            input_dict: the entries.
-            filename: the file; one that exists is replaced. For Zarr, the folder, which is replaced when the new one is
-                whole, or a ``zarr.abc.store.Store``.
-            auto_batch_size: accepted for compatibility.
+            filename: the file; an existing one is replaced. For Zarr, the folder, which is replaced after the new one
+                is complete, or a ``zarr.abc.store.Store``. whole, or a ``zarr.abc.store.Store``.
+            auto_batch_size: ignored, accepted for compatibility.
             batch_size: default: that of a collection; of a mapping, the largest leading shape that its entries share.
-            device: where entries are put when they are read.
+            device: device of entries when they are read.
             backend: ``"h5"`` or ``"zarr"``.
-            batch_dims: for a mapping, the most dimensions of the batch size.
-            allow_pickle, **options: as the class.
+            batch_dims: for a mapping, the maximum number of dimensions of the batch size.
+            allow_pickle, **options: as for the class.
         """
         if backend == "zarr" and isinstance(filename, (str, os.PathLike)):
             with zarrstore.replaced_store(filename) as partial:
@@ -257,7 +256,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         backend: str = "h5",
         **options: Any,
     ) -> Any:
-        """A new file with room for entries of these shapes and dtypes; see :meth:`TensorDict.from_schema`."""
+        """A new file with allocated entries of these shapes and dtypes; see :meth:`TensorDict.from_schema`."""
         size = as_size(batch_size if batch_size is not None else ())
         new = cls(filename=filename, mode="w", device=device, backend=backend, **options)
         entries.describe(new._group, size, None)
@@ -274,18 +273,18 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     @property
     def filename(self) -> str | None:
-        """The path of the file; None for a store that was given open."""
+        """The path of the file; None for a store that was passed open."""
         path = self._group.file.filename
         return None if path is None else str(path)
 
     @property
     def file(self) -> Any:
-        """The open ``h5py.File``, or what stands for it of a store."""
+        """The open ``h5py.File``, or its equivalent for a store."""
         return self._group.file
 
     @property
     def group(self) -> Any:
-        """The open ``h5py.Group`` of this collection, or what stands for it of a store."""
+        """The open ``h5py.Group`` of this collection, or its equivalent for a store."""
         return self._group
 
     @property
@@ -297,7 +296,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     @property
     def _source(self) -> dict[str, Any]:  # type: ignore[override]
-        """The entries, loaded: what other collections see of this one."""
+        """The entries, loaded, as other collections see them."""
         return self._loaded()._source
 
     @classmethod
@@ -316,7 +315,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return entries.in_memory(self._group, self._batch_size, self._device, self._names, self._as_stack)
 
     def _store(self, changed: Any) -> None:
-        """Writes back what a method has done to :meth:`_loaded`."""
+        """Write back the changes of a method to :meth:`_loaded`."""
         for key in [key for key in self._group if key not in changed._source]:
             entries.delete_entry(self._group, key)
         for key, value in changed._source.items():
@@ -360,7 +359,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return [self._child(entry) for entry in self._group.values() if entries.is_group(entry)]
 
     def _lockable(self) -> Any:
-        return ()  # nested collections are made at each access, and locked as this one is
+        return ()  # nested collections are created on each access, and locked like this one
 
     def _entries(self) -> Iterator[tuple[str, Any]]:
         return ((key, self._get_str(key)) for key in self._key_list())
@@ -406,7 +405,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
             return None
 
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
-        """``data.get(key)[index]``, of which no more than these rows are read."""
+        """``data.get(key)[index]``, reading only these rows."""
         path = require_path(key)
         entry = self._group.get("/".join(path)) if self._has(path) else None
         if entry is None or entries.is_group(entry) or entries.is_text(entry):
@@ -454,7 +453,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         *,
         sort: bool = False,
     ) -> Any:
-        """The keys, without reading an entry; see :meth:`TensorDict.keys`."""
+        """The keys, without reading entries; see :meth:`TensorDict.keys`."""
         if is_leaf is not None and is_leaf is not default_is_leaf:
             return self._loaded().keys(include_nested, leaves_only, is_leaf, sort=sort)
         found: list[Any] = []
@@ -471,7 +470,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         *,
         sort: bool = False,
     ) -> Any:
-        """Pairs of key and entry, read one after the other; see :meth:`TensorDict.items`."""
+        """Pairs of key and entry, read one by one; see :meth:`TensorDict.items`."""
         return ((key, self.get(key)) for key in self.keys(include_nested, leaves_only, is_leaf, sort=sort))
 
     def values(
@@ -482,13 +481,13 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         *,
         sort: bool = False,
     ) -> Any:
-        """The entries, read one after the other."""
+        """The entries, read one by one."""
         return (value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort))
 
     def _has(self, path: tuple[str, ...]) -> bool:
         group = self._group
         for part in path:
-            if not entries.is_group(group) or part not in list(group):  # "a/b" is no key
+            if not entries.is_group(group) or part not in list(group):  # "a/b" is not a key
                 return False
             group = group[part]
         return True
@@ -509,7 +508,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return self._loaded()
 
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
-        """The entries under these keys, in memory; no other is read."""
+        """The entries under these keys, in memory; others are not read."""
         if inplace:
             raise NotImplementedError("select(inplace=True) would remove entries from the file: use del_()")
         out = TensorDict({}, batch_size=self._batch_size, device=self._device, names=self._names)
@@ -522,7 +521,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return out
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """With a device: this file, with entries that are put there when they are read. Else as of a TensorDict."""
+        """With a device: this file, with entries moved there when they are read. Otherwise as for a TensorDict."""
         if kwargs.get("inplace"):
             raise TypeError("to(inplace=True) would change the file: write what to() gives, update(data.to(...))")
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs) if _parses(args, kwargs) else (None, None, 0, 0)
@@ -533,7 +532,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return new
 
     def clone(self, recurse: bool = True) -> Any:
-        """``recurse=False``: the same file in another object. Otherwise the entries in memory."""
+        """``recurse=False``: another object for the same file. By default the entries in memory."""
         if recurse:
             return self._loaded()
         new = self._child(self._group)
@@ -542,7 +541,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return new
 
     def copy(self) -> Any:
-        """The same file in another object."""
+        """Another object for the same file."""
         return self.clone(False)
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -579,7 +578,7 @@ def _require_one_size(name: str, auto_batch_size: bool, batch_size: Any) -> None
 
 
 def _parses(args: Any, kwargs: Any) -> bool:
-    """Whether these are arguments of ``Tensor.to``."""
+    """Whether these are valid arguments of ``Tensor.to``."""
     try:
         torch._C._nn._parse_to(*args, **kwargs)
     except (TypeError, RuntimeError):

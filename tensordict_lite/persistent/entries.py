@@ -1,6 +1,6 @@
-"""Entries of a collection as datasets and groups of an HDF5 file, in the form of the reference package.
+"""Entries of a collection as datasets and groups of an HDF5 file, in the format of the reference package.
 
-`zarrstore` has the same of Zarr stores, by the methods of h5py that are called here.
+`zarrstore` provides the same for Zarr stores, with the methods of h5py that are called here.
 
 ==================  ====================================================================================
 tensor              a dataset of its shape
@@ -9,7 +9,7 @@ string              a scalar of variable-length text, marked ``__tensordict_str_
 column of strings   text of the shape of the batch, in the attribute ``__tensordict_stack__``
 ==================  ====================================================================================
 
-Other programs have text without these marks: it is read as ``bytes``.
+Text of other programs lacks these marks: it is read as ``bytes``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STRING, _STACK = "__tensordict_str__", "__tensordict_stack__"
 
 
 def h5py_package() -> Any:
-    """The package that reads and writes the files.
+    """Import the package that reads and writes the files.
 
     Raises:
         ImportError: it is not installed.
@@ -70,11 +70,11 @@ def h5py_package() -> Any:
 
 
 def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = None) -> Any:
-    """The group that a file or store is, open; an error of HDF5 that is none of the system's names the file.
+    """Open the root group of a file or store; errors of HDF5, except system errors, name the file.
 
     Raises:
         NotImplementedError: the backend is unknown.
-        OSError: it cannot be opened, or is a pipe or a device, which HDF5 would wait for.
+        OSError: it cannot be opened, or is a pipe or a device, on which HDF5 would block.
     """
     if backend == "zarr":
         return zarrstore.open_group(place, mode, allow_pickle)
@@ -97,7 +97,7 @@ def is_group(entry: Any) -> bool:
 
 
 def is_text(entry: h5py.Dataset) -> bool:
-    """Whether an entry is no tensor: it holds text, or objects."""
+    """Whether an entry holds text or objects, not a tensor."""
     return entry.dtype.kind in "OSU"
 
 
@@ -110,14 +110,14 @@ def shape_of(entry: h5py.Dataset) -> torch.Size:
 
 
 def read(entry: h5py.Dataset, size: torch.Size, device: torch.device | None, as_stack: bool = False) -> Any:
-    """A dataset as an entry of a collection of this batch size; see :func:`_read_text` for ``as_stack``."""
+    """A dataset as an entry of a collection with this batch size; see :func:`_read_text` for ``as_stack``."""
     if is_text(entry):
         return _read_text(entry, size, device, as_stack)
     return _as_tensor(entry[()], entry, device)
 
 
 def read_rows(entry: h5py.Dataset, index: Any, device: torch.device | None) -> Tensor:
-    """Rows of a tensor, at a normalised index; no more than these are read where the file can tell them apart."""
+    """Rows of a tensor at a normalised index; only these are read if the file supports that index."""
     if _is_plain(index):
         return _as_tensor(entry[index], entry, device)
     if isinstance(index, Tensor) and index.ndim == 1 and index.dtype is not torch.bool and entry.shape:
@@ -137,7 +137,7 @@ def _span(rows: Tensor) -> tuple[int, int]:
 
 
 def _is_plain(index: Any) -> bool:
-    """Whether h5py means by an index what torch means."""
+    """Whether an index has the same meaning in h5py and torch."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(type(part) is int or (type(part) is slice and (part.step is None or part.step > 0)) for part in parts)
 
@@ -156,7 +156,7 @@ def _as_tensor(value: Any, entry: h5py.Dataset, device: torch.device | None) -> 
 
 
 def _read_text(entry: h5py.Dataset, size: torch.Size, device: torch.device | None, as_stack: bool) -> Any:
-    """Text or objects. With ``as_stack``, text of other programs is one a row where its shape begins with the size."""
+    """Text or objects. With ``as_stack``, text of other programs is one string per row if its shape fits the size."""
     value = entry[()]
     if _STACK in entry.attrs:
         rows = value if isinstance(value, list) else value.tolist()
@@ -183,10 +183,10 @@ def _decoded(value: Any) -> Any:
 
 
 def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> None:
-    """Puts an entry into a group. A dataset of the same shape and dtype is overwritten, with its compression.
+    """Write an entry to a group. A dataset of the same shape and dtype is overwritten and keeps its compression.
 
     Raises:
-        TypeError: HDF5 has no form for the value.
+        TypeError: HDF5 cannot store the value.
     """
     if isinstance(value, TensorCollection) and not value._is_non_tensor:
         if key in group:
@@ -203,7 +203,7 @@ def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> N
             old[...] = data
             return
         delete_entry(group, key)
-    # Of a scalar, there are no chunks to compress.
+    # A scalar has no chunks to compress.
     usable = options if np.ndim(data) and np.size(data) and zarrstore.OBJECT not in marks else {}
     made = group.create_dataset(key, data=data, dtype=dtype, **usable)
     made.attrs.update(marks)
@@ -211,7 +211,7 @@ def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> N
 
 def _array_of(value: Tensor, where: str) -> Any:
     if not value.is_nested and value.layout is torch.strided:
-        with contextlib.suppress(TypeError):  # bfloat16 and the like
+        with contextlib.suppress(TypeError):  # bfloat16 and others
             return value.numpy(force=True)
     kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
     raise TypeError(
@@ -220,7 +220,7 @@ def _array_of(value: Tensor, where: str) -> Any:
 
 
 def _stored(group: Any, value: Any, where: str) -> tuple[Any, Any, dict[str, Any]]:
-    """What is stored: the data, its type where numpy does not say it, and marks."""
+    """The stored form: data, dtype if numpy lacks it, and marks."""
     if isinstance(value, Tensor):
         return _array_of(value, where), None, {}
     if isinstance(group, zarrstore.Group):
@@ -252,13 +252,13 @@ def write_rows(entry: h5py.Dataset, index: Any, value: Any) -> None:
 
 
 def allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]) -> None:
-    """Makes room for a tensor of zeros, and writes none of them."""
+    """Allocate a tensor of zeros without writing it."""
     kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     group.create_dataset(key, shape=shape, dtype=kind, **(options if shape and 0 not in shape else {}))
 
 
 def delete_entry(group: h5py.Group, key: str) -> None:
-    """Removes an entry. HDF5 keeps the room for other entries of the file."""
+    """Remove an entry. HDF5 keeps the space for other entries of the file."""
     del group[key]
 
 
@@ -277,7 +277,7 @@ def in_memory(
 
 
 def describe(group: Any, size: torch.Size, names: Any) -> None:
-    """Note batch size and names in a store of Zarr; HDF5 files of the reference package do not have them."""
+    """Record batch size and names in a Zarr store; HDF5 files of the reference package do not have them."""
     if isinstance(group, zarrstore.Group):
         group.describe(size, names)
 
@@ -292,9 +292,9 @@ def described(group: Any, size: torch.Size, names: Any) -> tuple[torch.Size, Any
 
 
 def walk(group: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Key and dataset of each entry below a group that is no group, and why it is not read: empty where it is.
+    """Key and dataset of each entry below a group that is not a group, and the reason why it is not read, or "".
 
-    What leads out of the file is not read, nor a group that has two names: it may lie in itself.
+    Entries outside the file are not read, nor a group with two names, which may contain itself.
     """
     h5py = h5py_package()
     seen = {h5py.h5o.get_info(group.id).addr}
@@ -322,10 +322,10 @@ def walk(group: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
 
 
 def datasets(group: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The entries of a group and those below that are no groups.
+    """The entries below a group that are not groups.
 
     Raises:
-        ValueError: one must not be read; names it.
+        ValueError: an entry must not be read; names it.
     """
     if isinstance(group, zarrstore.Group):
         yield from group.arrays()
@@ -337,7 +337,7 @@ def datasets(group: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def list_keys(group: Any, path: tuple[str, ...], nested: bool, leaves_only: bool, out: list[Any]) -> None:
-    """Appends the keys below a group, those of collections after their content."""
+    """Append the keys below a group, those of collections after their content."""
     for key, entry in group.items():
         is_level = is_group(entry)
         if nested and is_level:

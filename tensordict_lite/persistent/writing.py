@@ -1,4 +1,4 @@
-"""Writing entries and rows of a collection in an HDF5 file; nothing else of the file is read for it."""
+"""Writing entries and rows of a collection in an HDF5 file, without reading others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["FileWrites"]
 
 
 class FileWrites(DenseCollection):
-    """The methods that write single entries or rows. Mixin of the collection in a file."""
+    """Methods that write single entries or rows; a mixin of the collection in a file."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class FileWrites(DenseCollection):
         _store: Any
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
-        """Writes an entry into the file; see :meth:`TensorDict.set`."""
+        """Write an entry to the file; see :meth:`TensorDict.set`."""
         path = require_path(key)
         if inplace and self._has(path):
             return self.set_(key, item)
@@ -89,7 +89,7 @@ class FileWrites(DenseCollection):
                 self._set_str(key, memory.get(key))
 
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrites an entry that exists, in a locked collection too."""
+        """Overwrite an existing entry, also in a locked collection."""
         path = require_path(key)
         if not self._has(path):
             self._raise_missing(path)
@@ -106,7 +106,7 @@ class FileWrites(DenseCollection):
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrites rows of an entry that exists."""
+        """Overwrite rows of an existing entry."""
         path = require_path(key)
         if not self._has(path):
             self._raise_missing(path)
@@ -121,11 +121,11 @@ class FileWrites(DenseCollection):
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Writes the entries of a mapping or another collection; nested collections are merged."""
+        """Write the entries of a mapping or another collection; nested collections are merged."""
         return self._write_entries(input_dict_or_td, kwargs, inplace, self._lock is not None)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        """Overwrites entries that exist."""
+        """Overwrite existing entries."""
         return self._write_entries(input_dict_or_td, kwargs, True, True)
 
     def _write_entries(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
@@ -149,7 +149,7 @@ class FileWrites(DenseCollection):
         return self
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Gives an entry another key."""
+        """Move an entry to another key."""
         if self._lock is not None:
             raise self._locked_error()
         old, new = require_path(old_key), require_path(new_key)
@@ -163,7 +163,7 @@ class FileWrites(DenseCollection):
             level, leaves = new[:depth], new[: len(old)] == old and depth >= len(old)
             if not leaves and self._has(level) and not entries.is_group(self._group["/".join(level)]):
                 raise KeyError(f"{level} is an entry, so {new} cannot be written below it")
-        if old[: len(new)] == new or new[: len(old)] == old:  # out of what it replaces, or into its own place
+        if old[: len(new)] == new or new[: len(old)] == old:  # from within the entry that it replaces, or onto itself
             aside = next(name for name in map("_{}".format, itertools.count()) if name not in self._group)
             self._group.move("/".join(old), aside)
             old = (aside,)

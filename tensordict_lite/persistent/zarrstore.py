@@ -1,7 +1,7 @@
-"""Zarr stores: opened, replaced and listed safely, and with the methods of h5py for collections that lie in one.
+"""Zarr stores: safe opening, replacing and listing, with the h5py methods that collections call.
 
-A level of a collection is a group, whose attribute ``__tensordict__`` has the batch size, and a tensor an array. A
-column of strings is an array of strings; other objects are JSON, or a pickle, in an array of bytes. So the reference
+A level of a collection is a group, whose attribute ``__tensordict__`` holds the batch size; a tensor is an array. A
+column of strings is an array of strings; other objects are JSON, or a pickle, in an array of bytes, as the reference
 package writes them.
 """
 
@@ -30,11 +30,11 @@ __all__ = ["Array", "Group", "open_group", "open_store", "replaced_store", "requ
 LEVEL, OBJECT, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
 
 MOST_BYTES = 255
-"""The longest name of a file."""
+"""Maximum length of a file name in bytes."""
 
 
 def zarr_package() -> Any:
-    """The package that reads and writes the stores.
+    """Import the package that reads and writes the stores.
 
     Raises:
         ImportError: it is not installed.
@@ -43,7 +43,7 @@ def zarr_package() -> Any:
         import zarr
     except ImportError as error:
         if error.name != "zarr":
-            raise  # zarr is installed, and a package that it needs is not
+            raise  # zarr is installed, but one of its dependencies is not
         raise ImportError(
             "Zarr stores need the package zarr: install it with `pip install 'tdmap[zarr]'`", name="zarr"
         ) from None
@@ -54,11 +54,11 @@ def zarr_package() -> Any:
 
 
 def open_store(path: str | os.PathLike[str], mode: str = "r") -> Any:
-    """The group, or the array, at the root of a store in a folder of this machine.
+    """The group or array at the root of a store in a local folder.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: it is not a Zarr store, or has a link or a device in it, which is not followed.
+        ValueError: it is not a Zarr store, or contains a link or a device, which is not followed.
     """
     zarr, place = zarr_package(), absolute_path(path)
     if not os.path.exists(place):
@@ -76,7 +76,7 @@ def open_store(path: str | os.PathLike[str], mode: str = "r") -> Any:
 
 
 _AS_LISTED = {"use_consolidated": False}
-"""Names are those of the folders: consolidated metadata may be old, or name other folders."""
+"""Names are taken from the folders: consolidated metadata may be outdated or name other folders."""
 
 
 def _refuse_links(folder: str) -> None:
@@ -94,7 +94,7 @@ def _refuse_links(folder: str) -> None:
 
 
 def require_plain(array: Any) -> Any:
-    """The array, where no codec runs code on what it reads.
+    """The array, if no codec runs code when reading it.
 
     Raises:
         TypeError: its chunks are pickles.
@@ -107,10 +107,10 @@ def require_plain(array: Any) -> Any:
 
 @contextlib.contextmanager
 def replaced_store(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The folder of a new store, which takes its place when the block succeeds and vanishes otherwise.
+    """The folder of a new store, which replaces the old one if the block succeeds and is removed otherwise.
 
     Raises:
-        FileExistsError: other files than those of a Zarr 3 store are at the place.
+        FileExistsError: the folder contains files that are not part of a Zarr 3 store.
     """
     place = os.path.realpath(absolute_path(path))
     _refuse_others(place)
@@ -141,7 +141,7 @@ def _refuse_others(place: str) -> None:
 
 
 def _files_of_store(names: list[str]) -> set[str]:
-    """Those of the files below a folder that belong to the Zarr 3 store in it."""
+    """The files below a folder that belong to its Zarr 3 store."""
     nodes = {os.path.dirname(name) for name in names if os.path.basename(name) == "zarr.json"}
 
     def is_chunk(name: str) -> bool:
@@ -155,7 +155,7 @@ def _files_of_store(names: list[str]) -> set[str]:
 
 
 def require_name(name: str) -> None:
-    """Raise ValueError for a name that no group and no array of a store has."""
+    """Raise ValueError for a name that a group or array of a store cannot have."""
     if name in ("", ".", "..") or any(character in name for character in "\0\\/"):
         raise ValueError(f"{name!r} cannot be the name of an array of a store, where a slash leads into a group")
     if name == "zarr.json":
@@ -169,7 +169,7 @@ def require_name(name: str) -> None:
 
 
 class OpenStore:
-    """An open store: what ``h5py.File`` is of an HDF5 file."""
+    """An open store: the equivalent of ``h5py.File``."""
 
     __slots__ = ("allow_pickle", "filename", "is_open", "mode", "place")
 
@@ -178,12 +178,12 @@ class OpenStore:
         self.filename = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
 
     def close(self) -> None:
-        """End reading and writing; a store that was given, a ``ZipStore`` say, is closed by its owner."""
+        """End reading and writing; a store object that was passed in is closed by its owner."""
         self.is_open = False
 
 
 def open_group(place: Any, mode: str, allow_pickle: bool | None) -> Group:
-    """The group at the root of a store: of a folder, or of a ``zarr.abc.store.Store``."""
+    """The group at the root of a store, in a folder or a ``zarr.abc.store.Store``."""
     zarr = zarr_package()
     if mode not in ("r", "r+", "w", "w-", "x", "a"):
         raise ValueError(f"mode={mode!r}: expected 'r', 'r+', 'w', 'w-' or 'a'")
@@ -200,12 +200,12 @@ def open_group(place: Any, mode: str, allow_pickle: bool | None) -> Group:
     else:
         inner = zarr.open_group(store=place, mode=mode, **_AS_LISTED)
     if mode in ("r+", "a") and zarr.open_group(store=place, mode="r").metadata.consolidated_metadata is not None:
-        inner.attrs.put(dict(inner.attrs))  # removes consolidated metadata, which would not know what is written
+        inner.attrs.put(dict(inner.attrs))  # removes consolidated metadata, which would not list new entries
     return Group(inner, OpenStore(place, "r" if mode == "r" else "r+", bool(allow_pickle)))
 
 
 class Group:
-    """A group of a store, with the methods of ``h5py.Group`` that a collection calls."""
+    """A group of a store, with the methods of ``h5py.Group`` that collections call."""
 
     __slots__ = ("file", "inner")
 
@@ -253,7 +253,7 @@ class Group:
     def create_dataset(
         self, name: str, data: Any = None, shape: Any = None, dtype: Any = None, **options: Any
     ) -> Array:
-        """A new array, by default of one chunk and not compressed. ``chunks`` are those of the first dimensions."""
+        """A new array, by default one uncompressed chunk. ``chunks`` covers the leading dimensions."""
         require_name(name)
         shape = tuple(data.shape if data is not None else shape)
         chunks = options.pop("chunks", None)
@@ -270,7 +270,7 @@ class Group:
         del self.inner[name]
 
     def move(self, old: str, new: str) -> None:
-        """Give an entry another name, and make the groups that this needs."""
+        """Rename an entry and create the groups needed for that."""
         *above, name = new.split("/")
         require_name(name)
         target = self.require_group("/".join(above)) if above else self
@@ -280,10 +280,10 @@ class Group:
         os.rename(root / self.inner.path / old, root / target.inner.path / name)
 
     def stored(self, value: Any, where: str) -> tuple[Any, Any, dict[str, Any]]:
-        """What an object is stored as: the array, its type, and its marks.
+        """The stored form of an object: the array, its dtype, and its marks.
 
         Raises:
-            TypeError: JSON cannot hold it, and ``allow_pickle`` is not given.
+            TypeError: JSON cannot hold it, and ``allow_pickle`` is false.
         """
         marks: dict[str, Any] = {}
         held = value.tolist() if hasattr(value, "_stack_dim") else value._as_value()
@@ -305,14 +305,14 @@ class Group:
         return np.frombuffer(content, dtype=np.uint8), np.uint8, marks
 
     def describe(self, size: torch.Size, names: Any) -> None:
-        """Note the batch size of the collection, and the names of its dimensions."""
+        """Record the batch size of the collection and the names of its dimensions."""
         level: dict[str, Any] = {"batch_size": list(size), "version": 1}
         if names is not None and any(name is not None for name in names):
             level["names"] = list(names)
         self.inner.attrs[LEVEL] = level
 
     def described(self) -> tuple[torch.Size, list[str | None] | None] | None:
-        """Batch size and names that :meth:`describe` noted; None for groups of other programs."""
+        """Batch size and names recorded by :meth:`describe`; None for groups of other programs."""
         level = self.inner.attrs.get(LEVEL)
         size = level.get("batch_size") if isinstance(level, dict) else None
         if not isinstance(size, list) or not all(type(n) is int and n >= 0 for n in size):
@@ -322,7 +322,7 @@ class Group:
         return torch.Size(size), names if fits and all(isinstance(n, str | None) for n in names) else None
 
     def arrays(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Array]]:
-        """Key and array of each entry below the group that is no group."""
+        """Key and array of each entry below the group that is not a group."""
         for name, node in self.items():
             if isinstance(node, Group):
                 yield from node.arrays((*path, name))
@@ -331,7 +331,7 @@ class Group:
 
 
 class Array:
-    """An array of a store, with the methods of ``h5py.Dataset`` that a collection calls."""
+    """An array of a store, with the methods of ``h5py.Dataset`` that collections call."""
 
     __slots__ = ("attrs", "dtype", "file", "inner")
 
@@ -361,7 +361,12 @@ class Array:
     def _read(self, index: Any) -> Any:
         try:
             return self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
-        except (ValueError, RuntimeError, EOFError, zlib.error) as error:  # of codecs, and of chunks that are too short
+        except (
+            ValueError,
+            RuntimeError,
+            EOFError,
+            zlib.error,
+        ) as error:  # errors of codecs, and of chunks that are too short
             raise ValueError(f"{self.file.place}: the array {self.name} is damaged: {error}") from error
 
     def _object(self) -> Any:

@@ -1,1 +1,1 @@
-"""Collections as text, for people: ``print``, notebooks, and text read back."""
+"""Printed forms of collections: ``repr``, notebooks, and parsing of printed text."""

@@ -1,7 +1,7 @@
-"""A collection in a notebook: the tree of its entries, with what each takes, and pictures as pictures.
+"""A collection in a notebook: the tree of its entries, with their sizes, and images.
 
-Colours are those of the page (``currentColor``, lighter where something matters less), so that a light and a dark
-theme look right without being known. Only the rows that are drawn are read.
+Colours derive from that of the page (``currentColor``, lighter for less important parts), so that light and dark themes
+both work. Only displayed rows are read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tensordict_lite.strided import shape_of
 __all__ = ["render_html"]
 
 MOST_ENTRIES = 40
-"""Entries of one level that are shown; of the others, the number is."""
+"""Maximum number of displayed entries per level; of others, the number is shown."""
 
 MOST_LEVELS = 8
-"""Levels below each other that are shown."""
+"""Maximum number of displayed levels."""
 
 PICTURES = 6
-"""Pictures of an entry that are drawn."""
+"""Maximum number of displayed images per entry."""
 
 EDGE = 56
-"""Their height and width in pixels, at most."""
+"""Their maximum height and width in pixels."""
 
 _STYLE = """<style>
 .tdl-tree {font-family: monospace; font-size: 13px; line-height: 1.5; color: inherit}
@@ -45,7 +45,7 @@ _STYLE = """<style>
 
 
 def render_html(td: Any) -> str | None:
-    """HTML of a collection; ``None`` when :class:`~tensordict_lite.set_printoptions` says ``html=False``.
+    """HTML of a collection; ``None`` if :class:`~tensordict_lite.set_printoptions` has ``html=False``.
 
     Example:
         >>> import torch
@@ -60,7 +60,7 @@ def render_html(td: Any) -> str | None:
 
 
 def _tree(td: Any, dims: int, device: Any, level: int, key: str | None = None) -> str:
-    """One collection as something that folds."""
+    """One collection as a foldable element."""
     entries = list(fields_of(td))
     items = [_entry(name, value, dims, device, level + 1) for name, value in entries[:MOST_ENTRIES]]
     if len(entries) > MOST_ENTRIES:
@@ -110,7 +110,7 @@ def _entry(key: str, value: Any, dims: int, device: Any, level: int) -> str:
 
 
 def _objects(value: Any) -> str:
-    """The object, or the first ones."""
+    """The object, or the first objects."""
     if hasattr(value, "_payloads"):
         rows = value._batch_size[0] if value._batch_size else 0
         first = value[:3].tolist() if rows else []
@@ -123,7 +123,7 @@ def _objects(value: Any) -> str:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # an object of the user's that cannot say what it is
+    except Exception:  # an object whose repr fails
         text = object.__repr__(value)
     return text if len(text) <= 32 else text[:31] + "…"
 
@@ -149,7 +149,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def channels_at(shape: Sequence[int]) -> int | None:
-    """Where an entry of this shape after the batch has its 1, 3 or 4 channels, if it looks like a picture."""
+    """Position of the channel dimension (of size 1, 3 or 4) if the shape after the batch looks like an image."""
     if len(shape) != 3 or min(shape) < 1:
         return None
     for at, (height, width) in ((0, shape[1:]), (2, shape[:2])):
@@ -159,7 +159,7 @@ def channels_at(shape: Sequence[int]) -> int | None:
 
 
 def _pictures(value: Tensor, dims: int) -> str:
-    """The first rows as PNG, where they look like pictures, lie in memory that can be read, and Pillow is there."""
+    """The first rows as PNG if they look like images, are in readable memory, and Pillow is installed."""
     at = channels_at(value.shape[dims:])
     is_byte = value.dtype is torch.uint8
     if at is None or not value.numel() or value.device.type != "cpu" or not (is_byte or value.is_floating_point()):
@@ -177,7 +177,7 @@ def _pictures(value: Tensor, dims: int) -> str:
         if not is_byte:
             pixels = pixels.float()
             low, high = pixels.aminmax()
-            if not 0 <= low <= high <= 1:  # no NaN either
+            if not 0 <= low <= high <= 1:  # and not NaN
                 return ""
             pixels = (pixels * 255).to(torch.uint8)
         array = pixels.contiguous().numpy()

@@ -1,4 +1,4 @@
-"""What every printed form of a collection reads: the options, and its entries in the order to print."""
+"""Print options, and the entries of a collection in print order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, Any] = {
     "compact": True,
     "html": True,
 }
-# Options that only the detailed form knows: asking for one switches to it.
+# Options of the detailed form: setting one selects that form.
 _DETAILED = frozenset(
     "show_is_shared show_shape show_field_device show_field_is_shared show_grad show_is_contiguous show_is_view "
     "show_storage_size plain".split()
@@ -61,12 +61,12 @@ SHORT_DTYPES: dict[torch.dtype, str] = {
 
 
 class set_printoptions:
-    """What ``repr`` of a collection shows: for a ``with`` block, a decorated function, or for good (:meth:`set`).
+    """What ``repr`` of a collection shows: in a ``with`` block, a decorated function, or permanently (:meth:`set`).
 
     Args:
         verbose: ``False`` hides devices, dtypes and whether memory is shared.
         **kwargs: ``show_batch_size``, ``show_device``, ``show_dtype``, ``sort_keys`` (``"alphabetical"`` or
-            ``False``), ``compact``, ``html``; and for the detailed form, which each of these selects:
+            ``False``), ``compact``, ``html``; and options of the detailed form, each of which selects that form:
             ``show_is_shared``, ``show_shape``, ``show_field_device``, ``show_field_is_shared``, ``show_grad``,
             ``show_is_contiguous``, ``show_is_view``, ``show_storage_size`` and ``plain`` (statistics).
 
@@ -95,7 +95,7 @@ class set_printoptions:
         self._saved: list[dict[str, Any]] = []
 
     def set(self) -> None:
-        """Applies the options for the rest of the program."""
+        """Apply the options for the rest of the program."""
         options.update(self._changes)
 
     def __enter__(self) -> None:
@@ -128,10 +128,10 @@ def get_printoptions() -> dict[str, Any]:
 
 
 def fields_of(td: Any) -> Iterator[tuple[str, Any]]:
-    """Entries in the order to print; the fields of a tensorclass that hold nothing follow as ``None``."""
+    """Entries in print order, followed by unset fields of a tensorclass as ``None``."""
     entries: Any = _shared_entries(td)
     if options["sort_keys"]:
-        # The colon counts: "a1" comes before "a", as in every printed form of the interface.
+        # Compared with a colon appended: "a1" comes before "a", as in the reference.
         entries = sorted(entries, key=lambda item: item[0] + ":")
     if is_tensorclass(td):
         entries = [*entries, *((name, None) for name in td._none_fields())]
@@ -143,35 +143,35 @@ def is_tensorclass(td: Any) -> bool:
 
 
 def _shared_entries(td: Any) -> list[tuple[str, Any]]:
-    """Entries; for a lazy stack those of all members, with a shape instead of a value where shapes differ."""
+    """Entries; for a lazy stack those of all members, with a shape instead of a value if shapes differ."""
     if type(td._source) is dict:
         return list(td._source.items())
     return [(key, _entry_of(td, key)) for key in td._key_list()]
 
 
 def _entry_of(td: Any, key: str) -> Any:
-    """An entry of a stack, which may be one of stacks that are ragged themselves."""
+    """An entry of a stack, which may consist of ragged stacks."""
     try:
         return td._get_str(key)
     except (RuntimeError, TypeError):  # members that do not stack
         first = _entry_of(td._source[0], key)
         try:
             shape = td.get_item_shape(key)
-        except (RuntimeError, TypeError):  # of different numbers of dimensions, or kinds, even
+        except (RuntimeError, TypeError):  # different numbers of dimensions, or kinds
             shape = torch.Size((*td._batch_size, -1))
         return RaggedShape(first.first if isinstance(first, RaggedShape) else first, shape)
 
 
 @dataclass
 class RaggedShape:
-    """An entry of a lazy stack whose members have different shapes: -1 where they differ."""
+    """An entry of a lazy stack whose members have different shapes: -1 in dimensions that differ."""
 
     first: Any
     shape: torch.Size
 
 
 def exclusive_entries(td: Any) -> list[tuple[int, dict[str, Any]]]:
-    """For a lazy stack, the entries of each member that the others do not all have."""
+    """For a lazy stack, the entries of each member that not all members have."""
     if type(td._source) is dict or not td._source or is_tensorclass(td):
         return []
     common = set(td._key_list())

@@ -1,4 +1,4 @@
-"""A TensorDict from its printed form, to reproduce one from a log."""
+"""Recreating a TensorDict from its printed form, for example from a log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_tensor_dict_string(s: str) -> TensorDict:
         s: ``repr`` of a TensorDict, compact or (``set_printoptions(compact=False)``) detailed.
 
     Raises:
-        ValueError: a field is neither a tensor nor a TensorDict, or the text is no such ``repr``.
+        ValueError: a field is neither a tensor nor a TensorDict, or the text is not such a ``repr``.
 
     Example:
         >>> td = parse_tensor_dict_string("TensorDict(batch_size=[3], fields={a: f32[4], b: {c: i64[]}})")

@@ -1,10 +1,10 @@
 """``repr`` of collections: a compact form of a few lines, and a detailed one.
 
-The compact form gives every entry as its dtype and the dimensions after the batch size::
+The compact form prints the dtype of every entry and its dimensions after the batch size::
 
     TensorDict(batch_size=[3], fields={a: f32[4], b: {c: f32[1]}})
 
-:class:`set_printoptions` switches to the detailed form and chooses what it shows.
+:class:`set_printoptions` selects the detailed form and its content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WIDTH = 80
 
 
 def render(td: Any) -> str:
-    """The text of ``repr(td)``, in the form that :class:`set_printoptions` chose."""
+    """The text of ``repr(td)``, in the form selected by :class:`set_printoptions`."""
     return _compact(td) if options["compact"] else _detailed(td)
 
 
@@ -47,7 +47,7 @@ def render(td: Any) -> str:
 
 @dataclass
 class _Block:
-    """``head{key: value, ...}``, on one line or one line an item."""
+    """``head{key: value, ...}``, on one line or one line per item."""
 
     head: str
     items: list[tuple[str, str | _Block]]
@@ -57,7 +57,7 @@ class _Block:
         return f"{self.head}{{{inner}}}"
 
     def lay_out(self, indent: int, column: int, trailing: int) -> str:
-        """Text for a start at ``column``, when ``trailing`` more characters must fit behind it."""
+        """Text that starts at ``column`` with ``trailing`` more characters after it."""
         flat = self.flat()
         if not self.items or column + len(flat) + trailing <= _WIDTH:
             return flat
@@ -119,7 +119,7 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
         if not in_stack and hasattr(value, "_payloads"):
             return type(value).__name__
         while in_stack and isinstance(value._source, list) and value._source:
-            value = value._source[0]  # the stack is the parent: what counts is what a member holds
+            value = value._source[0]  # the stack is the parent: use the size in a member
         shown = value._payload if type(value._source) is dict and not hasattr(value, "_parameter") else value
         return type(shown).__name__
     bare = in_stack and isinstance(value._source, list) and not is_tensorclass(value)
@@ -187,7 +187,7 @@ def _detailed_tensor(value: Tensor, shape: Any) -> str:
 
 
 def _statistics(value: Tensor) -> str:
-    """Range of integers and bools, mean and standard deviation of the rest."""
+    """Range of integers and bools, mean and standard deviation of other dtypes."""
     if not value.numel():
         return "[]"
     if not value.is_floating_point() and not value.is_complex():

@@ -15,7 +15,7 @@ __all__ = ["TensorAttrs", "describe"]
 
 
 class TensorAttrs(TensorClass):
-    """Device, dtype and shape of one tensor; a field is ``None`` when it was not asked for.
+    """Device, dtype and shape of one tensor; fields that were not requested are ``None``.
 
     Args:
         tgt_device: ``torch.device``.

@@ -1,7 +1,7 @@
-"""From a class body to a tensorclass: fields, flags, constructor, registry.
+"""Conversion of a class body to a tensorclass: fields, flags, constructor, registry.
 
-:class:`TensorClassMeta` runs at the class statement, so that ``class Foo(TensorClass)`` needs no decorator, and
-the decorator is the same function applied to a class that is built already.
+:class:`TensorClassMeta` runs in the class statement, so that ``class Foo(TensorClass)`` needs no decorator; the
+decorator applies the same function to an existing class.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from tensordict_lite.tensorclass.fields import (
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
 _STORAGE = frozenset((*Kernel.__slots__, "_stack_dim"))
-# Not __module__: pickles by value find the globals of a function through the module that it names.
+# Not __module__: pickling by value uses it to find the globals of a function.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 class TensorClassMeta(ABCMeta):
-    """Turns the body of ``class Foo(TensorClass)`` into fields, a constructor and properties."""
+    """Converts the body of ``class Foo(TensorClass)`` to fields, a constructor and properties."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
         flags = {key: kwargs.pop(key) for key in FLAGS if key in kwargs}
         extra = {key: kwargs.pop(key) for key in ("kw_only", "cast_filter") if key in kwargs}
-        # Without an instance dictionary an unknown attribute is an AttributeError by itself, and the slots are
-        # written at full speed, because no __setattr__ is needed to guard them.
+        # Without an instance dictionary an unknown attribute raises AttributeError by itself, and slots are written at
+        # full speed, because no __setattr__ is needed.
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcls, name, bases, namespace, **kwargs)
         if any(isinstance(base, TensorClassMeta) for base in bases) and not namespace.get("_is_flag_carrier"):
@@ -68,7 +68,7 @@ def build(
     cast_filter: Callable[..., bool] | None = None,
     namespaces: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Gives a class its fields: dataclass metadata, specifications, constructor, properties."""
+    """Add fields to a class: dataclass metadata, specifications, constructor, properties."""
     _check_private_names(cls)
     name = cls.__qualname__
     copied = "_field_specs" in cls.__dict__ and _KNOWN.get(_public_name(cls)) is not cls
@@ -104,14 +104,14 @@ def build(
         _install_cast_filter(cls, cast_filter)
     _install_rebuild(cls, options)
     _finish(cls, options)
-    if copied:  # unpickled by value: a namesake of a class that this program may have defined itself
+    if copied:  # unpickled by value: has the name of a class that this program may define itself
         _KNOWN.setdefault(_public_name(cls), cls)
     else:
         _KNOWN[_public_name(cls)] = cls
 
 
 def _restore_defaults(cls: Any, own: Mapping[str, Any]) -> None:
-    """Puts defaults where ``dataclasses`` looks for them, and not the properties of a parent's field."""
+    """Put defaults where ``dataclasses`` expects them, instead of the properties of inherited fields."""
     raw = cls.__dict__.get("_raw_defaults", {})
     for field in own:
         current = cls.__dict__.get(field, MISSING)
@@ -136,7 +136,7 @@ def _inherited_field(cls: Any, name: str) -> Any:
 
 
 def _guard_setattr(cls: Any) -> None:
-    """Keeps the storage of instances from a ``__setattr__`` of the class: it sees fields and attributes only."""
+    """Hide the storage of instances from a user-defined ``__setattr__``, which sees only fields and attributes."""
     own = cls.__dict__.get("__setattr__")
     if own is None or hasattr(own, "_guards"):
         return
@@ -153,7 +153,7 @@ def _guard_setattr(cls: Any) -> None:
 
 
 def _check_frozen(cls: Any, options: Flags) -> None:
-    """Frozen and other classes do not mix along a line of inheritance, as with dataclasses."""
+    """Frozen and other classes cannot be mixed in an inheritance chain, as in dataclasses."""
     for base in cls.__mro__[1:]:
         if base.__dict__.get("_field_specs") and base._flags.frozen is not options.frozen:
             kinds = ("frozen", "non-frozen") if options.frozen else ("non-frozen", "frozen")
@@ -164,7 +164,7 @@ def _check_frozen(cls: Any, options: Flags) -> None:
 
 
 def _root(cls: Any) -> Any:
-    """``TensorClass`` itself, whose members are the reserved names."""
+    """``TensorClass`` itself, whose members are reserved names."""
     return next(base for base in reversed(cls.__mro__) if isinstance(base, TensorClassMeta))
 
 
@@ -178,16 +178,16 @@ def _check_reserved(cls: Any, own: Mapping[str, Any]) -> None:
             )
 
 
-# Members that a field may hide all the same: `data` is what many call their only field.
+# Members that a field may hide anyway: `data` is a common name of a single field.
 _FREE_NAMES = frozenset(("data", "fields", "checksum"))
 
 
 def _check_private_names(cls: Any) -> None:
-    """The storage keeps its own methods under names with one underscore: hiding one would corrupt it."""
+    """Reject methods with names of the storage, which start with one underscore: hiding one would break it."""
     root = _root(cls)
     if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return  # a class of this package knows what it does
-    built = "_field_specs" in cls.__dict__  # by the class statement, and now again by a decorator
+        return  # a class of this package
+    built = "_field_specs" in cls.__dict__  # by the class statement, and again by a decorator
     names = {*cls.__dict__, *own_annotations(cls)} - (_BOOKKEEPING if built else _FROM_PYTHON)
     for name in sorted(names):
         if name.startswith("_") and not name.startswith("__") and hasattr(root, name):
@@ -197,7 +197,7 @@ def _check_private_names(cls: Any) -> None:
             )
 
 
-# The methods that rebuild an empty shell first and fill it afterwards.
+# Methods that create an empty instance first and fill it afterwards.
 _SHELL_FILLERS = tuple(name for name in ("_apply_level", "_apply_plainly") if hasattr(TensorCollection, name))
 
 _FROM_PYTHON = frozenset(("_abc_impl", "_is_protocol"))
@@ -218,7 +218,7 @@ def _check_tensor_only(name: str, specs: Mapping[str, FieldSpec]) -> None:
 
 
 def _caller_locals(own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Local names at the class statement, for string annotations of classes that are defined in a function."""
+    """Local names at the class statement, for string annotations of classes defined in a function."""
     if not any(isinstance(hint, str) for hint in own.values()):
         return {}
     frame = sys._getframe(1)
@@ -228,7 +228,7 @@ def _caller_locals(own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wrap_init(cls: Any, init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor of the user's own: the slots exist before it runs, and the fields must be set after it."""
+    """Wrap a user-defined constructor: set the slots before it runs, and check the fields after it."""
     parameters = inspect.signature(init).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
@@ -265,7 +265,7 @@ def fill_slots(new: Any, batch_size: Any = None, device: Any = None, names: Any 
 
 
 def _install_rebuild(cls: Any, options: Flags) -> None:
-    """Lets ``__post_init__`` run on the results of operations, for the classes that have one and want that."""
+    """Make ``__post_init__`` run on the results of operations, for classes that define and want it."""
     if getattr(cls, "__post_init__", None) is None:
         return
     defaults = list(init_var_names(cls).values())
@@ -278,7 +278,7 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
 
     def _rebuild(self: Any, source: Any, batch_size: torch.Size, names: Any = None) -> Any:
         new = TensorCollection._rebuild(self, source, batch_size, names)
-        if source:  # the shells of empty() are filled later
+        if source:  # instances of empty() are filled later
             new.__post_init__(*defaults)
         return new
 
@@ -305,7 +305,7 @@ def _with_post_init(method: Callable[..., Any], defaults: list[Any]) -> Callable
 
 
 def _install_cast_filter(cls: Any, cast_filter: Callable[..., bool]) -> None:
-    """Makes a filter the default of :meth:`to` and of the casts by name."""
+    """Make a filter the default of :meth:`to` and of the named casts."""
     cls._cast_filter = staticmethod(cast_filter)
     for name in ("to", "float", "double", "half", "bfloat16", "int", "type"):
         method = getattr(_root(cls), name)
@@ -318,7 +318,7 @@ def _install_cast_filter(cls: Any, cast_filter: Callable[..., bool]) -> None:
 
 
 def _finish(cls: Any, options: Flags) -> None:
-    """What depends on the flags or the bases: hash and fixed metadata of frozen classes, the attribute guard."""
+    """Set what depends on flags or bases: hash and fixed metadata of frozen classes, the attribute guard."""
     if options.frozen:
         cls.__hash__ = object.__hash__
         for name in ("batch_size", "names"):
@@ -339,7 +339,7 @@ def _frozen_setter(owner: str, name: str) -> Callable[[Any, Any], None]:
 
 
 def _guarded_setattr(self: Any, name: str, value: Any) -> None:
-    """Unknown attributes are an error also where a mixin brought an instance dictionary along."""
+    """Unknown attributes raise, also if a mixin adds an instance dictionary."""
     if not hasattr(type(self), name):
         raise unknown_field_error(type(self), name)
     object.__setattr__(self, name, value)
@@ -353,7 +353,7 @@ def _public_name(cls: type) -> str:
 def registered_class(name: str) -> Any:
     """The tensorclass of this module and qualified name if the program has defined it, else ``None``.
 
-    Saved data names its class; it is looked up here and never imported, so that data cannot run code.
+    Saved data names its class. It is looked up here and never imported, so that data cannot run code.
 
     Example:
         >>> from tensordict_lite import TensorClass

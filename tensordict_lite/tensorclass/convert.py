@@ -26,7 +26,7 @@ __all__ = ["TensorClassConversions", "from_dataclass"]
 
 
 class TensorClassConversions(DenseCollection):
-    """Constructors that check keys and convert nested fields, and exports that know of ``None`` fields."""
+    """Constructors that check keys and convert nested fields, and exports that support ``None`` fields."""
 
     __slots__ = ()
     _field_specs: ClassVar[dict[str, FieldSpec]]
@@ -46,12 +46,12 @@ class TensorClassConversions(DenseCollection):
     ) -> Self:
         """An instance around the entries of a TensorDict, which it shares.
 
-        Entries whose field is annotated with a tensorclass are converted to it. Fields without an entry are
-        ``None``, whatever their default.
+        Entries whose field is annotated with a tensorclass are converted to it. Fields without an entry are ``None``,
+        not their default.
 
         Args:
             tensordict: source of the fields, with batch size, device, names and lock.
-            non_tensordict: further fields by name: any objects, kept as they are.
+            safe: ignored, accepted for compatibility; keys are always checked.
             safe: accepted for compatibility; keys are always checked.
 
         Raises:
@@ -82,7 +82,7 @@ class TensorClassConversions(DenseCollection):
             cls, cls._typed_entries(tensordict._source), tensordict._batch_size, tensordict._device, tensordict._names
         )
         if extra:
-            new._source = dict(new._source)  # of its own: the TensorDict gets no new entries
+            new._source = dict(new._source)  # a separate one: the TensorDict gets no new entries
         for name, value in extra.items():
             entry = value if isinstance(value, (Tensor, TensorCollection)) else new._wrap(value)
             new._source[name] = new._fit(entry, name)
@@ -123,7 +123,7 @@ class TensorClassConversions(DenseCollection):
 
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        """An instance of this class around what a constructor of :class:`TensorDict` made."""
+        """An instance of this class around the result of a constructor of :class:`TensorDict`."""
         return value if isinstance(value, TensorClassConversions) else cls.from_tensordict(value)
 
     @classmethod
@@ -140,12 +140,12 @@ class TensorClassConversions(DenseCollection):
         return cls._checked(TensorDict.from_dict(input_dict, *others, **kwargs))
 
     def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
-        """As :meth:`from_dict`, with the nested collections of this instance as a model."""
+        """:meth:`from_dict`, with the nested collections of this instance as templates."""
         return type(self)._checked(super().from_dict_instance(input_dict, *others, **kwargs))
 
     @classmethod
     def from_any(cls, obj: Any, **kwargs: Any) -> Any:
-        """An instance from anything that :meth:`TensorDict.from_any` takes."""
+        """An instance from any object that :meth:`TensorDict.from_any` accepts."""
         if dataclasses.is_dataclass(obj) and not isinstance(obj, (type, TensorCollection)):
             kwargs = {k: v for k, v in kwargs.items() if k in ("auto_batch_size", "batch_dims", "device", "batch_size")}
             return from_dataclass(obj, dest_cls=cls, **kwargs)
@@ -170,12 +170,12 @@ class TensorClassConversions(DenseCollection):
 
     @classmethod
     def from_struct_array(cls, struct_array: Any, **kwargs: Any) -> Any:
-        """An instance from a numpy structured array, a field a column."""
+        """An instance from a numpy structured array, with a field per column."""
         return cls._checked(TensorDict.from_struct_array(struct_array, **kwargs))
 
     @classmethod
     def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
-        """An instance from a pytree of tensors under the names of the fields."""
+        """An instance from a pytree of tensors keyed by the names of the fields."""
         return cls._checked(TensorDict.from_pytree(pytree, **kwargs))
 
     # -- exports -----------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class TensorClassConversions(DenseCollection):
         """A plain, unlocked TensorDict with copies of all tensors, nested tensorclasses converted too.
 
         Args:
-            retain_none: write ``None`` fields as non-tensor data. By default they are left out.
+            retain_none: write ``None`` fields as non-tensor data. By default they are dropped.
         """
         out = super().to_tensordict(retain_none=retain_none)
         if retain_none:
@@ -200,7 +200,7 @@ class TensorClassConversions(DenseCollection):
 
         Args:
             retain_none: keep the fields that are ``None``.
-            **kwargs: passed on.
+            **kwargs: passed on to it.
         """
         out = super().to_dict(retain_none=retain_none, **kwargs)
         if retain_none:
@@ -208,10 +208,10 @@ class TensorClassConversions(DenseCollection):
         return out
 
     def flatten_keys(self, separator: str = ".", *args: Any, **kwargs: Any) -> Any:
-        """The entries of all levels on one, see :meth:`TensorDict.flatten_keys`.
+        """The entries of all levels in one, see :meth:`TensorDict.flatten_keys`.
 
-        An instance without nested collections stays one; otherwise the joined keys are no fields, and the result is
-        a plain TensorDict.
+        An instance without nested collections keeps its class; otherwise the joined keys are not fields, and the result
+        is a plain TensorDict.
         """
         flat = super().flatten_keys(separator, *args, **kwargs)
         if all(name in self._field_specs for name in flat._key_list()):
@@ -284,16 +284,16 @@ def from_dataclass(
 
     Args:
         obj: a dataclass or an instance of one; nested instances are converted too.
-        dest_cls: tensorclass of the result; by default one named ``<name>_tc`` is made, once a class.
+        dest_cls: tensorclass of the result; by default ``<name>_tc`` is created, once per class.
         auto_batch_size: give the result the leading shape that its tensors share, up to ``batch_dims``.
         batch_dims: see ``auto_batch_size``.
-        batch_size: of the result, ``[]`` by default.
-        device: of the result.
-        inplace: accepted for compatibility.
-        **flags: of :class:`TensorClass`, for the class that is made.
+        batch_size: batch size of the result, ``[]`` by default.
+        device: device of the result.
+        inplace: ignored, accepted for compatibility.
+        **flags: flags of :class:`TensorClass`, for the new class.
 
     Raises:
-        TypeError: ``obj`` is not a dataclass, or a flag is not known.
+        TypeError: ``obj`` is not a dataclass, or a flag is unknown.
 
     Example:
         >>> import dataclasses, torch
@@ -331,7 +331,7 @@ def from_dataclass(
 
 @functools.cache
 def _class_of(kind: Any, flags: frozenset[str]) -> Any:
-    """The tensorclass that stands for a dataclass, with its methods."""
+    """The tensorclass for a dataclass, with its methods."""
     namespace: dict[str, Any] = {}
     for base in reversed(kind.__mro__[:-1]):
         namespace.update({name: value for name, value in base.__dict__.items() if name not in _GENERATED})

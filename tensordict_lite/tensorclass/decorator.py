@@ -1,13 +1,13 @@
 """Typed collections: ``class Foo(TensorClass)`` and ``@tensorclass``.
 
-A tensorclass *is* the dense storage, with its fields as properties over the same ``_source`` dictionary:
+A tensorclass *is* dense storage, with its fields as properties over the same ``_source`` dictionary:
 
 .. code-block:: text
 
     foo.image ──property──► foo._source["image"] ◄──["image"]── td (a TensorDict)
 
-So every operation is the inherited one, costs what it costs on a TensorDict and gives the same type back.
-A field that holds ``None`` is a field without an entry.
+So every operation is inherited, costs as much as on a TensorDict, and returns the same type. A field that holds
+``None`` has no entry.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     """A dataclass of tensors that share their leading dimensions, with every operation of a TensorDict.
 
-    Subclass it and annotate fields. The constructor takes the fields, by position or keyword, then
-    ``batch_size``, ``device`` and ``names`` by keyword; results of operations keep the class.
+    Subclass it and annotate fields. The constructor takes the fields, by position or keyword, then ``batch_size``,
+    ``device`` and ``names`` by keyword; results of operations keep the class.
 
-    Flags go into brackets, ``TensorClass["nocast", "frozen"]``, or into the class statement,
-    ``class Foo(TensorClass, nocast=True)``; the second spelling is the one that type checkers read.
+    Flags are set in brackets, ``TensorClass["nocast", "frozen"]``, or in the class statement, ``class Foo(TensorClass,
+    nocast=True)``; type checkers understand the second form.
 
     Args:
-        autocast: call the annotation on the value of a field: ``int`` on a tensor gives an int.
-        nocast: keep numbers and arrays as they are; by default they become tensors.
-        frozen: fields are written by the constructor only; instances are locked and hashable.
-        tensor_only: every field is a tensor or a collection (faster to read, strings are refused).
+        autocast: call the annotation of a field on its value: ``int`` converts a tensor to an int.
+        nocast: keep numbers and arrays; by default they become tensors.
+        frozen: only the constructor writes fields; instances are locked and hashable.
+        tensor_only: every field is a tensor or a collection (faster to read; strings raise).
         shadow: allow a field to hide a method of the same name.
-        skip_post_init_on_rebuild: run ``__post_init__`` in constructors only and not on the results of
-            operations such as indexing or ``clone``.
+        skip_post_init_on_rebuild: run ``__post_init__`` only in constructors, not on results of operations such as
+            indexing or ``clone``.
 
     Raises:
-        AttributeError: a field name that a method owns, or an unknown field in the constructor.
-        TypeError: a required field is missing, contradictory flags, or an annotation or value that
-            ``tensor_only`` does not allow.
+        AttributeError: a field has the name of a method, or the constructor gets an unknown field.
+        TypeError: a required field is missing, flags conflict, or ``tensor_only`` does not allow an annotation or
+            value.
 
     Example:
         >>> from typing import Any
@@ -103,8 +103,8 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     _stack_priority = TensorClassConversions._stack_priority + 0.5
 
     if TYPE_CHECKING:
-        # What every constructor takes besides the fields. The types are descriptors, because what may be passed
-        # is wider than what the attribute gives back.
+        # Arguments of every constructor besides the fields. Their types are descriptors, because the accepted types
+        # are wider than the type of the attribute.
         batch_size: BatchSizeField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
         device: DeviceField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
         names: NamesField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
@@ -140,18 +140,18 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no fields of its own: subclass it and annotate some")
 
-    # No __getattr__ here, not for a better message either: it makes each read of any attribute a third slower.
+    # No __getattr__ here, even for a better message: it makes each attribute read a third slower.
 
     @property  # type: ignore[misc]  # not to be assigned here
     def shape(self) -> torch.Size:
-        """Same as :attr:`batch_size`, which is the one to assign to."""
+        """Same as :attr:`batch_size`, which can be assigned."""
         return self._batch_size
 
     # -- fields ------------------------------------------------------------------------------------------
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields, as :func:`dataclasses.fields` gives them."""
+        """The fields, as :func:`dataclasses.fields` returns them."""
         return dataclasses.fields(cls)
 
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
@@ -169,11 +169,11 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
 
     def _convert_plain(self, value: Any) -> Any:
         if type(value) is list and not settings.list_to_stack:
-            return self._wrap(value)  # fields keep it as it is
+            return self._wrap(value)  # fields keep it unchanged
         return super()._convert(value)
 
     def _set_field(self, name: str, value: Any) -> None:
-        """``self.name = value`` where the value needs a look; ``None`` removes the entry."""
+        """``self.name = value`` for values that need conversion; ``None`` removes the entry."""
         if self._lock is not None:
             raise self._locked_error()
         if value is None:
@@ -188,14 +188,14 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             raise AttributeError(f"the field {name!r} of {type(self).__name__} is not set, so it cannot be deleted")
 
     def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
-        """Value of a field, or of an entry below one: what the attribute gives, ``None`` when it is not set.
+        """Value of a field, or of an entry below one: that of the attribute, ``None`` if it is not set.
 
         Args:
-            key: name of the field, or a tuple that goes on into nested collections; also ``"batch_size"``,
-                ``"shape"``, ``"device"`` and ``"names"``, where they are no fields.
-            default: returned when the class has no such field or nothing is at the path.
-            stacked_as: how a path through a lazy stack gives an entry whose shape differs from member to member:
-                see :meth:`LazyStackedTensorDict.get`.
+            key: name of the field, or a tuple that continues into nested collections; also ``"batch_size"``,
+                ``"shape"``, ``"device"`` and ``"names"``, unless they are fields.
+            default: returned if the class has no such field or the path does not exist.
+            stacked_as: the form of an entry whose shape differs between the members of a lazy stack: see
+                :meth:`LazyStackedTensorDict.get`.
         """
         if type(key) is str:
             value = self._source.get(key, MISSING)
@@ -214,12 +214,12 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     def set(  # type: ignore[override]  # the interface calls it `value` here
         self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False, **kwargs: Any
     ) -> Self:
-        """Writes a field, or an entry below one.
+        """Write a field, or an entry below one.
 
         Args:
-            key: name of the field, or a tuple that goes on into nested collections.
+            key: name of the field, or a tuple that continues into nested collections.
             value: as in an assignment to the attribute.
-            inplace: overwrite the tensor that is there.
+            inplace: overwrite the existing tensor.
             non_blocking: for the copy to :attr:`device`.
 
         Raises:
@@ -250,13 +250,13 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         return self
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
-        """The field, after writing ``default`` to it if it was not set."""
+        """The field; if it is not set, write ``default`` first."""
         if self.get(key) is None:
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Writes several fields from a mapping, a TensorDict or another tensorclass.
+        """Write several fields from a mapping, a TensorDict or another tensorclass.
 
         Raises:
             ValueError: a key is not a field of the class.
@@ -270,12 +270,12 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         return super().update(source, clone, inplace, **kwargs)
 
     def _as_nested(self, key: Any, value: Any) -> Any:
-        """A mapping that arrives through ``update`` is a nested collection, not an object."""
+        """A mapping passed to ``update`` is a nested collection, not an object."""
         if type(key) is not str or not isinstance(value, Mapping) or isinstance(value, TensorCollection):
             return value
         current = self._source.get(key)
         if current is not None and not isinstance(current, Tensor) and not current._is_non_tensor:
-            return value  # merged into the collection that is there
+            return value  # merged into the existing collection
         nested = TensorDict(value, batch_size=self._batch_size, device=self._device)
         kind = self._field_specs[key].tensorclass
         return nested if kind is None else kind.from_tensordict(nested)  # type: ignore[attr-defined]
@@ -313,7 +313,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         super()._set_index(index, self._without_none(value))
 
     def _without_none(self, value: Any) -> Any:
-        """A mapping without the fields that are None in it, and not set here: they are no entries."""
+        """A mapping without the fields that are None in it and not set here: they have no entries."""
         if isinstance(value, TensorCollection) or not isinstance(value, Mapping):
             return value
         unset = self._field_specs.keys() - self._source.keys()
@@ -343,7 +343,7 @@ def _is_key(index: Any) -> bool:
 
 @functools.cache
 def _flag_carrier(names: tuple[str, ...]) -> Any:
-    """``TensorClass["nocast"]``: a base without fields that hands its flags down."""
+    """``TensorClass["nocast"]``: a base without fields that passes its flags on."""
     name = "_".join(("TensorClass", *names))
     flags = Flags().updated(dict.fromkeys(names, True), name)
     return types.new_class(
@@ -396,12 +396,12 @@ def tensorclass(
     cast_filter: Callable[..., bool] | None = None,
     kw_only: bool = False,
 ) -> Any:
-    """Decorator that makes a :class:`TensorClass` of an ordinary class with annotated fields.
+    """Decorator that makes an ordinary class with annotated fields a :class:`TensorClass`.
 
     Args:
-        cls: the class; left out when the flags are given, ``@tensorclass(nocast=True)``.
+        cls: the class; omitted if flags are given, ``@tensorclass(nocast=True)``.
         autocast, frozen, nocast, shadow, tensor_only, skip_post_init_on_rebuild: see :class:`TensorClass`.
-        cast_filter: default ``cast_filter`` of :meth:`~TensorDict.to` on instances.
+        cast_filter: default ``cast_filter`` of :meth:`~TensorDict.to` for instances.
         kw_only: fields of this class are keyword-only in the constructor.
 
     Example:
@@ -421,7 +421,7 @@ def tensorclass(
     Flags().updated(flags, "@tensorclass")
 
     def decorate(cls: Any) -> Any:
-        if isinstance(cls, TensorClassMeta):  # a subclass of a tensorclass: built already, here are its flags
+        if isinstance(cls, TensorClassMeta):  # a subclass of a tensorclass: already built, here are its flags
             build(cls, flags, kw_only=kw_only, cast_filter=cast_filter)
             return cls
         return _rebase(cls, flags, kw_only, cast_filter)
@@ -434,11 +434,11 @@ def _rebase(cls: Any, flags: dict[str, bool], kw_only: bool, cast_filter: Any) -
     if not isinstance(cls, type):
         raise TypeError(f"@tensorclass decorates a class, got {cls!r}")
     namespace = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__", "__slots__")}
-    namespace["__qualname__"] = cls.__qualname__  # a class within another is pickled under both names
+    namespace["__qualname__"] = cls.__qualname__  # a nested class is pickled under both names
     bases = (*(base for base in cls.__bases__ if base is not object), TensorClass)
     extra: dict[str, Any] = {"kw_only": kw_only, "cast_filter": cast_filter}
     new = TensorClassMeta(cls.__name__, bases, namespace, **flags, **extra)
-    # Methods that say super() or __class__ hold the class in a cell, which still names the undecorated one.
+    # Methods that use super() or __class__ hold the class in a cell, which still refers to the undecorated one.
     for value in namespace.values():
         for function in _functions_of(value):
             for cell in getattr(function, "__closure__", None) or ():
@@ -450,7 +450,7 @@ def _rebase(cls: Any, flags: dict[str, bool], kw_only: bool, cast_filter: Any) -
 def _holds(cell: types.CellType, cls: Any) -> bool:
     try:
         return cell.cell_contents is cls
-    except ValueError:  # not filled yet
+    except ValueError:  # not yet filled
         return False
 
 

@@ -1,21 +1,20 @@
-"""The fields of a tensorclass: what their annotations mean, the constructor and the descriptors.
+"""The fields of a tensorclass: meaning of annotations, constructor and descriptors.
 
-A tensorclass keeps its fields in the same ``_source`` dictionary as a TensorDict keeps its entries, so a
-field is nothing but a property over one key. Constructor and properties are written as source code and
-compiled once a class, as the standard library does for dataclasses: no loop over fields, no ``**kwargs``
-unpacking and no ``getattr`` by name is left for run time.
+A tensorclass stores its fields in the same ``_source`` dictionary as a TensorDict its entries, so a field is a property
+over one key. Constructor and properties are generated as source code and compiled once per class, as in dataclasses: at
+run time there are no loops over fields, no ``**kwargs`` unpacking and no ``getattr`` by name.
 
 ==================  =====================================================================================
-annotation          what a value of the field becomes
+annotation          conversion of values
 ==================  =====================================================================================
-anything            tensors and collections as they are, numbers and arrays as tensors, lists stacked,
-                    any other object as non-tensor data
-int, float, bool    a number of that type stays a Python number where it cannot be a tensor, that is when
-                    the batch size is not ``[]``
-a tensorclass       a plain TensorDict is converted when it arrives through ``from_tensordict``
+anything            tensors and collections are kept, numbers and arrays become tensors, lists are stacked,
+                    other objects become non-tensor data
+int, float, bool    a number of that type stays a Python number if it cannot be a tensor, that is if the
+                    batch size is not ``[]``
+a tensorclass       ``from_tensordict`` converts a plain TensorDict to it
 ==================  =====================================================================================
 
-``autocast`` calls the annotation on the value, ``nocast`` keeps numbers and arrays as they are.
+``autocast`` calls the annotation on the value, ``nocast`` keeps numbers and arrays.
 """
 
 from __future__ import annotations
@@ -57,18 +56,18 @@ class Flags:
     autocast: bool = False
     """Call the annotation of a field on its value."""
     nocast: bool = False
-    """Keep numbers and arrays as they are instead of making tensors of them."""
+    """Keep numbers and arrays instead of making tensors of them."""
     frozen: bool = False
-    """Fields are written once, by the constructor."""
+    """Only the constructor writes fields."""
     tensor_only: bool = False
-    """Every field is a tensor or a collection; anything else is refused."""
+    """Every field is a tensor or a collection; other values raise."""
     shadow: bool = False
     """Allow fields that hide a method of the same name."""
     skip_post_init_on_rebuild: bool = False
-    """Run ``__post_init__`` in the constructor only, not on the results of operations."""
+    """Run ``__post_init__`` only in the constructor, not on the results of operations."""
 
     def updated(self, changes: Mapping[str, bool], owner: str) -> Flags:
-        """These flags with changes; TypeError when the result contradicts itself."""
+        """These flags with changes; TypeError if they conflict."""
         new = dataclasses.replace(self, **{name: bool(value) for name, value in changes.items()})
         if new.autocast and new.nocast:
             raise TypeError(f"{owner}: autocast is exclusive with nocast, set one of them")
@@ -79,24 +78,24 @@ class Flags:
 
 @dataclasses.dataclass(frozen=True)
 class FieldSpec:
-    """What the annotation of one field says, worked out once a class."""
+    """The meaning of the annotation of one field, computed once per class."""
 
     name: str
     hint: Any
-    """The resolved annotation, or the string when it cannot be resolved."""
+    """The resolved annotation, or the string if it cannot be resolved."""
     scalar: type | None = None
     """``int``, ``float`` or ``bool`` for such a field, optional or not."""
     tensorclass: type | None = None
     """The tensorclass that the field holds, optional or not."""
     tensors: bool = False
-    """Whether the annotation admits tensors, collections and ``None`` only."""
+    """Whether the annotation allows only tensors, collections and ``None``."""
 
 
 def own_annotations(cls: type) -> dict[str, Any]:
-    """The annotations of the class body; as texts, all of them, if one has a name that is not known (yet)."""
+    """The annotations of the class body; all as strings if one contains a name that is not defined (yet)."""
     try:
         return inspect.get_annotations(cls)
-    except NameError:  # Python 3.14 evaluates annotations when they are read: the class itself has no name so far
+    except NameError:  # Python 3.14 evaluates annotations on access, when the class itself has no name yet
         if sys.version_info >= (3, 14):
             return annotationlib.get_annotations(cls, format=annotationlib.Format.STRING)
         raise
@@ -108,7 +107,7 @@ def field_specs(cls: type, names: Iterable[str], namespaces: list[Mapping[str, A
     Args:
         cls: the class, already a dataclass.
         names: its fields.
-        namespaces: where the names in string annotations are looked up, the first that has them wins.
+        namespaces: where names in string annotations are looked up, in this order.
     """
     declared = cls.__dataclass_fields__  # type: ignore[attr-defined]
     inherited = {
@@ -126,7 +125,7 @@ def field_specs(cls: type, names: Iterable[str], namespaces: list[Mapping[str, A
 
 
 def make_spec(name: str, hint: Any, owner: type) -> FieldSpec:
-    """Reads one resolved annotation."""
+    """Interpret one resolved annotation."""
     core = [part for part in _members(hint) if part is not type(None)]
     only = core[0] if len(core) == 1 else None
     known = isinstance(only, type) and (only is owner or bool(getattr(only, "_field_specs", None)))
@@ -140,7 +139,7 @@ def make_spec(name: str, hint: Any, owner: type) -> FieldSpec:
 
 
 def _holds_tensors(hint: Any) -> bool:
-    """Whether it is a class of tensors or collections; ``TensorDict[str, Tensor]`` is one."""
+    """Whether it is a class of tensors or collections, such as ``TensorDict[str, Tensor]``."""
     cls = typing.get_origin(hint) or hint
     return isinstance(cls, type) and issubclass(cls, (Tensor, TensorCollection))
 
@@ -155,7 +154,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _resolve(text: str, cls: type, namespaces: list[Mapping[str, Any]]) -> Any:
-    """The object that a string annotation names; the string itself when a name is not known (yet)."""
+    """The object named by a string annotation; the string itself if a name is not defined (yet)."""
     module = sys.modules.get(cls.__module__)
     names: dict[str, Any] = {cls.__name__: cls}
     for space in reversed([vars(cls), *namespaces, vars(module) if module else {}]):
@@ -163,7 +162,7 @@ def _resolve(text: str, cls: type, namespaces: list[Mapping[str, Any]]) -> Any:
     names[cls.__name__] = cls
     try:
         return eval(text, {"__builtins__": __builtins__}, names)
-    except Exception:  # a name under TYPE_CHECKING, a syntax of a later Python, a class that is defined later
+    except Exception:  # a name under TYPE_CHECKING, newer syntax, or a class defined later
         return text
 
 
@@ -193,12 +192,12 @@ def _fits_scalar(value: Any, scalar: type) -> bool:
 
 
 def convert_nocast(owner: Any, spec: FieldSpec, value: Any) -> Any:
-    """As :func:`convert_default`, with numbers and arrays kept as they are."""
+    """:func:`convert_default`, except that numbers and arrays are kept."""
     return owner._convert_plain(value) if isinstance(value, list) else owner._wrap(value)
 
 
 def convert_tensor_only(owner: Any, spec: FieldSpec, value: Any) -> Any:
-    """A tensor or a collection, or a TypeError."""
+    """A tensor or a collection; TypeError for other values."""
     if isinstance(value, tuple):
         value = list(value)
     entry = owner._convert_plain(value)
@@ -211,7 +210,7 @@ def convert_tensor_only(owner: Any, spec: FieldSpec, value: Any) -> Any:
 
 
 def convert_autocast(owner: Any, spec: FieldSpec, value: Any) -> Any:
-    """The annotation called on the value, where it is a class; other annotations keep the value."""
+    """The annotation called on the value, if it is a class; otherwise the value."""
     hint = spec.hint
     if not _is_class(hint):
         if isinstance(value, (list, tuple)):
@@ -233,12 +232,12 @@ def convert_autocast(owner: Any, spec: FieldSpec, value: Any) -> Any:
 
 
 def _is_class(hint: Any) -> bool:
-    """Whether a value can be cast by calling the annotation (``Any`` is a class too from Python 3.11 on)."""
+    """Whether a value can be cast by calling the annotation (``Any`` is a class from Python 3.11 on)."""
     return isinstance(hint, type) and hint is not object and hint is not Any
 
 
 def converter_for(flags: Flags) -> Callable[[Any, FieldSpec, Any], Any]:
-    """The function that turns plain values into entries under these flags."""
+    """The function that converts plain values to entries under these flags."""
     if flags.tensor_only:
         return convert_tensor_only
     if flags.autocast:
@@ -304,7 +303,7 @@ def set(self, value):
 def field_property(owner: str, spec: FieldSpec, flags: Flags, doc: str | None = None) -> property:
     """The descriptor of one field.
 
-    An exact ``property`` around a plain function: the interpreter inlines the call of its getter.
+    An exact ``property`` around a plain function, since the interpreter inlines its getter.
     """
     name = spec.name
     scope = {"Tensor": Tensor, "isinstance": isinstance, "type": type}
@@ -334,12 +333,12 @@ def field_property(owner: str, spec: FieldSpec, flags: Flags, doc: str | None = 
 
 
 def _keeps_tensors(spec: FieldSpec) -> bool:
-    """Whether ``autocast`` leaves a tensor alone in this field."""
+    """Whether ``autocast`` keeps a tensor in this field unchanged."""
     return not _is_class(spec.hint) or issubclass(spec.hint, Tensor)
 
 
 def unknown_field_error(cls: type, name: str) -> Exception:
-    """The error for an attribute that is no field, with the fields that there are."""
+    """The error for an attribute that is not a field; lists the fields."""
     known = sorted(cls._field_specs)  # type: ignore[attr-defined]
     if name in known:
         return TypeError(f"{cls.__name__}.__init__() takes no argument {name!r}: the field is declared with init=False")
@@ -351,7 +350,7 @@ def unknown_field_error(cls: type, name: str) -> Exception:
 
 
 def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Callable[..., None]:
-    """``__init__`` of a class, as one straight function over its fields."""
+    """``__init__`` of a class, as one function without loops over its fields."""
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     init_vars = init_var_names(cls)
     scope: dict[str, Any] = {
@@ -391,7 +390,7 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
     arguments = ", ".join(["self", *positional, *(["*", *keyword] if keyword else []), "**_td_unknown"])
     text = [f"def __init__({arguments}):", "    if _td_unknown: raise _unknown_field(_cls, next(iter(_td_unknown)))"]
     text += _slot_lines(options) + [f"    {line}" for line in lines]
-    if hasattr(cls.__setattr__, "_guards") and not flags.frozen:  # a __setattr__ of the class sees every field
+    if hasattr(cls.__setattr__, "_guards") and not flags.frozen:  # a user-defined __setattr__ sees every field
         text += [f"    if {name} is not None: self.{name} = {name}" for name in specs]
     else:
         text += _field_lines(specs, flags)
@@ -424,7 +423,7 @@ def _default_source(name: str, field: Any, scope: dict[str, Any]) -> str:
 
 
 def _slot_lines(options: list[str]) -> list[str]:
-    """Statements that fill the slots from the keywords ``batch_size``, ``device`` and ``names``."""
+    """Statements that set the slots from the keywords ``batch_size``, ``device`` and ``names``."""
     size = "_EMPTY if batch_size is None else batch_size if type(batch_size) is _Size else _as_size(batch_size)"
     return [
         "    self._source = _td_source = {}",

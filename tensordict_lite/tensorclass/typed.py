@@ -1,7 +1,7 @@
 """``class State(TypedTensorDict)``: a TensorDict whose entries are declared as annotations.
 
-It is dense storage like :class:`TensorDict`, with a property a field over the same entries. Around a lazy stack
-(:meth:`TypedTensorDict.from_tensordict`) it is a lazy stack of such instances, of a class made once for that.
+It is dense storage like :class:`TensorDict`, with one property per field over the same entries. Around a lazy stack
+(:meth:`TypedTensorDict.from_tensordict`) it is a lazy stack of such instances, of a class created for that.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _new_object = object.__new__
 
 @dataclass_transform(kw_only_default=True)
 class TypedTensorDict(DenseCollection, TensorDictBase):
-    """A collection whose entries are declared as annotations of its class, and are attributes too.
+    """A collection whose entries are declared as annotations of its class, and are also attributes.
 
-    Subclasses add fields to those of their parents. An entry whose annotation has a default may be missing: then the
-    attribute is the default. Every operation of a TensorDict is there, and results keep the class. Use a
+    Subclasses add fields to those of their parents. An entry whose annotation has a default may be missing: the
+    attribute is then the default. Every operation of a TensorDict is available, and results keep the class. Use a
     :class:`TensorClass` for fields that are Python objects.
 
-    Options go into brackets or into the class statement, ``class State(TypedTensorDict, frozen=True)``; subclasses
+    Options are set in brackets or in the class statement, ``class State(TypedTensorDict, frozen=True)``; subclasses
     inherit them. ``"frozen"``: the constructor locks. ``"shadow"``: a field may have the name of a method, which it
     hides. ``"autocast"``, ``"nocast"`` and ``"tensor_only"`` are accepted without effect.
 
     Args:
         _source: the fields as a mapping, instead of keywords.
         batch_size: leading shape of every entry. Defaults to ``[]``.
-        device: entries are cast to it.
+        device: entries are moved to it.
         names: a name (or ``None``) for each batch dimension.
         non_blocking: for the copies to ``device``.
         lock: lock the result.
         **kwargs: the fields.
 
     Raises:
-        TypeError: a field without a default is missing, or there is no such field.
-        RuntimeError: an entry does not have the batch size in front.
+        TypeError: a field without a default is missing, or a field is unknown.
+        RuntimeError: an entry does not start with the batch size.
 
     Example:
         >>> import torch
@@ -144,16 +144,16 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
-        """The entries of a collection as an instance: the same storage, what one writes the other shows.
+        """An instance over the storage of a collection: writes to one are visible in the other.
 
-        Other entries than the fields stay.
+        Entries that are not fields are kept.
 
         Args:
             td: TensorDict, lazy stack, tensorclass or memory-mapped collection, which keeps its lock; or a mapping.
-            check: raise where a field without a default is missing.
+            check: raise if a field without a default is missing.
 
         Raises:
-            TypeError: such a field is missing, or ``td`` is no collection.
+            TypeError: such a field is missing, or ``td`` is not a collection.
         """
         if isinstance(td, Mapping) and not isinstance(td, TensorCollection):
             td = TensorDict(td)
@@ -184,7 +184,7 @@ def _warn_without_effect(names: Any) -> None:
 
 
 def _declare_fields(cls: Any) -> None:
-    """Makes the annotations of the class body fields: properties, and the sets of names."""
+    """Convert the annotations of the class body to fields: properties, and the sets of names."""
     own = [name for name, hint in own_annotations(cls).items() if _is_field(name, hint)]
     defaults = dict(cls.__field_defaults__)
     for name in own:
@@ -231,7 +231,7 @@ def _field_property(name: str) -> property:
 
 
 class _LazyTyped(LazyStackedTensorDict):
-    """The lazy stack behind an instance: its members are instances too."""
+    """The lazy stack behind an instance; its members are instances too."""
 
     __slots__ = ()
     _member_class: Any = None

@@ -55,7 +55,7 @@ class NestingOps(Kernel):
             names = _collisions(self, separator, is_leaf)
             raise KeyError(f"Flattening keys in tensordict causes keys {names} to collide (separator {separator!r})")
         if inplace:
-            # Entries that were at the top already stay in front.
+            # Entries that were at the top before come first.
             flat = {**{key: flat[key] for key in self._key_list() if key in flat}, **flat}
             self._keep(flat)
             new = self
@@ -65,20 +65,20 @@ class NestingOps(Kernel):
         return new
 
     def _plain_rebuild(self, source: dict[str, Any]) -> Any:
-        """A collection with other keys: a TensorDict also for a tensorclass, whose fields are fixed."""
+        """A collection with other keys: a TensorDict, also for a tensorclass, whose fields are fixed."""
         return self._free_class()._trusted(source, self._batch_size, self._device, self._names)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
-        """Entries with a joined name in nested collections: ``"a.b"`` becomes ``("a", "b")``. Leaves are shared.
+        """Entries with joined names in nested collections: ``"a.b"`` becomes ``("a", "b")``. Leaves are shared.
 
-        As a context manager, what the block leaves is written back to the flat form.
+        As a context manager, the result of the block is written back in flat form.
 
         Args:
             separator: string between the names.
             inplace: move the entries here and return ``self``.
 
         Raises:
-            KeyError: a nested key would overwrite an entry or run through one.
+            KeyError: a nested key would overwrite an entry or continue below one.
             RuntimeError: the collection is locked (``inplace``).
         """
         if inplace and self._lock is not None:
@@ -86,7 +86,7 @@ class NestingOps(Kernel):
         entries = list(self._entries())
         root = self._rebuild({}, self._batch_size, self._names)
         root._source.update([item for item in entries if separator not in item[0]])
-        levels: dict[str, Any] = {}  # of the result: those of `self` are copied before a write
+        levels: dict[str, Any] = {}  # collections of the result; those of `self` are copied before a write
         for key, value in entries:
             if separator in key:
                 head, _, last = key.rpartition(separator)
@@ -115,12 +115,12 @@ class NestingOps(Kernel):
         device: Any = MISSING,
         names: Any = MISSING,
     ) -> Self:
-        """A collection without entries and with the metadata of this one, unlocked.
+        """A collection without entries, with the metadata of this one, unlocked.
 
         Args:
             recurse: keep the (empty) nested collections, and non-tensor data.
             batch_size: another batch size.
-            device: another device, ``None`` for none.
+            device: another device; ``None`` for no device.
             names: other names of the batch dimensions.
 
         Raises:
@@ -146,10 +146,10 @@ class NestingOps(Kernel):
         return new
 
     def filter_empty_(self) -> Self:
-        """Removes nested collections without a leaf, at any depth; non-tensor data is a leaf.
+        """Remove nested collections without a leaf, at any depth; non-tensor data is a leaf.
 
         Raises:
-            RuntimeError: the collection is locked, and has one.
+            RuntimeError: the collection is locked and has such a collection.
 
         Returns:
             self
@@ -178,7 +178,7 @@ class NestingOps(Kernel):
         return self._rebuild(kept, self._batch_size, self._names)
 
     def _non_tensor_part(self) -> Self:
-        """The non-tensor entries alone."""
+        """The non-tensor entries only."""
         kept = {
             key: value
             for key, value in self._entries()
@@ -188,7 +188,7 @@ class NestingOps(Kernel):
 
 
 def _flatten_into(td: Any, prefix: str, separator: str, is_leaf: IsLeaf | None, out: dict[str, Any]) -> bool:
-    """Adds the leaves of a tree under joined names; whether two of them collide."""
+    """Add the leaves of a tree under joined names; return whether two of them collide."""
     collide = False
     for key, value in td._entries():
         name = prefix + key
@@ -211,7 +211,7 @@ def _exists(key: str, separator: str) -> KeyError:
 
 
 def _open_level(root: Any, name: str, levels: dict[str, Any], separator: str) -> Any:
-    """The collection at a path of the result, made (or copied from the origin) where it is not there yet."""
+    """The collection at a path of the result, created (or copied from the original) if missing."""
     above, found, part = name.rpartition(separator)
     if not found:
         node = root

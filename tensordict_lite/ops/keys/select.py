@@ -1,4 +1,4 @@
-"""Which keys there are: renaming, selecting, excluding and splitting by key."""
+"""Operations by key: rename, select, exclude and split."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class SelectOps(Kernel):
     # -- select, exclude ------------------------------------------------------------------------------------
 
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
-        """A collection with these entries only; values are shared, the result is not locked.
+        """A collection with only these entries; values are shared, the result is not locked.
 
         Args:
-            *keys: nested keys. The key of a nested collection keeps all of it.
-            inplace: drop the other entries here and return ``self``.
-            strict: a key that is not there is a KeyError; ``False`` leaves it out.
-            as_tensordict: a tensorclass gives a TensorDict.
+            *keys: nested keys. The key of a nested collection selects all of it.
+            inplace: remove the other entries here and return ``self``.
+            strict: raise KeyError for a missing key; ``False`` ignores it.
+            as_tensordict: return a TensorDict for a tensorclass.
 
         Raises:
             KeyError: a key is missing (``strict``).
@@ -69,7 +69,7 @@ class SelectOps(Kernel):
         return new
 
     def _select_path(self, path: tuple[str, ...]) -> dict[str, Any] | None:
-        """The entry at a path below levels of tensors, with these levels; ``None`` where there is anything else."""
+        """The entry at a path below levels of tensors, with these levels; ``None`` for anything else."""
         nodes: list[Any] = []
         node: Any = self
         for key in path:
@@ -100,7 +100,7 @@ class SelectOps(Kernel):
         return kept
 
     def _keep(self, kept: dict[str, Any]) -> None:
-        """Makes ``kept`` the entries of this collection."""
+        """Replace the entries of this collection by ``kept``."""
         self._source = kept
         self._types = pruned(self._types, kept)
 
@@ -108,7 +108,7 @@ class SelectOps(Kernel):
         """A collection without these entries; values are shared, missing keys are ignored, the result is unlocked.
 
         Args:
-            *keys: nested keys. A nested collection that loses all its entries stays, empty.
+            *keys: nested keys. A nested collection that loses all its entries is kept, empty.
             inplace: remove the entries here and return ``self``.
 
         Raises:
@@ -136,12 +136,12 @@ class SelectOps(Kernel):
     # -- rename -----------------------------------------------------------------------------------------------
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Moves an entry to another key, in place.
+        """Move an entry to another key, in place.
 
         Args:
             old_key: nested key of an entry.
-            new_key: nested key; the entry there is overwritten.
-            safe: an entry under ``new_key`` is a KeyError.
+            new_key: nested key; an existing entry is overwritten.
+            safe: raise KeyError if ``new_key`` exists.
 
         Raises:
             KeyError: no entry under ``old_key``, or one under ``new_key`` (``safe``).
@@ -173,32 +173,32 @@ class SelectOps(Kernel):
             else:
                 self._put(new, value)
             name_types(self, [new], types)
-        except Exception:  # it has no place there: below a tensor, or no field
+        except Exception:  # it cannot be stored there: below a tensor, or not a field
             self._put(old, value)
             raise
         return self
 
     def _put(self, key: Any, value: Any) -> None:
-        """``set``, for which a field of a tensorclass that is not set is a level to make, as in any other tree."""
+        """``set``; an unset field of a tensorclass becomes a level, as in any other tree."""
         path = require_path(key)
         if len(path) > 1 and entry_of(self, path[:1]) is None:
             self.set(path[0], self._new_child())
         self.set(path, value)
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
-        """A collection with several keys renamed at once; values are shared, ``self`` stays as it is.
+        """A collection with several keys renamed at once; values are shared, ``self`` is unchanged.
 
-        All entries are taken out before the first is put back, so swaps and chains work. A nested collection
-        that the renaming empties is dropped.
+        All entries are removed before the first is added, so swaps and chains work. A nested collection that becomes
+        empty is dropped.
 
         Args:
-            mapping: from old to new nested keys.
-            strict: a key that is not there is a KeyError; ``False`` leaves it out.
+            mapping: new nested keys by old nested keys.
+            strict: raise KeyError for a missing key; ``False`` ignores it.
 
         Raises:
             KeyError: a key is missing (``strict``) or empty.
-            ValueError: two destinations collide, a source or destination lies inside another one, or a
-                destination is an entry that is not renamed itself.
+            ValueError: two destinations collide, a source or destination lies inside another one, or a destination is
+                an existing entry that is not renamed.
 
         Example:
             >>> import torch
@@ -241,15 +241,15 @@ class SelectOps(Kernel):
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
-        """One collection for each set of keys, and a last one with the entries that no set took.
+        """One collection for each set of keys, and a last one with the remaining entries.
 
         Args:
-            *key_sets: each a sequence of nested keys, a mapping from nested keys to the names in the result, or
-                a function ``fn(path, tensor) -> bool`` over the leaves that are still there.
-            inplace: take the entries out of ``self``, which is then the last of the results.
-            default: value for a key that is not there (with ``strict=False``).
-            strict: a key that is not there is a KeyError.
-            reproduce_struct: keep the tree of nested collections in every result, empty ones included. Otherwise
+            *key_sets: each a sequence of nested keys, a mapping from nested keys to the names in the result, or a
+                function ``fn(path, tensor) -> bool`` over the remaining leaves.
+            inplace: remove the entries from ``self``, which is then the last of the results.
+            default: value for a missing key (with ``strict=False``).
+            strict: raise KeyError for a missing key.
+            reproduce_struct: keep the tree of nested collections in every result, including empty ones. By default
                 empty levels are dropped from the last one.
 
         Raises:
@@ -283,7 +283,7 @@ class SelectOps(Kernel):
         return (*parts, rest)
 
     def _levels(self) -> Self:
-        """The tree of nested collections without any leaf, non-tensor ones included."""
+        """The tree of nested collections without leaves and non-tensor entries."""
         new = self.empty()
         for key, value in self._entries():
             if not isinstance(value, Tensor) and not value._is_non_tensor:
@@ -291,13 +291,13 @@ class SelectOps(Kernel):
         return new
 
     def separates(self, *keys: Any, default: Any = MISSING, strict: bool = True, filter_empty: bool = True) -> Self:
-        """Takes entries out of this collection and returns them in a new one.
+        """Remove entries from this collection and return them in a new one.
 
         Args:
             *keys: nested keys.
-            default: value in the result for a key that is not there.
-            strict: without a default, a key that is not there is a KeyError; ``False`` gives a ``None`` entry.
-            filter_empty: drop the levels of ``self`` that are left empty.
+            default: value in the result for a missing key.
+            strict: without a default, raise KeyError for a missing key; ``False`` gives a ``None`` entry.
+            filter_empty: drop levels of ``self`` that become empty.
 
         Raises:
             KeyError: a key is missing (``strict``).
@@ -322,9 +322,9 @@ class SelectOps(Kernel):
 
 
 def _group(keys: Sequence[Any], whole_wins: bool) -> dict[str, list[Any] | None]:
-    """First steps of nested keys, each with the rests below it; ``None`` stands for the whole entry.
+    """First steps of nested keys with the remaining paths; ``None`` stands for the whole entry.
 
-    ``"a"`` and ``("a", "b")`` together are the whole of ``"a"`` to exclude, and only ``("a", "b")`` to select.
+    ``"a"`` and ``("a", "b")`` together exclude all of ``"a"``, and select only ``("a", "b")``.
     """
     groups: dict[str, list[Any] | None] = {}
     for key in keys:
@@ -352,7 +352,7 @@ def _group(keys: Sequence[Any], whole_wins: bool) -> dict[str, list[Any] | None]
 
 
 def _as_moves(key_set: KeySet, rest: Any) -> list[tuple[Any, Any]]:
-    """Pairs of key and new key that a key set stands for."""
+    """Pairs of key and new key for a key set."""
     if isinstance(key_set, Mapping):
         return list(key_set.items())
     if callable(key_set):

@@ -29,11 +29,11 @@ class StateOps(Kernel):
     def state_dict(
         self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
     ) -> OrderedDict[str, Any]:
-        """The tensors in an ``OrderedDict``, as :meth:`torch.nn.Module.state_dict` gives them.
+        """The tensors in an ``OrderedDict``, like :meth:`torch.nn.Module.state_dict`.
 
         Args:
             destination: ``OrderedDict`` to write to and return.
-            prefix: put in front of every key.
+            prefix: prepended to every key.
             keep_vars: do not detach the tensors.
             flatten: join nested keys with ``"."``; ``False`` nests ``OrderedDict`` objects.
 
@@ -68,11 +68,11 @@ class StateOps(Kernel):
         return out
 
     def _stated(self) -> Iterable[tuple[str, Any]]:
-        """The entries that have keys of their own in a state dict."""
+        """The entries that have their own keys in a state dict."""
         return as_read(self._entries())
 
     def _level_metadata(self) -> dict[str, Any]:
-        """What ``_metadata`` tells of this level."""
+        """The content of ``_metadata`` for this level."""
         return {"batch_size": self.batch_size, "device": self._device}
 
     def _write_flat(self, out: Any, metadata: dict[str, Any], prefix: str, keep_vars: bool, fresh: bool) -> None:
@@ -91,14 +91,14 @@ class StateOps(Kernel):
     def load_state_dict(
         self, state_dict: Any, strict: bool = True, assign: bool = False, from_flatten: bool | None = None
     ) -> Self:
-        """Takes over the values, and the batch sizes, of a state dict.
+        """Load the values and the batch sizes of a state dict.
 
         Args:
-            state_dict: what :meth:`state_dict` gave, flat or nested.
-            strict: the keys must be those of ``self``.
-            assign: put the tensors of the state dict in; else their values are copied into the existing ones.
-            from_flatten: whether the keys are joined with ``"."``. By default they are when there is
-                ``_metadata`` and the keys are not those of ``self``.
+            state_dict: a result of :meth:`state_dict`, flat or nested.
+            strict: require the same keys as in ``self``.
+            assign: use the tensors of the state dict; by default their values are copied into the existing ones.
+            from_flatten: whether the keys are joined with ``"."``. Default: True if there is ``_metadata`` and the keys
+                are not those of ``self``.
 
         Raises:
             RuntimeError: the keys do not match (``strict``), a value does not fit, or the devices differ.
@@ -163,7 +163,7 @@ class StateOps(Kernel):
             self._load_entry(key, value, strict, assign)
 
     def _load_objects(self, objects: Mapping[str, Any], stacks: Sequence[str] = ()) -> None:
-        """Takes over what the metadata of a tensorclass tells of its fields without tensors: objects, or one a row."""
+        """Load the fields of a tensorclass that are in the metadata: objects, or one per row."""
         for name, value in objects.items():
             if value is None:
                 continue

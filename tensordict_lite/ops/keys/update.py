@@ -46,26 +46,26 @@ class UpdateOps(Kernel):
         ignore_lock: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Writes the entries of a mapping or another collection. Nested collections are merged, not replaced.
+        """Write the entries of a mapping or another collection. Nested collections are merged, not replaced.
 
-        It is not atomic: when an entry does not fit, those before it are written.
+        The update is not atomic: if an entry does not fit, those before it are written.
 
         Args:
             input_dict_or_td: collection, or mapping from (nested) keys to values.
-            clone: copy the values first; else tensors and new nested collections are taken as they are.
-            inplace: overwrite tensors that exist instead of replacing them.
+            clone: copy the values first; by default tensors and new nested collections are shared.
+            inplace: overwrite existing tensors instead of replacing them.
             non_blocking: for copies to :attr:`device`.
-            keys_to_update: nested keys to write, the others are left out.
-            is_leaf: function of a type: values of these types replace, instead of being merged key by key.
-                Default: :func:`is_leaf_nontensor`.
-            update_batch_size: where the batch size of the input differs, here or in a nested collection, take it
-                over; the input must hold every key then.
-            ignore_lock: deprecated, without effect.
-            **kwargs: more entries; they win over those of the input.
+            keys_to_update: nested keys to write; others are ignored.
+            is_leaf: function of a type: values of these types replace entries instead of being merged. Default:
+                :func:`is_leaf_nontensor`.
+            update_batch_size: take over the batch size of the input where it differs, here or in a nested collection;
+                the input must then hold every key.
+            ignore_lock: deprecated and ignored.
+            **kwargs: more entries; they override those of the input.
 
         Raises:
-            RuntimeError: an entry does not fit, the batch sizes contradict each other, or the collection is
-                locked and ``inplace`` is false.
+            RuntimeError: an entry does not fit, the batch sizes conflict, or the collection is locked and ``inplace``
+                is false.
             KeyError: a key is not a nested key.
 
         Returns:
@@ -155,17 +155,17 @@ class UpdateOps(Kernel):
         fitting: bool,
         resize: bool,
     ) -> None:
-        """Writes entries; ``fitting``: their tensors are known to have the batch size in front.
+        """Write entries; ``fitting``: their tensors are known to start with the batch size.
 
-        ``resize``: nested collections take over batch sizes too.
+        ``resize``: nested collections also take over batch sizes.
         """
         source = self._source
-        # The plain case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
+        # The common case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
         dense = type(source) is dict
         direct = dense and not inplace and self._device is None and self._writes_directly
         size = self._batch_size
         dims = len(size)
-        # One dimension is the common case, and comparing an int is half the price of slicing a shape.
+        # One dimension is the common case, and comparing an int takes half the time of slicing a shape.
         rows = size[0] if dims == 1 else -1
         for key, value in items:
             if type(key) is str:
@@ -213,17 +213,17 @@ class UpdateOps(Kernel):
             self.set(key, value, inplace, non_blocking=non_blocking)
 
     def _level_on(self, path: tuple[str, ...]) -> Any:
-        """The nested collection that a path goes into first, made where there is none."""
+        """The nested collection at the first step of a path, created if missing."""
         child = entry_of(self, path[:1])
         if child is None or isinstance(child, Tensor) or child._is_non_tensor:
             self._parent_for(path)
             child = entry_of(self, path[:1])
         return child
 
-    # Classes whose `update` does more than this family's (lazy stacks, field checks) are called by that name.
+    # The `update` of other classes (lazy stacks, field checks) is called as a method.
     _merges_directly = False
 
-    # Classes whose `set` does more than store (tensorclass field checks, say) switch the shortcut off.
+    # Classes with their own `set` (such as field checks of tensorclasses) disable the shortcut.
     _writes_directly = True
 
     def _reconcile_batch_size(self, other: Any, update_batch_size: bool, inplace: bool) -> None:
@@ -236,7 +236,7 @@ class UpdateOps(Kernel):
                 "Pass update_batch_size=True (and inplace=False) to take over the batch size of the source."
             )
         check_replaceable(self, other)
-        # Entries make room for the new ones; nested collections stay, and follow in their turn.
+        # Remove entries that the new ones replace; nested collections are kept and updated in turn.
         self._source = {
             key: value
             for key, value in self._source.items()
@@ -254,13 +254,13 @@ class UpdateOps(Kernel):
         keys_to_update: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Copies values into entries that exist, on a locked collection too.
+        """Copy values into existing entries, also of a locked collection.
 
         Args:
-            input_dict_or_td: collection, or mapping from (nested) keys to values; a part of the keys will do.
-            clone: accepted for symmetry with :meth:`update`; the values are copied in any case.
+            input_dict_or_td: collection, or mapping from (nested) keys to values, for some or all entries.
+            clone: ignored, accepted for symmetry with :meth:`update`; the values are copied in any case.
             non_blocking: for copies between devices.
-            keys_to_update: nested keys to write, the others are left out.
+            keys_to_update: nested keys to write; others are ignored.
             **kwargs: more entries.
 
         Raises:
@@ -292,7 +292,7 @@ class UpdateOps(Kernel):
             self._pair_leaves(items, (), into, values, non_blocking)
         if into:
             try:
-                # What `inplace` does; by that, a small tree would take a tenth longer.
+                # What `inplace` does, inlined: a call would take a small tree a tenth longer.
                 if any_requires_grad()(*into, *values) and torch.is_grad_enabled():
                     for entry, value in zip(into, values):
                         entry.copy_(value, non_blocking=non_blocking)
@@ -303,7 +303,7 @@ class UpdateOps(Kernel):
                 raise
 
     def _name_misfit(self, into: list[Tensor], values: list[Tensor], non_blocking: bool) -> None:
-        """After a fused copy has failed: one by one, so that the error names the entry."""
+        """After a failed fused copy: copy one by one, so that the error names the entry."""
         names = {id(leaf): key for key, leaf in leaf_items(self, (), [])}
         for entry, value in zip(into, values):
             path = names[id(entry)]
@@ -317,9 +317,9 @@ class UpdateOps(Kernel):
         values: list[Tensor],
         non_blocking: bool,
     ) -> None:
-        """Collects the tensors that one fused copy serves; writes everything else on the way.
+        """Collect the tensors for one fused copy; write all other entries on the way.
 
-        ``above`` is the path to here as a chain ``(chain, key)``, which errors alone spell out.
+        ``above`` is the path to here as a chain ``(chain, key)``, which only errors spell out.
         """
         source = self._source
         if type(source) is not dict:
@@ -368,14 +368,14 @@ class UpdateOps(Kernel):
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
     ) -> Self:
-        """Copies values into the rows ``idx`` of entries that exist, on a locked collection too.
+        """Copy values into the rows ``idx`` of existing entries, also of a locked collection.
 
         Args:
             input_dict_or_td: collection or mapping; values have the shape of the rows.
             idx: any index on the batch dimensions.
-            clone: accepted for symmetry; the values are copied in any case.
+            clone: ignored, accepted for symmetry; the values are copied in any case.
             non_blocking: for copies between devices.
-            keys_to_update: nested keys to write, the others are left out.
+            keys_to_update: nested keys to write; others are ignored.
 
         Raises:
             KeyError: there is no entry under a key.
@@ -424,14 +424,14 @@ class UpdateOps(Kernel):
         return self
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
-        """A shallow copy with some entries replaced, merged as :meth:`update` does; ``self`` for no entries.
+        """A shallow copy with some entries replaced, merged as in :meth:`update`; ``self`` if there are no entries.
 
         Args:
             *args: at most one mapping or collection.
-            **kwargs: more entries; they win.
+            **kwargs: more entries, with precedence.
 
         Raises:
-            RuntimeError: more than one positional argument, or something that is no mapping.
+            RuntimeError: more than one positional argument, or an argument that is not a mapping.
 
         Example:
             >>> import torch
@@ -453,7 +453,7 @@ class UpdateOps(Kernel):
 
 
 def _compatible(td: Any, other: Any) -> bool:
-    """Whether the batch size of one is the start of that of the other; a mapping has none."""
+    """Whether one batch size is a prefix of the other; a mapping has none."""
     if not isinstance(other, Kernel):
         return True
     mine, theirs = td._batch_size, other._batch_size
@@ -466,7 +466,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def check_replaceable(td: Any, other: Any) -> None:
-    """RuntimeError where ``other``, which is to replace every entry, lacks one."""
+    """RuntimeError if ``other``, which replaces every entry, lacks one."""
     missing = set(td.keys(True)) - set(other.keys(True))
     if missing:
         raise RuntimeError(
@@ -477,7 +477,7 @@ def check_replaceable(td: Any, other: Any) -> None:
 
 
 def _is_level(value: Any, cls: type, is_leaf: IsLeaf | None) -> bool:
-    """Whether an incoming value is merged key by key."""
+    """Whether a new value is merged key by key."""
     if is_leaf is not None and is_leaf(cls):
         return False
     if cls is dict:
@@ -496,9 +496,9 @@ def _merge_lazy(
     is_leaf: IsLeaf | None,
     resize: bool,
 ) -> Any:
-    """What a dense level becomes when a lazy stack is merged into it.
+    """The result of merging a lazy stack into a dense level.
 
-    Row by row, since each member may have entries and shapes of its own. With ``inplace`` the level stays as it is
+    Merged row by row, since each member may have different entries and shapes. With ``inplace`` the level is kept
     unless a row got a new entry.
     """
     if resize and not inplace and not _compatible(current, value):
@@ -527,16 +527,16 @@ def _cloned(value: Any) -> Any:
 
 
 def _without(source: Any, names: Mapping[str, Any]) -> Any:
-    """The input less the top-level entries that keywords override."""
+    """The input without the top-level entries that keywords override."""
     if isinstance(source, Kernel):
         return source.exclude(*names) if any(name in source for name in names) else source
     return {key: value for key, value in source.items() if key not in names}
 
 
 def restricted(source: Any, keys_to_update: Sequence[Any]) -> Any:
-    """The entries of a mapping or collection that ``keys_to_update`` names; a collection stays one.
+    """The entries of a mapping or collection that ``keys_to_update`` names, in the same type.
 
-    Of a lazy stack, those that some members have only are kept too.
+    For a lazy stack, entries of only some members are kept as well.
     """
     wanted = {require_path(key) for key in keys_to_update}
     if not isinstance(source, Kernel):
@@ -547,7 +547,7 @@ def restricted(source: Any, keys_to_update: Sequence[Any]) -> Any:
 
 
 def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
-    """Nested items of a mapping or collection whose path is wanted, or lies below a wanted one."""
+    """Nested items of a mapping or collection at or below a wanted path."""
     out: dict[Any, Any] = {}
     for key, value in source._entries() if isinstance(source, Kernel) else source.items():
         path = require_path(key)
@@ -580,7 +580,7 @@ def _items_of(value: Any, entry: Any, chain: tuple[Any, ...]) -> Iterable[tuple[
 
 
 def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_blocking: bool) -> None:
-    """One copy that may broadcast or convert, with an error that names the entry."""
+    """A copy that may broadcast or convert, with an error that names the entry."""
     if not isinstance(value, Tensor):
         if not isinstance(value, Kernel):
             value = td._convert(value)

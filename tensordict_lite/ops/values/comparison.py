@@ -1,7 +1,7 @@
-"""Comparisons, and the operators that answer like them: bool leaves under the same keys.
+"""Comparisons and logical operators: bool leaves under the same keys.
 
-Non-tensor entries compare as objects (``objects.py``): one bool for each element of the batch. An entry that is
-``None`` is an entry that is not there.
+Non-tensor entries compare as objects (``objects.py``): one bool per element of the batch. An entry that is ``None``
+counts as missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REFLECTED = {
 
 
 def _operator(op: Callable[[Any, Any], Any], otherwise: bool | None = None) -> Any:
-    """A method for an operator. ``otherwise``: the answer for an operand of another kind; else Python decides."""
+    """A method for an operator. ``otherwise``: the result for an unsupported operand; by default Python decides."""
 
     def method(self: Any, other: object) -> Any:
         result = _compare(self, other, op)
@@ -74,13 +74,13 @@ class ComparisonOps(Kernel):
 
 def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     kind = type(other)
-    if node._is_non_tensor:  # by itself it is no plain object, and equals none
+    if node._is_non_tensor:  # alone it is not a plain object, and equals none
         return combine_objects(node, other, op) if isinstance(other, Tensor) or is_collection(other) else NotImplemented
     if kind in NUMBERS:
         return _with_number(node, other, op)
     if is_collection(other):
         if hasattr(kind, "_field_specs") and not hasattr(node, "_field_specs"):
-            node, other, op = other, node, _REFLECTED.get(op, op)  # the result is of the class with fields
+            node, other, op = other, node, _REFLECTED.get(op, op)  # the result has the class with fields
         if other._batch_size == node._batch_size:
             return _with_collection(node, other, op, -1)
         node, other = align(node, other)
@@ -98,12 +98,12 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
 
 
 def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any], made: dict[Any, Tensor] | None = None) -> Any:
-    """``made``: the tensors of the number that the levels above have used, where it is compared."""
+    """``made``: tensors of the number that the levels above have used, for comparisons."""
     source = node._source
     if node._is_unbatched:
         return combine_objects(node, other, op)
     if node._is_non_tensor:
-        # An object is not compared with the numbers that tensors are: kept, or left without an answer.
+        # Objects are not compared with numbers: keep them for orderings, drop them otherwise.
         return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)
     if type(source) is not dict:
         return _members(node, [_with_number(member, other, op, made) for member in node._nested()])
@@ -121,7 +121,7 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any], made: dic
 
 
 def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any], dims: int) -> Any:
-    """``dims``: batch dimensions behind which leaves of fewer dimensions are widened; -1 where none is."""
+    """``dims``: batch dimensions after which leaves with fewer dimensions are widened; -1 for no widening."""
     source, found = node._source, other._source
     if type(source) is not dict:
         stack_dim = node.stack_dim
@@ -136,16 +136,16 @@ def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any], dims:
     out = {}
     for key, value in source.items():
         match = found[key]
-        plain = dims < 0 and type(value) is Tensor and type(match) is Tensor  # nearly every one
+        plain = dims < 0 and type(value) is Tensor and type(match) is Tensor  # the common case
         out[key] = op(value, match) if plain else _entries(value, match, op, dims)
     return node._rebuild(out, node._batch_size)
 
 
 def _without_none(source: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The entries of both sides, less those that are ``None`` on one side and absent on the other.
+    """The entries of both sides, without those that are ``None`` on one side and missing on the other.
 
     Raises:
-        KeyError: there are others that only one of them has.
+        KeyError: other entries are in only one of them.
     """
     source = {key: value for key, value in source.items() if key in found or not is_none(value)}
     found = {key: value for key, value in found.items() if key in source or not is_none(value)}
@@ -156,13 +156,13 @@ def _without_none(source: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[
 
 
 def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any], dims: int) -> Any:
-    """One entry against whatever the other side has under its key."""
+    """One entry against the entry under its key on the other side."""
     if isinstance(value, Tensor):
         if isinstance(match, Tensor):
             return op(value, match) if dims < 0 else op(*widened(value, match, dims))
         if is_object(match):
             return combine_objects(match, value, op)
-        return op(value, match)  # a collection on the right answers through its reflected operator
+        return op(value, match)  # a collection on the right uses its reflected operator
     if is_object(value):
         return combine_objects(value, match, op)
     if isinstance(match, Tensor):
@@ -192,7 +192,7 @@ def _compare_tensor(value: Tensor, match: Any, op: Callable[[Any, Any], Any]) ->
         return op(value, match)
     try:
         return op(value, torch.as_tensor(match, device=value.device))
-    except (TypeError, ValueError, RuntimeError):  # an object that is no number: unequal, and nothing else
+    except (TypeError, ValueError, RuntimeError):  # an object that is not a number: unequal
         if op in (operator.eq, operator.ne):
             return torch.full(value.shape, op is operator.ne, dtype=torch.bool, device=value.device)
         raise

@@ -1,6 +1,6 @@
-"""Extremes: the smallest and largest elements, where they are, and how they run along a dimension.
+"""Extremes: smallest and largest elements, their positions, and running extremes along a dimension.
 
-Unlike the other reductions they give every nested collection the batch size of the root.
+Unlike in other reductions, nested collections get the batch size of the root.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ExtremeOps(Kernel):
             return_indices: ``False`` returns the values only.
 
         Returns:
-            A named tuple ``(values, indices)`` of collections with ``dim``, one collection without. A tensor, or
-            what :func:`torch.min` returns, with ``reduce=True``.
+            A named tuple ``(values, indices)`` of collections with ``dim``, one collection without. With
+            ``reduce=True`` a tensor, or the result of :func:`torch.min`.
 
         Raises:
             IndexError: ``dim`` is not a batch dimension.
@@ -83,11 +83,11 @@ class ExtremeOps(Kernel):
         return _located(self, torch.max, torch.amax, dim, keepdim, reduce, return_indices)
 
     def cummin(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Running minimum of every tensor along a batch dimension, and where it was reached.
+        """Running minimum of every tensor along a batch dimension, and its positions.
 
         Args:
             dim: batch dimension.
-            reduce: concatenate all tensors along ``dim`` first, and return what :func:`torch.cummin` does.
+            reduce: concatenate all tensors along ``dim`` first, and return the result of :func:`torch.cummin`.
             return_indices: ``False`` returns the values only.
 
         Returns:
@@ -101,7 +101,7 @@ class ExtremeOps(Kernel):
 
 
 def _flat(size: torch.Size, names: Any, root: Any, nested_names: Any = None) -> Callable[[Any], tuple[Any, Any]]:
-    """One size for the whole tree: extremes give nested collections the batch size of the root."""
+    """The same size for the whole tree: extremes give nested collections the batch size of the root."""
 
     def after(node: Any) -> tuple[Any, Any]:
         return size, names if node is root else nested_names
@@ -165,7 +165,7 @@ def _running(node: Any, fn: Any, dim: Any, reduce: bool | None, return_indices: 
 
 
 def _pair(node: Any, result: Any, fn: Callable[[Tensor], Any], size: torch.Size, names: Any) -> Any:
-    """Two trees, of the values and of the indices; only entries that hold tensors are in them."""
+    """Two trees, of the values and of the indices, with only tensor entries."""
 
     def split(node: Any) -> tuple[Any, Any]:
         values, indices = {}, {}

@@ -1,6 +1,6 @@
-"""Methods that are rows of a table: one line each, with a signature, a docstring and a stub of their own.
+"""Methods defined as rows of a table, with a signature, a docstring and a stub.
 
-``generated.pyi`` beside this file is written by ``python -m tensordict_lite.ops.values.stubs``.
+``python -m tensordict_lite.ops.values.stubs`` writes ``generated.pyi`` next to this file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ UNARY: dict[str, tuple[str, str]] = {
     "trunc": ("integer part", "-1.5"),
 }
 
-# name: what is asked of each element
+# name: the question about each element
 PREDICATES: dict[str, str] = {
     "isfinite": "is neither infinite nor NaN",
     "isnan": "is NaN",
@@ -83,9 +83,9 @@ BINARY: dict[str, tuple[str, Callable[..., Tensor], bool, bool, bool]] = {
 }
 
 _LINEAR = frozenset(("add", "sub", "rsub", "mul", "div"))
-"""Of these, torch has no shortcut for numbers, as it has for powers and for bounds."""
+"""Operators without a fast torch path for numbers, unlike powers and bounds."""
 
-# The operators that a row stands for, without the keyword arguments of the method.
+# The operators of a row, without the keyword arguments of the method.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "add": ("__add__", "__radd__"),
     "sub": ("__sub__",),
@@ -131,7 +131,7 @@ def _sentence(text: str) -> str:
 
 
 def _each_number(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``each`` for torch functions that take tensors only: a number becomes a tensor without dimensions."""
+    """``each`` for torch functions that accept only tensors: a number becomes a tensor without dimensions."""
 
     def call(leaf: Tensor, other: Any) -> Tensor:
         return each(leaf, other if isinstance(other, Tensor) else torch.tensor(other, device="cpu"))
@@ -140,7 +140,7 @@ def _each_number(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _both(a: Any, b: Any) -> Any:
-    """``logical_and`` of objects: of truth values and numbers; others have no such operator, as under ``&``."""
+    """``logical_and`` of objects: for bools and numbers; other objects do not support it, as for ``&``."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return torch.logical_and(a, b)
     if not (isinstance(a, (bool, int, float)) and isinstance(b, (bool, int, float))):
@@ -181,13 +181,13 @@ def _unary_inplace(name: str, meaning: str) -> Callable[..., Any]:
 
 
 def inplace(foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any) -> None:
-    """Like ``fused``, but a call that changes tensors must not be tried twice: decide beforehand."""
+    """Like ``fused``, but for calls that change tensors and must not be repeated: decide beforehand."""
     if not leaves:
         return
     if foreach is not None and not _tracked(leaves, *args) and _interpreter() is None:
         try:
             foreach(leaves, *args)
-        except NotImplementedError:  # there are nested tensors among them: refused before anything is changed
+        except NotImplementedError:  # with nested tensors: rejected before anything is changed
             fused(None, each, leaves, *args)
     else:
         fused(None, each, leaves, *args)
@@ -197,7 +197,7 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 
 
 def _tracked(*columns: Any) -> bool:
-    """Whether autograd records an operation on tensors of these lists: a fused call would record it for all of them."""
+    """Whether autograd records an operation on these tensors: a fused call would record it for all of them."""
     if torch.is_grad_enabled():
         any_tracked = any_requires_grad()
         for column in columns:
@@ -215,8 +215,8 @@ _any_of_torch: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", _an
 
 
 def any_requires_grad() -> Callable[..., bool]:
-    """What says whether a tensor among its arguments requires grad: torch's own, which torch.compile cannot trace."""
-    return _any_tracked if _is_traced() else _any_of_torch  # the latter takes a fifth of the time
+    """A function that returns whether an argument requires grad: torch's own, unless torch.compile traces."""
+    return _any_tracked if _is_traced() else _any_of_torch  # torch's own takes a fifth of the time
 
 
 def _predicate(name: str, meaning: str) -> Callable[..., Any]:
@@ -262,7 +262,7 @@ def _binary(
     foreach = getattr(torch, f"_foreach_{name}", None) if has_foreach else None
     single = _EACH.get(name, each)
 
-    logic = _LOGIC.get(name)  # which has an answer for objects too
+    logic = _LOGIC.get(name)  # supports objects too
     is_linear = name in _LINEAR
 
     def compute(self: Any, other: Any, default: Any = None) -> Any:
@@ -351,7 +351,7 @@ def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
 
 
 def _copying(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """In-place form of a function for which torch has none."""
+    """An in-place form of a function for which torch has none."""
 
     def call(leaf: Tensor, other: Any) -> Tensor:
         return leaf.copy_(each(leaf, other))

@@ -1,6 +1,6 @@
-"""Non-tensor entries as operands: ``==`` and ``!=`` compare the objects, ``|``, ``^`` and ``&`` ask for their truth.
+"""Non-tensor entries as operands: ``==`` and ``!=`` compare the objects; ``|``, ``^`` and ``&`` use their truth value.
 
-The answer is a bool tensor of the batch size. What has no answer (``<``, or ``|`` of strings) keeps the object.
+The result is a bool tensor of the batch size. An unsupported operation (``<``, or ``|`` of strings) keeps the object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ORDERINGS = (operator.lt, operator.le, operator.gt, operator.ge)
 
 
 def kept(node: Any) -> Any:
-    """A non-tensor entry as it is, unlocked and unnamed as all of a comparison."""
+    """A non-tensor entry unchanged, but unlocked and unnamed like all results of a comparison."""
     new = node.clone(False)
     new._set_names(None)
     return new
@@ -34,12 +34,12 @@ def is_none(value: Any) -> bool:
 
 
 def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
-    """``op`` between a non-tensor entry and whatever stands under its key on the other side.
+    """``op`` between a non-tensor entry and the entry under its key on the other side.
 
     Args:
-        value: non-tensor data: one object, or one an element.
+        value: non-tensor data: one object, or one per element.
         match: non-tensor data, a tensor, a collection of tensors or a plain object.
-        op: an operator; symmetric ones only have an answer.
+        op: an operator; only symmetric ones are supported.
     """
     if value._is_unbatched or getattr(match, "_is_unbatched", False):
         return _with_unbatched(value, match, op)
@@ -53,12 +53,12 @@ def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
         if hasattr(match, "_with_leaves"):
             return _with_tree(value, match, op)
         return _with_objects(value, value._like_rows(match, value._batch_size), op)
-    except TypeError:  # no such operator for these objects
+    except TypeError:  # these objects do not support the operator
         return kept(value)
 
 
 def _with_unbatched(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
-    """A tensor without batch dimensions against another one, or a number: element by element."""
+    """A tensor without batch dimensions against another one or a number, element by element."""
     if not value._is_unbatched:
         value, match = match, value
     other = match._leaves()[0] if getattr(match, "_is_unbatched", False) else match
@@ -72,7 +72,7 @@ def _with_unbatched(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
 
 
 def with_answers(new: Any, node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
-    """``new``, the result of ``op`` on the tensors of two trees, with its answers for their non-tensor entries."""
+    """Add the results for non-tensor entries to ``new``, the result of ``op`` on the tensors of two trees."""
     if node._is_non_tensor:
         return combine_objects(node, other, op)
     source = node._source
@@ -110,7 +110,7 @@ def _with_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Tens
 
 
 def _by_rows(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Tensor:
-    """Stacks of stacks of different lengths."""
+    """Nested stacks of different lengths."""
     mine, theirs = value.unbind(0), match.unbind(0)
     if len(mine) != len(theirs):
         raise RuntimeError(
@@ -126,7 +126,7 @@ def _answer(a: Any, b: Any, op: Callable[[Any, Any], Any]) -> bool:
 
 
 def _elements(data: Any, size: torch.Size) -> list[Any] | None:
-    """The objects in row-major order; ``None`` where one stands for all."""
+    """The objects in row-major order; ``None`` if one object is shared by all."""
     if not hasattr(data, "_payloads") and type(data._source) is dict:
         return None
     rows = data.tolist() if data._batch_size == size else data.expand(size).tolist()
@@ -136,7 +136,7 @@ def _elements(data: Any, size: torch.Size) -> list[Any] | None:
 
 
 def _with_tensor(value: Any, match: Tensor, op: Callable[[Any, Any], Any]) -> Any:
-    """Objects that are numbers (or arrays of them) against the elements of a tensor; others equal no tensor."""
+    """Objects that are numbers (or arrays of them) against a tensor; other objects equal no tensor."""
     held = value._payload if type(value._source) is dict else value.tolist()
     if isinstance(held, (bool, int, float, complex, list, np.ndarray, np.generic, Tensor)):
         try:
@@ -152,7 +152,7 @@ def _with_tensor(value: Any, match: Tensor, op: Callable[[Any, Any], Any]) -> An
 
 
 def _with_tree(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
-    """A mapping as an object against the collection that it would be as an entry."""
+    """A mapping object against the collection into which an entry would convert it."""
     held = value._payload if type(value._source) is dict else None
     if isinstance(held, Mapping):
         try:

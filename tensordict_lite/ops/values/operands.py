@@ -1,10 +1,10 @@
-"""Operands: how the other side of a binary operation lines up with the leaves of a collection.
+"""Operands: how the other side of a binary operation is matched with the leaves of a collection.
 
 =====================  ==================================================================================
 number                 the same for every leaf
 tensor                 aligned with the batch dimensions, expanded over the trailing ones of each leaf
 collection, mapping    paired key by key; batch sizes are broadcast together
-list of numbers        one number a leaf, in order
+list of numbers        one number per leaf, in order
 =====================  ==================================================================================
 """
 
@@ -34,17 +34,17 @@ def fused(
     leaves: list[Tensor],
     *args: Any,
 ) -> Sequence[Tensor]:
-    """One call for all leaves; leaf by leaf where torch has no such call or declines it.
+    """One call for all leaves; leaf by leaf where torch has no fused call or rejects it.
 
-    It declines an integer leaf beside one that requires grad, and nested tensors. An error that is the user's comes
-    again, with the message of the plain operation. Inside ``torch.vmap``, which has no rule for it, it is not asked:
-    while a graph is traced the refusal would be an error that nothing catches.
+    torch rejects an integer leaf next to one that requires grad, and nested tensors. A genuine error is raised again by
+    the plain operation. Inside ``torch.vmap``, which has no rule for it, the fused call is not tried: during tracing
+    its error could not be caught.
 
     Args:
         foreach: the fused function over lists.
         each: the same for one tensor.
         leaves: the tensors.
-        *args: a list as long as ``leaves`` goes leaf by leaf, anything else to every leaf.
+        *args: a list as long as ``leaves`` is passed leaf by leaf, any other value to every leaf.
     """
     if foreach is not None and _interpreter() is None:
         try:
@@ -57,25 +57,26 @@ def fused(
     return [each(*row) for row in zip(leaves, *columns)]
 
 
-FEW = 3  # tensors from which the tensors of a number are worth making
+FEW = 3  # number of tensors from which converting a number once is faster
 _HOLDS = {
     float: frozenset((torch.float32, torch.float64)),
     int: frozenset((torch.float32, torch.float64, torch.int64)),
 }
-"""In which dtypes arithmetic with a number, and with a tensor of that dtype that holds it, is the same to the bit. Not
-in the narrow ones: there, torch keeps all digits of a number."""
+"""Dtypes in which arithmetic with a number equals that with a tensor of that dtype, bit by bit.
+In narrow dtypes torch keeps all digits of a number.
+"""
 
 
 def spelled_out(number: Any, tensors: Collection[Any], made: dict[torch.dtype, Tensor] | None = None) -> Any:
-    """A number as tensors without dimensions, one for each of several tensors; or as it is, where that is no better.
+    """A number as tensors without dimensions, one for each of several tensors; or unchanged, if that is not faster.
 
-    Of a number, torch makes such a tensor itself in every call, of another dtype, and then converts it: half of the
-    time of an operation on a small tensor of the CPU.
+    For a number, torch creates such a tensor in every call, with another dtype, and converts it: half the time of an
+    operation on a small CPU tensor.
 
     Args:
-        number: what every tensor meets.
-        tensors: they.
-        made: those of other tensors for the same number, to which more may be added.
+        number: the operand of every tensor.
+        tensors: the tensors.
+        made: cached tensors of the same number for other tensors, to which more may be added.
     """
     holds = _HOLDS.get(type(number))
     if holds is None or not (made or len(tensors) >= FEW) or _interpreter() is not None or _is_compiling():
@@ -103,9 +104,9 @@ def spelled_out(number: Any, tensors: Collection[Any], made: dict[torch.dtype, T
 
 
 def tracked_rows(out: Sequence[Tensor], *columns: Any) -> Sequence[Tensor]:
-    """``out`` of a fused call, which tracks gradients for all of its results as soon as one needs them.
+    """``out`` of a fused call, which tracks gradients for all of its results if one needs them.
 
-    Those whose own operands need none are detached, as operations leaf by leaf would leave them.
+    Results whose own operands need no gradients are detached, as in operations leaf by leaf.
     """
     if not out[0].requires_grad:
         return out
@@ -145,10 +146,10 @@ def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 def broadcast(left: torch.Size, right: torch.Size) -> torch.Size:
-    """Shape that two shapes broadcast to.
+    """The shape that two shapes broadcast to.
 
     Raises:
-        RuntimeError: they do not.
+        RuntimeError: they do not broadcast.
     """
     if len(left) < len(right):
         left, right = right, left
@@ -169,7 +170,7 @@ def broadcast(left: torch.Size, right: torch.Size) -> torch.Size:
 def spread(node: Any, tensor: Tensor) -> list[Tensor]:
     """``tensor``, which broadcasts to the batch size of ``node``, as one operand for each leaf.
 
-    One without dimensions is that for all leaves: with some, it would count as much as they for the dtype of a result.
+    A tensor without dimensions is passed unchanged: with dimensions it would take part in type promotion.
     """
     if not tensor.ndim:
         return [tensor] * len(node._leaves())
@@ -196,10 +197,10 @@ def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out:
             else:
                 _spread(value, tensor, dims, views, out)
         return
-    # A lazy stack: its members have one dimension less, the one that it stacks along.
+    # A lazy stack: its members lack the stack dimension.
     stack_dim = node.stack_dim
     members = node._nested()
-    if stack_dim >= dims:  # a nested stack along a dimension of its own
+    if stack_dim >= dims:  # a nested stack along its own dimension
         for member in members:
             _spread(member, tensor, dims, views, out)
         return
@@ -215,7 +216,7 @@ def pair_leaves(node: Any, other: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Leaves of two collections, paired by key, in the order of the first.
 
     Raises:
-        KeyError: one of them has a tensor that the other does not have.
+        KeyError: one of them has a tensor that the other lacks.
     """
     ours: list[Tensor] = []
     theirs: list[Tensor] = []
@@ -225,9 +226,9 @@ def pair_leaves(node: Any, other: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
-    """Collects the tensors of ``source`` and those of ``td`` under the same keys, where their levels are of one class.
+    """Collect the tensors of ``source`` and of ``td`` by key, if their levels have the same class.
 
-    False, with lists to throw away, where there is anything else to look at.
+    False, with unusable lists, if other entries need the general code.
     """
     kind: Any = None
     levels = [(td, source)]
@@ -256,7 +257,7 @@ def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -
 
 
 def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Fills both lists; False when the number or kind of entries differs somewhere."""
+    """Fill both lists; False if the number or kind of entries differs."""
     source = node._source
     if type(source) is not dict:
         same = True
@@ -271,7 +272,7 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
     same = len(source) == len(found)
     for key, value in source.items():
         match = found.get(key)
-        if type(value) is Tensor and type(match) is Tensor:  # the usual case first
+        if type(value) is Tensor and type(match) is Tensor:  # the common case first
             ours.append(value)
             theirs.append(match)
         elif isinstance(value, Tensor):
@@ -321,7 +322,7 @@ def _readable(paths: set[tuple[str, ...]]) -> str:
 
 
 def _union(node: Any, other: Any, default: Tensor) -> tuple[Any, Any]:
-    """Copies of both trees in which ``default`` stands where only the other one has a tensor."""
+    """Copies of both trees with ``default`` where only the other one has a tensor."""
     ours, theirs = leaf_paths(node), leaf_paths(other)
     node, other = node.clone(False), other.clone(False)
     for target, origin, paths in ((node, other, theirs), (other, node, ours)):
@@ -342,16 +343,16 @@ def _put(target: Any, origin: Any, path: tuple[str, ...], value: Tensor) -> None
 
 
 def _intersection(node: Any, other: Any) -> tuple[Any, Any]:
-    """Both trees with the tensors that both have; the objects of the first are kept, as without a default."""
+    """Both trees with the tensors that both have; objects of the first are kept, as without a default."""
     common = set(leaf_paths(other))
     keys = [path for path in leaf_paths(node) if path in common]
     return node.select(*keys, *(key for key, _ in node.non_tensor_items(True))), other.select(*keys)
 
 
 def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
-    """Two tensors of the same leading ``dims``, the one with fewer others with ones right behind those.
+    """Two tensors with the same leading ``dims``; the one with fewer others gets dimensions of size 1 after those.
 
-    A value without feature dimensions, expanded over a batch, then meets the same row of the other side.
+    A value without feature dimensions, expanded over a batch, is thus matched with the same row of the other side.
     """
     missing = left.ndim - right.ndim
     if missing > 0:
@@ -365,11 +366,11 @@ def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
-    """Both collections at one batch size.
+    """Both collections with the same batch size.
 
-    How many dimensions count as the batch is a matter of bookkeeping, so an entry that has the shape of its
-    counterpart meets it element by element, and one of a collection without batch dimensions is broadcast to its
-    counterpart where it fits. Otherwise batch sizes are broadcast, as shapes are.
+    Batch sizes are metadata, so an entry with the shape of its counterpart is matched element by element, and an entry
+    of a collection without batch dimensions is broadcast to its counterpart if it fits. Otherwise batch sizes are
+    broadcast like shapes.
 
     Raises:
         RuntimeError: the batch sizes do not broadcast.
@@ -416,7 +417,7 @@ def _with_batch_size(node: Any, size: torch.Size) -> Any:
 
 
 def _laid_out(node: Any, model: Any, size: torch.Size, dims: int) -> Any:
-    """A collection under the longer batch size of ``model``, whose shapes say how each entry is laid out."""
+    """A collection under the longer batch size of ``model``, whose shapes determine the layout of each entry."""
     if type(node._source) is not dict:
         try:
             node = node._densified()
@@ -459,17 +460,17 @@ def _laid_out_leaf(leaf: Tensor, match: Any, size: torch.Size, dims: int) -> Ten
             ahead = target[len(target) - len(shape) :]
             if all(n in (1, m) for n, m in zip(shape, ahead)):
                 return leaf.expand(target)
-    broadcast(shape[:dims], size)  # says what does not fit
+    broadcast(shape[:dims], size)  # raises the error for the entry that does not fit
     return leaf.expand(*size, *shape[dims:])
 
 
 def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -> tuple[Any, list[Tensor], Any]:
-    """What a binary operation works on: the collection whose tree the result has, its leaves, the operand.
+    """The operands of a binary operation: the collection whose tree the result has, its leaves, and the other operand.
 
-    The operand is a number or a list with one tensor (or number) for each leaf.
+    The operand is a number, or a list with one tensor (or number) per leaf.
 
     Raises:
-        TypeError: ``other`` is nothing that an operation over leaves can use.
+        TypeError: ``other`` is not a valid operand.
         RuntimeError: shapes do not broadcast.
         KeyError: collections with different keys, without a ``default``.
     """

@@ -1,6 +1,6 @@
-"""Pointwise arithmetic: operators, operations of three operands, filling and copying.
+"""Pointwise arithmetic: operators, ternary operations, filling and copying.
 
-The methods of one and two operands are rows of the tables in ``generated.py``.
+Unary and binary methods are rows of the tables in ``generated.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PointwiseOps(GeneratedOps):
     # -- three operands ------------------------------------------------------------------------------------
 
     def clamp(self, min: Any = None, max: Any = None, *, out: TensorCollection | None = None) -> Self:
-        """Every element limited to ``[min, max]``; ``max`` wins where they cross.
+        """Every element limited to ``[min, max]``; ``max`` has precedence.
 
         Args:
             min: lower bound: number, tensor, or collection paired by key. ``None``: no bound.
@@ -72,13 +72,13 @@ class PointwiseOps(GeneratedOps):
         if type(low) in NUMBERS and type(high) in NUMBERS:
             return self._with_leaves(iter([leaf.clamp(low, high) for leaf in self._leaves()]))
         node, leaves, (lower, upper) = self._beside(low, high)
-        if isinstance(lower, list) or isinstance(upper, list):  # torch takes two tensors or two numbers
+        if isinstance(lower, list) or isinstance(upper, list):  # torch accepts two tensors or two numbers
             lower, upper = (_as_column(bound, leaves) for bound in (lower, upper))
             return node._with_leaves(iter(fused(None, torch.clamp, leaves, lower, upper)))
         return node._with_leaves(iter([leaf.clamp(lower, upper) for leaf in leaves]))
 
     def _beside(self, *others: Any, inplace: bool = False) -> tuple[Any, list[Tensor], list[Any]]:
-        """A collection of the batch size that all broadcast to, its leaves, and for each operand one a leaf.
+        """A collection with the broadcast batch size, its leaves, and for each operand one value per leaf.
 
         Raises:
             RuntimeError: with ``inplace``, that is not the batch size of this collection.
@@ -90,7 +90,7 @@ class PointwiseOps(GeneratedOps):
                 node = resolve(node, other)[0]
             found = [resolve(node, other, None, True) for other in others]
         leaves = found[0][1]
-        for _, widened, operand in found[1:]:  # behind the batch, where an operand has more dimensions
+        for _, widened, operand in found[1:]:  # after the batch, if an operand has more dimensions
             if type(operand) is list:
                 leaves = [a if a.ndim >= b.ndim else b for a, b in zip(leaves, widened)]
         return node, leaves, [operand for _, _, operand in found]
@@ -99,7 +99,7 @@ class PointwiseOps(GeneratedOps):
         """Linear interpolation ``self + weight * (end - self)``.
 
         Args:
-            end: where a weight of 1 leads: a collection or a tensor.
+            end: the result for weight 1: a collection or a tensor.
             weight: number, tensor or collection.
 
         Example:
@@ -203,7 +203,7 @@ class PointwiseOps(GeneratedOps):
         return self
 
     def fill_(self, key: Any, value: float | bool) -> Self:
-        """Fills the entry at ``key`` with a number, in place. Of a nested collection, every tensor.
+        """Fill the entry at ``key`` with a number, in place; in a nested collection, every tensor.
 
         Args:
             key: (nested) key.
@@ -217,9 +217,9 @@ class PointwiseOps(GeneratedOps):
         """
         path = require_path(key)
         try:
-            part = self.select(path)  # what a lazy stack gives of its tensors is a copy
+            part = self.select(path)  # a lazy stack returns copies of its tensors
         except KeyError:
-            self._get_path(path)  # tells a key below a tensor from one that is missing
+            self._get_path(path)  # distinguishes a key below a tensor from a missing one
             raise
         for leaf in part._leaves():
             leaf.fill_(value)
@@ -229,7 +229,7 @@ class PointwiseOps(GeneratedOps):
         """Copies the entries of a collection or mapping into the existing ones, see :meth:`update_`.
 
         Raises:
-            KeyError: there is an entry that this collection does not have.
+            KeyError: this collection lacks an entry.
             RuntimeError: a value does not fit the shape of its entry.
 
         Returns:
@@ -241,13 +241,13 @@ class PointwiseOps(GeneratedOps):
         """Copies the tensors of a collection into the rows at ``idx`` of the existing entries.
 
         Args:
-            tensordict: collection of the batch size of ``self[idx]``.
+            tensordict: collection with the batch size of ``self[idx]``.
             idx: any index of the batch dimensions.
             non_blocking: for copies between devices.
-            fast: tensors only, matched exactly. ``False``: the semantics of :meth:`update_at_`.
+            fast: only tensors with matching keys. ``False``: as :meth:`update_at_`.
 
         Raises:
-            RuntimeError: with ``fast``, the source has an entry that this collection does not have.
+            RuntimeError: with ``fast``, this collection lacks an entry of the source.
 
         Returns:
             self
@@ -269,7 +269,7 @@ class PointwiseOps(GeneratedOps):
                 f"copy_at_() needs every entry of the source to exist in the destination: {err} "
                 "Use fast=False or update_at_() for anything else."
             ) from err
-        if any(target._base is None for target in targets):  # an advanced index made copies: write by index
+        if any(target._base is None for target in targets):  # an advanced index makes copies: write by index
             return self.update_at_(tensordict, idx, non_blocking=non_blocking)
         for target, source in zip(targets, sources):
             target.copy_(source, non_blocking=non_blocking)
@@ -311,7 +311,7 @@ class PointwiseOps(GeneratedOps):
         return new
 
     def _reflected(self, fn: Callable[[Any, Tensor], Tensor], other: Any) -> Self:
-        """``fn(other, self)`` for operations that do not commute."""
+        """``fn(other, self)`` for non-commutative operations."""
         node, leaves, operand = resolve(self, other)
         operands = operand if isinstance(operand, list) else [operand] * len(leaves)
         new = node._with_leaves(iter([fn(left, leaf) for left, leaf in zip(operands, leaves)]))

@@ -1,4 +1,4 @@
-"""The engine of the reductions: trees, sizes and names after dimensions are gone, all leaves as one tensor."""
+"""Implementation of reductions: trees, sizes and names after removing dimensions, all leaves as one tensor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def with_options(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """``fn`` with keyword options; those that are ``None`` are left out, which is how torch spells a default."""
+    """``fn`` with keyword options; options that are ``None`` are omitted, which torch treats as the default."""
     options = {name: value for name, value in options.items() if value is not None}
     if not options:
         return fn
@@ -43,7 +43,7 @@ def with_options(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         return fn(*args, **options)
 
-    # torch.std and torch.var take keepdim by name once correction is given
+    # torch.std and torch.var take keepdim by keyword if correction is given
     def keyworded(leaf: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         return fn(leaf, dim=dim, keepdim=keepdim, **options)
 
@@ -51,9 +51,9 @@ def with_options(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def of_one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., Tensor]:
-    """Lets a torch function of one dimension reduce several, by merging them at the end.
+    """Make a torch function of one dimension reduce several, by merging them at the end.
 
-    ``leads``: the result of ``fn`` has a dimension of its own in front.
+    ``leads``: the result of ``fn`` has an additional first dimension.
     """
 
     def call(leaf: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
@@ -78,7 +78,7 @@ def of_one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., 
 
 
 def walk(node: Any, fn: Callable[[Tensor, Any], Any], after: Any, key_transform: KeyTransform = None) -> Any:
-    """``fn(leaf, its collection)`` in place of every leaf; ``after(collection)`` is its new size and names."""
+    """Replace every leaf by ``fn(leaf, its collection)``; ``after(collection)`` is the new size and names."""
     if type(node._source) is not dict:
         node = dense(node)
     out = {}
@@ -89,10 +89,10 @@ def walk(node: Any, fn: Callable[[Tensor, Any], Any], after: Any, key_transform:
 
 
 def dense(node: Any) -> Any:
-    """The dense collection that a lazy stack stands for; a dense collection itself.
+    """The dense form of a lazy stack; a dense collection unchanged.
 
     Raises:
-        RuntimeError: a stack of objects, which nothing can reduce.
+        RuntimeError: a stack of objects, which cannot be reduced.
     """
     if type(node._source) is dict:
         return node
@@ -117,7 +117,7 @@ def ones(node: Any) -> tuple[torch.Size, Any]:
 
 
 def without(dims: tuple[int, ...], keepdim: bool) -> Callable[[Any], tuple[torch.Size, Any]]:
-    """Size and names of a collection without (or with ones for) its dimensions ``dims``."""
+    """Size and names of a collection with the dimensions ``dims`` removed (or of size 1)."""
 
     def after(node: Any) -> tuple[torch.Size, Any]:
         size, names = node._batch_size, node._names
@@ -134,7 +134,7 @@ def _named(names: list[str | None]) -> list[str | None] | None:
 
 
 def _led(after: Callable[[Any], tuple[torch.Size, Any]], lead: int) -> Callable[[Any], tuple[torch.Size, Any]]:
-    """The same with a dimension in front."""
+    """The same with an additional first dimension."""
 
     def call(node: Any) -> tuple[torch.Size, Any]:
         size, names = after(node)
@@ -162,7 +162,7 @@ def along_dims(
 
 
 def batch_dims(dim: Any, ndim: int) -> tuple[int, ...]:
-    """The batch dimensions that a user names, from the front."""
+    """The given batch dimensions, counted from the front."""
     given = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
     for d in given:
         if isinstance(d, bool) or not isinstance(d, int):
@@ -175,7 +175,7 @@ def batch_dims(dim: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _features(leaf: Tensor, ndim: int) -> Tensor:
-    """Everything behind the first ``ndim`` dimensions in one dimension."""
+    """All dimensions after the first ``ndim`` merged into one."""
     return leaf.flatten(ndim) if leaf.ndim > ndim else leaf.unsqueeze(-1)
 
 
@@ -192,7 +192,7 @@ def reduction(
     key_transform: KeyTransform,
     lead: int | None = None,
 ) -> Any:
-    """All that sum and its kin share; ``fn(leaf)`` or ``fn(leaf, dims, keepdim)``."""
+    """The common part of the reductions; ``fn(leaf)`` or ``fn(leaf, dims, keepdim)``."""
     if isinstance(dim, (tuple, list)) and not dim:
         dim = None
     if reduce:
@@ -215,7 +215,7 @@ def reduction(
 
 
 def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bool) -> Any:
-    # Everything at once does not need the members of a lazy stack to have one shape.
+    # Reducing everything does not need members of the same shape in lazy stacks.
     leaves = (node if dim is None else dense(node))._leaves()
     if not leaves:
         raise ValueError(
@@ -232,7 +232,7 @@ def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bo
 
 
 def written(out: Any, new: Any) -> Any:
-    """Copies a result into ``out``: into the entries that it has; others are added. What else it has stays."""
+    """Copy a result into ``out``: into existing entries; others are added. Remaining entries are kept."""
     try:
         pairs = pair_leaves(out, new)
     except KeyError:

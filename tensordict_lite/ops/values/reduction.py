@@ -1,9 +1,9 @@
-"""Reductions: every leaf over all of its elements, over batch dimensions, or over its feature dimensions.
+"""Reductions of every leaf over all elements, over batch dimensions, or over feature dimensions.
 
 ==============  ============================================================================================
 no ``dim``      each leaf becomes a scalar, the batch size ``[]``
-an int, tuple   these batch dimensions go, those of nested collections beyond them stay
-``"feature"``   the dimensions behind the batch size of the collection that holds the leaf go
+an int, tuple   these batch dimensions are removed; further ones of nested collections are kept
+``"feature"``   the dimensions after the batch size of the collection that holds the leaf are removed
 ==============  ============================================================================================
 
 ``reduce=True`` reduces all leaves together, to one tensor.
@@ -64,7 +64,7 @@ class ReductionOps(ExtremeOps):
             >>> td.all(), td.all(dim=1)["a"]
             (False, tensor([False,  True]))
         """
-        if dim is None:  # entry by entry: the first zero ends it
+        if dim is None:  # entry by entry: stops at the first zero
             if self._is_unbatched:
                 return bool(self._leaves()[0].all())
             source = self._source
@@ -118,17 +118,17 @@ class ReductionOps(ExtremeOps):
         """Sum of every tensor.
 
         Args:
-            dim: batch dimension(s) to reduce, or ``"feature"`` for all that are behind them. All by default.
+            dim: batch dimension(s) to reduce, or ``"feature"`` for all dimensions after them. All by default.
             keepdim: keep reduced dimensions with size 1.
-            dtype: cast to it first.
-            reduce: reduce all tensors together, to one: over everything, over the features, or, with batch
-                dimensions, after concatenation along the first of them.
-            key_transform: new name of every entry.
+            dtype: cast to this dtype first.
+            reduce: reduce all tensors together, to one: over everything, over the features, or, with batch dimensions,
+                after concatenation along the first of them.
+            key_transform: function that renames the entries.
 
         Raises:
             IndexError: ``dim`` is not a batch dimension.
             TypeError: ``keepdim`` with ``"feature"``.
-            ValueError: ``reduce=True`` without any tensor.
+            ValueError: ``reduce=True`` without tensors.
 
         Example:
             >>> import torch
@@ -170,7 +170,7 @@ class ReductionOps(ExtremeOps):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
-        """Mean of the elements of every tensor that are not NaN. Arguments as in :meth:`sum`."""
+        """Mean of the elements of every tensor, ignoring NaN. Arguments as in :meth:`sum`."""
         return reduction(self, "nanmean", with_options(torch.nanmean, dtype=dtype), dim, keepdim, reduce, None)
 
     def std(
@@ -217,7 +217,7 @@ class ReductionOps(ExtremeOps):
     ) -> Self | Tensor:
         """Product of every tensor. Arguments as in :meth:`sum`.
 
-        ``keepdim`` without ``dim`` gives every tensor and nested collection the batch dimensions only, of size 1.
+        ``keepdim`` without ``dim`` gives every tensor and nested collection only its batch dimensions, of size 1.
         """
         fn = of_one_dim(with_options(torch.prod, dtype=dtype))
         if keepdim and not reduce and (dim is None or dim == ()):
@@ -238,8 +238,8 @@ class ReductionOps(ExtremeOps):
         """Quantile of every tensor, see :func:`torch.quantile`. Other arguments as in :meth:`sum`.
 
         Args:
-            q: between 0 and 1, or a one-dimensional tensor of such values. Those become the first dimension of
-                every tensor and, with ``dim``, of the batch.
+            q: between 0 and 1, or a one-dimensional tensor of such values, which becomes the first dimension of every
+                tensor and, with ``dim``, of the batch.
             interpolation: between two elements: linear, lower, higher, midpoint or nearest.
 
         Example:
@@ -289,8 +289,8 @@ class ReductionOps(ExtremeOps):
 
         Args:
             out: collection whose tensors receive the result, and which is returned.
-            dtype: of the result.
-            key_transform: new name of every entry.
+            dtype: dtype of the result.
+            key_transform: function that renames the entries.
 
         Raises:
             RuntimeError: a tensor is neither floating point nor complex.
@@ -306,7 +306,7 @@ class ReductionOps(ExtremeOps):
 
 
 def _all_dense(node: Any) -> Any:
-    """The same tree without lazy stacks, so that its leaves are those that a walk meets."""
+    """The same tree without lazy stacks, so that its leaves are those of a walk."""
     node = dense(node)
     if all(isinstance(value, Tensor) for value in node._source.values()):
         return node
@@ -332,7 +332,7 @@ def _any_of_few(value: Tensor) -> bool:
 
 
 def _few_numbers(value: Tensor) -> list[Any] | None:
-    """The elements of a small tensor of the host, which are read out sooner than torch reduces them; else ``None``."""
+    """The elements of a small CPU tensor, faster than a reduction by torch; else ``None``."""
     if value.numel() > _FEW or not value.is_cpu or value.is_nested or value.layout is not torch.strided:
         return None
     return value.tolist() if value.ndim == 1 else value.ravel().tolist()

@@ -1,6 +1,6 @@
-"""Writes ``generated.pyi``, what type checkers and editors see of the methods that are rows of a table.
+"""Writes ``generated.pyi``, the stub for type checkers and editors of the generated methods.
 
-``python -m tensordict_lite.ops.values.stubs`` rewrites the file, ``--check`` only says whether it is up to date.
+``python -m tensordict_lite.ops.values.stubs`` rewrites the file; ``--check`` only compares it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the file, or compares it with ``--check``: 1 when it is out of date."""
+    """Write the file, or compare it with ``--check``: returns 1 if it is out of date."""
     text = render()
     if "--check" in arguments:
         current = STUB.read_text() if STUB.exists() else ""
