@@ -106,7 +106,7 @@ class ConstructOps(Kernel):
         names: Sequence[str | None] | None = None,
         lazy: bool | None = None,
     ) -> Any:
-        """Stacks a list of dicts or collections along a new first dimension.
+        """Stack a list of dicts or collections along a new first dimension.
 
         Args:
             input: dicts (converted with :meth:`from_dict`) or collections (taken as they are).

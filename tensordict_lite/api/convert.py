@@ -222,7 +222,7 @@ class ConvertOps(StateOps):
 
     @classmethod
     def from_h5(cls, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
-        """Opens an HDF5 file; see :meth:`PersistentTensorDict.from_h5`."""
+        """Open an HDF5 file; see :meth:`PersistentTensorDict.from_h5`."""
         from tensordict_lite.persistent import PersistentTensorDict
 
         return PersistentTensorDict.from_h5(filename, **options)
@@ -258,7 +258,7 @@ class ConvertOps(StateOps):
 
     @classmethod
     def from_zarr(cls, filename: Any, **options: Any) -> PersistentTensorDict:
-        """Opens a Zarr store; see :meth:`PersistentTensorDict.from_zarr`."""
+        """Open a Zarr store; see :meth:`PersistentTensorDict.from_zarr`."""
         from tensordict_lite.persistent import PersistentTensorDict
 
         return PersistentTensorDict.from_zarr(filename, **options)

@@ -323,7 +323,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self._rebuild(out, size, self._names)
 
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
-        """``td.get(key)[index]``, the default when :meth:`get` would give it: nothing of that is indexed."""
+        """``td.get(key)[index]``; the default if :meth:`get` returns it, unindexed."""
         value = self.get(key) if default is MISSING else self.get(key, default)
         if type(index) is list and isinstance(value, Tensor):  # torch takes some for tuples
             index = normalise_index(index, value.ndim)
@@ -355,12 +355,12 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         self._set_index(normalise_index(index, len(self._batch_size)), value)
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
-        """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.
+        """Write an entry, replacing or (``inplace=True``) overwriting an existing one.
 
         Args:
             key: string or (nested) tuple; missing levels are created.
-            item: tensor or collection whose leading shape is the batch size, or anything that converts to one.
-            inplace: write into the existing tensor. A key that does not exist is added all the same.
+            item: tensor or collection whose leading shape is the batch size, or a value that converts to one.
+            inplace: write into the existing tensor. A missing key is added.
             non_blocking: for the copy to :attr:`device`.
 
         Raises:
@@ -391,7 +391,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self
 
     def _set_inplace(self, key: str, item: Any, non_blocking: bool) -> Self:
-        """``set(inplace=True)`` of an entry that is there; a nested collection takes keys that it does not have."""
+        """``set(inplace=True)`` of an existing entry; a nested collection also takes new keys."""
         entry = self._source[key]
         if isinstance(item, (TensorCollection, Mapping)) and not getattr(item, "_is_non_tensor", False):
             if isinstance(entry, TensorCollection) and not entry._is_non_tensor:
@@ -400,7 +400,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self.set_(key, item, non_blocking=non_blocking)
 
     def _parent_for(self, path: tuple[str, ...]) -> TensorCollection:
-        """The collection that holds the last step of ``path``; missing levels are created on the way."""
+        """The collection that holds the last step of ``path``; missing levels are created."""
         node: Any = self
         for key in path[:-1]:
             try:
@@ -409,7 +409,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 if node._lock is not None:
                     raise node._locked_error() from None
                 node._set_str(key, node._new_child())
-                child = node._get_str(key)  # a lazy stack has cut it
+                child = node._get_str(key)  # a lazy stack has split it
             if not isinstance(child, TensorCollection):
                 raise KeyError(
                     f"the entry {key!r} is already present in {type(node).__name__} and is a {type(child).__name__}, "
@@ -422,7 +422,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self
 
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Copies a value into an existing entry, locked or not.
+        """Copy a value into an existing entry, locked or not.
 
         Raises:
             KeyError: there is no such entry.
@@ -436,7 +436,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self
 
     def _parent_of(self, path: tuple[str, ...]) -> Any:
-        """The level that has, or would have, the entry at a path; KeyThroughLeafError where that is no collection."""
+        """The level of the entry at a path, existing or not; KeyThroughLeafError if it is not a collection."""
         if len(path) == 1:
             return self
         parent = self._get_path(path[:-1])
@@ -479,9 +479,9 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             ) from err
 
     def _check_object(self, key: str, entry: Any, item: Any) -> None:
-        """Refuses a value that is no object for a non-tensor entry: one that ``set`` makes a tensor or collection of.
+        """Reject a value for a non-tensor entry that ``set`` would convert to a tensor or collection.
 
-        A value of the type that is held already (a number, say, stored by ``set_non_tensor``) is one.
+        A value of the stored type is accepted (for example a number stored by ``set_non_tensor``).
         """
         if isinstance(item, TensorCollection):
             if not item._is_non_tensor or item._is_unbatched is not entry._is_unbatched:
@@ -504,7 +504,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
         Raises:
             KeyError: there is no such entry.
-            EntryKindError: the entry is a tensor and the value no number, or the other way round.
+            EntryKindError: the entry is a tensor and the value not numeric, or vice versa.
         """
         path = require_path(key)
         entry: Any = self
@@ -516,8 +516,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             for depth in range(1, len(path)):
                 node = node._get_path(path[depth - 1 : depth])
                 if not isinstance(node, TensorCollection):
-                    break  # which is told below
-                if not isinstance(node, DenseCollection):  # a lazy stack: what it gives of its tensors is a copy
+                    break  # reported below
+                if not isinstance(node, DenseCollection):  # a lazy stack returns copies of its tensors
                     node.set_at_(path[depth:], value, index, non_blocking=non_blocking)
                     return self
             entry = self._get_path(path)
@@ -525,7 +525,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             if type(index) is list:  # torch takes some for tuples
                 index = normalise_index(index, entry.ndim)
             put_rows(entry, index, value, ".".join(path))
-        elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
+        elif entry._is_unbatched:  # indexes the tensor itself, like `get(key)[index]`
             put_rows(entry._plain(), index, value, ".".join(path))
         else:
             self._parent_of(path)._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
@@ -535,7 +535,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         self.del_(key)
 
     def del_(self, key: Any) -> Self:
-        """Removes an entry.
+        """Remove an entry.
 
         Raises:
             KeyError: there is no such entry.
@@ -555,7 +555,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self
 
     def _as_value(self) -> Any:
-        """What ``td[key]`` gives for this entry: itself, or the payload of a non-tensor wrapper."""
+        """The result of ``td[key]`` for this entry: itself, or the payload of a non-tensor wrapper."""
         return self
 
     # -- pickling -------------------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             "memmap": getattr(self, "_memmap_path", None),
             "extra": getattr(self, "__dict__", None),
         }
-        # torch.save asks Python about each object: what is unset is left out
+        # torch.save inspects each object: leave out unset slots
         state = {key: value for key, value in state.items() if value}
         return {"source": self._source, "batch_size": tuple(self._batch_size), **state}
 
@@ -593,10 +593,10 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         if "locked" in state:
             self._propagate_lock(None)
             if state.get("shared") and all(leaf.device.type != "cpu" or leaf.is_shared() for leaf in self._leaves()):
-                mark_shared(self)  # sent to another process, which has the same memory; a plain pickle is a copy
+                mark_shared(self)  # sent to another process, which shares the memory; a plain pickle is a copy
         path = state.get("memmap")
         if path is not None and not any(type(value) is Tensor for value in self._source.values()):
-            self._memmap_path = path  # a deep copy has ordinary tensors, and is not mapped
+            self._memmap_path = path  # a deep copy has ordinary tensors and is not mapped
 
 
 def _blank(cls: type[DenseCollection]) -> DenseCollection:

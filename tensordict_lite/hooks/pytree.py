@@ -340,7 +340,7 @@ def _holds_parameters(td: Any) -> bool:
 
 
 def register(cls: Any) -> None:
-    """Makes instances of a class of collections nodes of pytrees."""
+    """Make instances of a class of collections nodes of pytrees."""
     if cls._is_unbatched:
         _pytree.register_pytree_node(cls, _flatten_unbatched, _unflatten_unbatched)
     elif cls._is_non_tensor:

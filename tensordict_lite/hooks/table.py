@@ -11,7 +11,7 @@ HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the meaning of torch functions on collections."""
+    """Register the meaning of torch functions on collections."""
 
     def register(handler: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:

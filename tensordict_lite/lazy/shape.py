@@ -411,7 +411,7 @@ class LazyShapeOps(Stacked):
         return self
 
     def _become(self, out: Any) -> None:
-        """Takes over the content of a collection of the same batch size: members take that of their rows."""
+        """Take over the content of a collection of the same batch size: members take that of their rows."""
         alone = len({id(member) for member in self._source}) == len(self._source)
         for at, row in enumerate(out.unbind(self._stack_dim)):
             member = self._source[at]
@@ -449,7 +449,7 @@ class LazyShapeOps(Stacked):
         return mask.unbind(self._stack_dim)
 
     def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
-        """Fills the rows where ``mask`` (over the leading batch dimensions) holds, in place."""
+        """Fill the rows where ``mask`` (over the leading batch dimensions) holds, in place."""
         for member, rows in zip(self._source, self._mask_rows(mask)):
             if rows.ndim:
                 member.masked_fill_(rows, value)

@@ -139,7 +139,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return self._stack_dim
 
     def insert(self, index: int, tensordict: Any) -> None:
-        """Inserts a member before position ``index`` along the stack dimension, as :meth:`list.insert`.
+        """Insert a member before position ``index`` along the stack dimension, as :meth:`list.insert`.
 
         Raises:
             TypeError: not a tensor collection.
@@ -179,11 +179,11 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return value
 
     def append(self, tensordict: Any) -> None:
-        """Adds a member at the end of the stack dimension, see :meth:`insert`."""
+        """Add a member at the end of the stack dimension, see :meth:`insert`."""
         self.insert(len(self._source), tensordict)
 
     def extend(self, tensordicts: Iterable[Any]) -> None:
-        """Adds several members at the end of the stack dimension, see :meth:`insert`."""
+        """Add several members at the end of the stack dimension, see :meth:`insert`."""
         for member in list(tensordicts):
             self.insert(len(self._source), member)
 

@@ -179,7 +179,7 @@ class LazyValueOps(LazyUpdateOps):
         return self._each_in_place("exclude", *keys, inplace=True) if inplace else self._each("exclude", *keys)
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Moves an entry of every member to another key, in place.
+        """Move an entry of every member to another key, in place.
 
         Raises:
             KeyError: a member has no such entry; then nothing is renamed.
@@ -254,7 +254,7 @@ class LazyValueOps(LazyUpdateOps):
         return self._each("filter_non_tensor_data")
 
     def clear(self) -> Self:
-        """Removes the entries that all members have."""
+        """Remove the entries that all members have."""
         if self._lock is not None:
             raise self._locked_error()
         for key in self._key_list():
@@ -268,7 +268,7 @@ class LazyValueOps(LazyUpdateOps):
         return self.get(key)
 
     def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
-        """Removes an entry from every member and returns it, stacked.
+        """Remove an entry from every member and returns it, stacked.
 
         Raises:
             KeyError: a member has no such entry, and there is no default.
@@ -285,11 +285,11 @@ class LazyValueOps(LazyUpdateOps):
         return value
 
     def create_nested(self, key: Any) -> Self:
-        """Puts an empty collection at ``key`` of every member."""
+        """Put an empty collection at ``key`` of every member."""
         return self._each_in_place("create_nested", key)
 
     def fill_(self, key: Any, value: float | bool) -> Self:
-        """Fills an entry that every member has, in place.
+        """Fill an entry that every member has, in place.
 
         Raises:
             KeyError: a member has no such entry.

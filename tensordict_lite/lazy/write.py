@@ -201,7 +201,7 @@ class LazyWriteOps(Stacked):
         return self
 
     def del_(self, key: Any) -> Self:
-        """Removes an entry from every member that has it.
+        """Remove an entry from every member that has it.
 
         Raises:
             KeyError: no member has such an entry.

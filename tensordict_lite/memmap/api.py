@@ -60,7 +60,7 @@ def load_memmap(
     num_threads: int = 0,
     allow_pickle: bool | None = None,
 ) -> Any:
-    """Opens a saved dataset; the arguments are those of :meth:`TensorDict.load_memmap`.
+    """Open a saved dataset; the arguments are those of :meth:`TensorDict.load_memmap`.
 
     Example:
         >>> import tempfile, torch

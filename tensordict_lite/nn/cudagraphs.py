@@ -141,7 +141,7 @@ class CudaGraphModule:
     # -- replaying -------------------------------------------------------------------------------------------
 
     def _feed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Copies the inputs of a call into the graph's."""
+        """Copy the inputs of a call into the graph's."""
         flat, spec = _pytree.tree_flatten((args, kwargs), is_leaf=_is_collection)
         if spec != self._spec:
             raise ValueError("the call has other arguments than the one that was recorded")
@@ -191,7 +191,7 @@ class CudaGraphModule:
         return self.module.state_dict() if hasattr(self.module, "state_dict") else {}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Loads the state dict into the module, if that can."""
+        """Load the state dict into the module, if that can."""
         if hasattr(self.module, "load_state_dict"):
             self.module.load_state_dict(state_dict)
 

@@ -218,7 +218,7 @@ class TensorDictSequential(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, tensordict_out: TensorCollection | None = None, **kwargs: Any) -> Any:
-        """Runs the modules in order.
+        """Run the modules in order.
 
         Args:
             tensordict: the input.

@@ -261,7 +261,7 @@ class NonTensorDataBase(DenseCollection):
         return self.maybe_to_stack().pad(pad_size)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the object.
+        """Call the object.
 
         Raises:
             TypeError: it is not callable.

@@ -125,7 +125,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         non_tensor_as_stack: bool = False,
         device: Any = None,
     ) -> PersistentTensorDict:
-        """Opens an HDF5 file.
+        """Open an HDF5 file.
 
         Args:
             filename: the file.
@@ -162,7 +162,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         allow_pickle: bool | None = None,
         device: Any = None,
     ) -> PersistentTensorDict:
-        """Opens a Zarr store.
+        """Open a Zarr store.
 
         Args:
             filename: the folder of the store, or a ``zarr.abc.store.Store``.
@@ -268,7 +268,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return new
 
     def close(self) -> None:
-        """Closes the file; entries can no longer be read."""
+        """Close the file; entries can no longer be read."""
         self._group.file.close()
 
     @property

@@ -241,7 +241,7 @@ class TensorClassConversions(DenseCollection):
                 setattr(self, name, None)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """Copies the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
+        """Copy the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
 
         Fields that the state dict lacks keep their value.
 

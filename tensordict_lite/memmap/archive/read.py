@@ -182,7 +182,7 @@ class Archive:
         return _empty(shape, dtype=dtype)
 
     def fill(self, entry: ZipEntry, out: Tensor, nbytes: int) -> None:
-        """Copies the data of an entry into a tensor."""
+        """Copy the data of an entry into a tensor."""
         target = _empty(0, dtype=torch.uint8).set_(out.untyped_storage(), 0, (nbytes,), (1,)).numpy().data
         at = 0
         for block in self.blocks(entry):

@@ -344,11 +344,11 @@ class CompositeDistribution(Distribution):
         return out
 
     def cdf(self, value: Any) -> Any:
-        """Writes the cumulative probability of each component into the sample, at ``<key>_cdf``; returns it."""
+        """Write the cumulative probability of each component into the sample, at ``<key>_cdf``; returns it."""
         return self._into(value, {key: dist.cdf(value[key]) for key, dist in self.dists.items()}, "_cdf")
 
     def icdf(self, value: Any) -> Any:
-        """Writes the quantile of ``<key>_cdf`` of each component at ``<key>_icdf``; returns the sample.
+        """Write the quantile of ``<key>_cdf`` of each component at ``<key>_icdf``; returns the sample.
 
         If ``<key>_cdf`` is missing, the cdf of the value at ``<key>`` is used.
 

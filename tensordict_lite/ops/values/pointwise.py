@@ -191,7 +191,7 @@ class PointwiseOps(GeneratedOps):
     # -- writing -------------------------------------------------------------------------------------------
 
     def zero_(self) -> Self:
-        """Fills every tensor with zeros, in place. Returns ``self``.
+        """Fill every tensor with zeros, in place. Returns ``self``.
 
         Example:
             >>> import torch
@@ -226,7 +226,7 @@ class PointwiseOps(GeneratedOps):
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
-        """Copies the entries of a collection or mapping into the existing ones, see :meth:`update_`.
+        """Copy the entries of a collection or mapping into the existing ones, see :meth:`update_`.
 
         Raises:
             KeyError: this collection lacks an entry.
@@ -238,7 +238,7 @@ class PointwiseOps(GeneratedOps):
         return self.update_(tensordict, non_blocking=non_blocking)
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
-        """Copies the tensors of a collection into the rows at ``idx`` of the existing entries.
+        """Copy the tensors of a collection into the rows at ``idx`` of the existing entries.
 
         Args:
             tensordict: collection with the batch size of ``self[idx]``.
