@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("fcntl") is None:
     raise ImportError(
-        "tensordict_lite needs a POSIX system, such as Linux or macOS: it locks and maps files as those do. "
+        "tensordict_lite needs a POSIX system, such as Linux or macOS: it uses their file locks and memory maps. "
         "On Windows, use it within WSL 2"
     )
 

@@ -69,7 +69,7 @@ class FrameOps(Kernel):
                 if not isinstance(inner, dict):
                     raise ValueError(f"the column {name!r} is nested in another column: {part!r} is one.")
             if path[-1] in inner:
-                raise ValueError(f"two columns would be the entry {'.'.join(path)!r}: rename one of them before.")
+                raise ValueError(f"two columns would be the entry {'.'.join(path)!r}: rename one of them first.")
             inner[path[-1]] = _entry_of(name, column, dtype)
         if batch_size is None and not auto_batch_size:
             batch_size = [len(dataframe)]
@@ -104,9 +104,7 @@ class FrameOps(Kernel):
         if len(columns) < len(found):
             names = [name for name, _ in found]
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(
-                f"two entries would be the column {twice!r}: pass another separator, or rename one before."
-            )
+            raise ValueError(f"two entries would be the column {twice!r}: pass another separator, or rename one first.")
         return pandas.DataFrame(columns, index=range(int(data.batch_size[0])))
 
     @classmethod
@@ -204,7 +202,9 @@ def _cast(name: Any, column: Any, dtype: torch.dtype | None) -> Tensor:
     try:
         tensor = torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("="), copy=True))
     except TypeError:
-        raise TypeError(f"the column {name!r} is {values.dtype}, which torch has not: convert it before.") from None
+        raise TypeError(
+            f"the column {name!r} is {values.dtype}, which torch does not have: convert it first."
+        ) from None
     return tensor if dtype is None else tensor.to(dtype)
 
 
@@ -215,12 +215,14 @@ def _columns_of(data: Any, separator: str | None, path: tuple[str, ...]) -> list
         name = here[0] if len(here) == 1 else str(separator).join(here)
         if isinstance(value, Tensor):
             if value.dim() != 1:
-                raise ValueError(f"the entry {name!r} has the shape {list(value.shape)}, and a column one value a row.")
+                raise ValueError(
+                    f"the entry {name!r} has the shape {list(value.shape)}, and a column holds one value per row."
+                )
             try:
                 found.append((name, value.detach().cpu().resolve_conj().resolve_neg().numpy()))
             except TypeError:
                 raise TypeError(
-                    f"the entry {name!r} is {value.dtype}, which NumPy has not: convert it before."
+                    f"the entry {name!r} is {value.dtype}, which NumPy does not have: convert it first."
                 ) from None
         elif getattr(value, "_is_non_tensor", False):
             values = value.tolist()

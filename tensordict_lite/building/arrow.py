@@ -88,7 +88,7 @@ def from_arrow(
 def _require_one_each(names: list[str], mask: str | None) -> None:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"two columns have the name {twice!r}: rename one of them before.")
+        raise ValueError(f"two columns have the name {twice!r}: rename one of them first.")
     if mask in names:
         raise ValueError(f"nulls='mask' writes the masks under the key {mask!r}, which is a column of the table.")
 

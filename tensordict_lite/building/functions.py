@@ -82,7 +82,7 @@ def group_by(tensordict: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
     rows: list[list[int]] = []
     if isinstance(column, Tensor):
         if column.ndim != 1:
-            raise ValueError(f"the entry {key!r} of shape {list(column.shape)} must have one value a row")
+            raise ValueError(f"the entry {key!r} of shape {list(column.shape)} must have one value per row")
         values, inverse = torch.unique(column, return_inverse=True)
         order = torch.argsort(inverse, stable=True)
         counts = torch.bincount(inverse, minlength=len(values)).tolist()

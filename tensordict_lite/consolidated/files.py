@@ -120,7 +120,7 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
     path = absolute_path(filename)
     total = size_of_file(path, DatasetError, DatasetNotFoundError)
     if total <= _LENGTH.size:
-        raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")
+        raise DatasetError(path, f"is not a file of consolidate(): it has {total} bytes")
     storage = map_file(path, total, writable=False)
     data = flat_of(storage, total).numpy().data
     room, about, told = _about(path, data, total)
@@ -151,7 +151,7 @@ def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
     (length,) = _LENGTH.unpack(data[end:])
     if not 2 <= length <= min(end, _MAX_JSON) or data[end - length] != ord("{"):
         hint = "; it is an archive: load it with load_memmap" if is_memmap_archive(path) else ""
-        raise DatasetError(path, f"is no file of consolidate(), or was truncated: its end does not add up{hint}")
+        raise DatasetError(path, f"is not a file of consolidate(), or was truncated: its end does not add up{hint}")
     room = end - length
     about, told = decode_json(path, bytes(data[room:end])), None
     if bytes(data[max(room - len(MAGIC), 0) : room]) == MAGIC:

@@ -164,13 +164,13 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _object(value: Any, where: Path) -> Any:
     if not isinstance(value, NonTensorData):
         raise TypeError(
-            f"the objects at {where}, one a row, cannot be saved as safetensors: only one JSON value for all rows can"
+            f"the objects at {where}, one per row, cannot be saved as safetensors: only one JSON value for all rows can"
         )
     payload = value._payload
     if not holds_json(payload):
         raise TypeError(
-            f"the object at {where} cannot be saved as safetensors: a {type(payload).__name__} is no JSON value (str, "
-            "int, float, bool, None, list or dict)"
+            f"the object at {where} cannot be saved as safetensors: a {type(payload).__name__} is not a JSON value "
+            "(str, int, float, bool, None, list or dict)"
         )
     return payload
 
@@ -221,7 +221,7 @@ def from_safetensors(path: str | os.PathLike[str], *, device: Any = None) -> Any
             about = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     except package.SafetensorError as err:
-        raise DatasetError(file, f"is no safetensors file, or was truncated ({err})") from None
+        raise DatasetError(file, f"is not a safetensors file, or was truncated ({err})") from None
     reader = _Reader(file, tensors)
     node = reader.flat() if _META not in about else reader.root(about[_META])
     return node if device is None else node.to(device)
@@ -242,9 +242,11 @@ class _Reader:
             for part in levels:
                 level = level.setdefault(part, {})
                 if not isinstance(level, dict):
-                    raise DatasetError(self.path, f"{name!r} lies below another tensor, so the names are no tree")
+                    raise DatasetError(
+                        self.path, f"{name!r} lies below another tensor, so the names do not form a tree"
+                    )
             if last in level:
-                raise DatasetError(self.path, f"other tensors lie below {name!r}, so the names are no tree")
+                raise DatasetError(self.path, f"other tensors lie below {name!r}, so the names do not form a tree")
             level[last] = tensor
 
         def build(level: dict[str, Any]) -> Any:

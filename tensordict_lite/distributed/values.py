@@ -36,7 +36,7 @@ def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str
         raise ValueError(f"`{names[1]}` requires `group` to be passed.")
     link = Link(group, alone=True)
     if not 0 <= group_rank < link.size:
-        raise ValueError(f"{names[1]}={group_rank} is no rank of a group of {link.size}")
+        raise ValueError(f"{names[1]}={group_rank} is not a rank of a group of {link.size}")
     return link, group_rank
 
 

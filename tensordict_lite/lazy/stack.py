@@ -153,7 +153,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         if not members:  # an empty stack takes the shape of its first member
             size = tensordict._batch_size
             if self._stack_dim > len(size):
-                raise ValueError(f"a member of batch size {list(size)} has no room for stack dim {self._stack_dim}")
+                raise ValueError(f"a member of batch size {list(size)} cannot have the stack dim {self._stack_dim}")
             self._device = tensordict._device if self._device is None else self._device
         else:
             size = self._member_batch_size()

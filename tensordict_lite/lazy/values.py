@@ -453,7 +453,7 @@ class LazyValueOps(LazyUpdateOps):
         """
         if mask_key is not None:
             raise RuntimeError(
-                "mask_key needs one tensor an entry: make the stack dense first, "
+                "mask_key needs one tensor per entry: make the stack dense first, "
                 "td.densify(layout=torch.jagged).to_padded_tensor(mask_key=...)"
             )
         return self._each("to_padded_tensor", padding)

@@ -123,7 +123,7 @@ class LazyWriteOps(Stacked):
             if isinstance(item, (Tensor, list, Mapping, TensorCollection)):
                 raise RuntimeError(
                     f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): write "
-                    f"the entry {'.'.join(path)!r} as a list with a value a member, or member by member"
+                    f"the entry {'.'.join(path)!r} as a list with one value per member, or member by member"
                 )
             return [item] * count
         return self._pieces(self._fit(item, ".".join(path), non_blocking))

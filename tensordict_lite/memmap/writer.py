@@ -263,7 +263,7 @@ class DatasetWriter:
             fd = open_at_once(path, os.O_RDWR)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
-                raise DatasetError(path, "is no regular file")
+                raise DatasetError(path, "is not a regular file")
             self._files[file] = fd
         return fd
 

@@ -151,7 +151,7 @@ class NonTensorDataBase(DenseCollection):
             return
         raise ValueError(
             "a NonTensorData holds one value for all of its elements, so it cannot take another one at an index. "
-            "Call maybe_to_stack() for a NonTensorStack, which holds a value an element."
+            "Call maybe_to_stack() for a NonTensorStack, which holds one value per element."
         )
 
     def _set_index(self, index: Any, value: Any) -> None:

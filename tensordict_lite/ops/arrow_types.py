@@ -57,7 +57,7 @@ class ArrowTypeOps(Kernel):
                 what = value.dtype if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 raise TypeError(f"dates and times are int32 or int64, and the entry {key!r} is {what}")
             if not isinstance(name, str) or not name:
-                raise TypeError(f"a type is the name of one of Arrow's, such as 'timestamp[us]': got {name!r}")
+                raise TypeError(f"a type is the name of an Arrow type, such as 'timestamp[us]': got {name!r}")
             levels.setdefault(path[:-1], {})[path[-1]] = name
         _assign(self, (), levels)
 
@@ -114,7 +114,7 @@ def joined_types(items: Any) -> dict[str, str] | None:
             one, other = (first or {}).get(key), (item._types or {}).get(key)
             if one != other:
                 told = " and ".join(name or "plain numbers" for name in (one, other))
-                raise ValueError(f"the entry {key!r} is {told} in different collections: cast it to one type before")
+                raise ValueError(f"the entry {key!r} is {told} in different collections: cast it to one type first")
     return first
 
 

@@ -63,7 +63,7 @@ def test_files_go_out_and_come_back(tmp_path: Path, kind: str) -> None:
 
 
 def test_what_has_no_place_in_a_frame_is_told() -> None:
-    with pytest.raises(ValueError, match="one value a row"):
+    with pytest.raises(ValueError, match="one value per row"):
         TensorDict({"m": torch.zeros(2, 3)}, [2]).to_pandas()
     with pytest.raises(ValueError, match="is nested: pass separator"):
         TensorDict({"a": {"b": torch.zeros(2)}}, [2]).to_pandas()
@@ -92,11 +92,11 @@ def test_times_beyond_nanoseconds_are_told() -> None:
 def test_numbers_of_every_layout_go_in_and_out() -> None:
     swapped = pandas.DataFrame({"a": np.array([1, 2], ">i4")})
     assert TensorDict.from_pandas(swapped)["a"].tolist() == [1, 2]
-    with pytest.raises(TypeError, match="the column 'a' is (longdouble|float128|float96), which torch has not"):
+    with pytest.raises(TypeError, match="the column 'a' is (longdouble|float128|float96), which torch does not have"):
         TensorDict.from_pandas(pandas.DataFrame({"a": np.array([1], np.longdouble)}))
     turned = torch.tensor([1 + 2j]).conj()
     assert TensorDict({"a": turned, "b": turned.imag}, [1]).to_pandas().to_dict("list") == {"a": [1 - 2j], "b": [-2.0]}
-    with pytest.raises(TypeError, match="the entry 'a' is torch.bfloat16, which NumPy has not"):
+    with pytest.raises(TypeError, match="the entry 'a' is torch.bfloat16, which NumPy does not have"):
         TensorDict({"a": torch.zeros(1, dtype=torch.bfloat16)}, [1]).to_pandas()
 
 

@@ -359,7 +359,7 @@ def test_a_list_of_words_gives_one_to_each_member_of_a_ragged_stack() -> None:
     assert stack["prompt"] == BOTH_TEXTS
     stack["rows"] = [["a", "b"], ["c", "d", "e"]]
     assert stack[1]["rows"] == ["c", "d", "e"]
-    with pytest.raises(RuntimeError, match="a list with a value a member"):
+    with pytest.raises(RuntimeError, match="a list with one value per member"):
         stack["q"] = ["x", "y", "z"]
 
 

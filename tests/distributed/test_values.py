@@ -282,7 +282,7 @@ def test_bad_arguments_say_so(ranks: Ranks) -> None:
     wanted = [
         "Exactly one of `dst` and `group_dst`", "Exactly one of `src` and `group_src`", "no rank 7 in a group of 3",
         "no rank -1", "`group_dst` requires `group`", "on the meta device: it has no values", "needs dst=",
-        "group_dst=9 is no rank of a group of 3", "the entry ('a',) is expanded",
+        "group_dst=9 is not a rank of a group of 3", "the entry ('a',) is expanded",
     ]  # fmt: skip
     assert len(found) == len(wanted)
     for text, part in zip(found, wanted, strict=True):

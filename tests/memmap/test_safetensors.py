@@ -147,8 +147,8 @@ UNSAVABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "sparse": (lambda: TensorDict({"s": torch.eye(2).to_sparse()}), TypeError, "sparse_coo"),
     "meta": (lambda: TensorDict({"s": torch.ones(2, device="meta")}), TypeError, "meta device"),
     "complex128": (lambda: TensorDict({"s": torch.ones(2, dtype=torch.complex128)}), TypeError, "complex128"),
-    "words": (lambda: TensorDict({"w": ["a", "b"]}, [2]), TypeError, r"\('w',\).*one a row"),
-    "set": (lambda: TensorDict({"w": {1}}), TypeError, "a set is no JSON"),
+    "words": (lambda: TensorDict({"w": ["a", "b"]}, [2]), TypeError, r"\('w',\).*one per row"),
+    "set": (lambda: TensorDict({"w": {1}}), TypeError, "a set is not a JSON"),
     "object": (lambda: NonTensorData("x"), TypeError, "put it in a TensorDict"),
     "dict": (lambda: {"a": torch.ones(1)}, TypeError, "got a dict"),
     "keys": (lambda: lazy_stack([TensorDict({f"k{i}": torch.ones(1)}) for i in range(2)]), TypeError, "different keys"),
@@ -223,11 +223,11 @@ def test_other_files(tmp_path: Path) -> None:
         from_safetensors(tmp_path)
     for content in (b"", b"junk" * 10, struct.pack("<Q", 1 << 60) + b"{}"):
         (tmp_path / "x").write_bytes(content)
-        with pytest.raises(DatasetError, match="no safetensors file"):
+        with pytest.raises(DatasetError, match="not a safetensors file"):
             from_safetensors(tmp_path / "x")
     for names in (["0", "0.b"], ["0.b", "0"]):
         save_file({name: torch.ones(1) for name in names}, tmp_path / "x")
-        with pytest.raises(DatasetError, match="no tree"):
+        with pytest.raises(DatasetError, match="do not form a tree"):
             from_safetensors(tmp_path / "x")
 
 

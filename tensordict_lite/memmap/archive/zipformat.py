@@ -304,7 +304,7 @@ def _name(path: str, raw: bytes, flags: int) -> str:
     if "\0" in name or ".." in name or "//" in name or name[:1] in ("/", "") or "./" in name or name[-1:] == ".":
         parts = name.removesuffix("/").split("/")
         if "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ArchiveError(path, f"an entry is called {name[:100]!r}, which is no path inside a folder")
+            raise ArchiveError(path, f"an entry is called {name[:100]!r}, which is not a path inside a folder")
     return name
 
 

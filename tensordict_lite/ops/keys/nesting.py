@@ -226,7 +226,7 @@ def _open_level(root: Any, name: str, levels: dict[str, Any], separator: str) ->
         path = tuple(name.split(separator))
         raise KeyError(
             "Unflattening key(s) in tensordict will override an existing entry: unflatten_keys() makes one below "
-            f"{path}, which is no collection"
+            f"{path}, which is not a collection"
         )
     else:
         child = child.copy()
