@@ -68,7 +68,6 @@ def _as_index_part(part: Any) -> Any:
 
 
 def _consumed(part: Any) -> int:
-    """The number of dimensions that one element of an index consumes."""
     if part is None or isinstance(part, bool):
         return 0
     if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):

@@ -342,7 +342,6 @@ class ConvertOps(StateOps):
         return render(self)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show: see :mod:`tensordict_lite.show.html`."""
         from tensordict_lite.show.printing import render_html
 
         return render_html(self)

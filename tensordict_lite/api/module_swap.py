@@ -276,7 +276,6 @@ class Swap:
 
 
 def _names_in(module: nn.Module) -> Iterator[str]:
-    """The names of the parameters and buffers of a module and its children."""
     for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
         yield name
 

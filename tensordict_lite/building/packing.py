@@ -153,7 +153,6 @@ def _class_of(td: Any) -> type | None:
 
 
 def _gather(td: Any, above: Path, leaves: dict[Path, Tensor], nested: dict[Path, Any]) -> None:
-    """Leaves and nested collections by path."""
     members: Sequence[Any] = () if td._is_non_tensor else getattr(td, "tensordicts", ())
     if any(set(member.keys(True, True)) != set(members[0].keys(True, True)) for member in members):
         raise RuntimeError("Cannot pack a lazy stack whose members have different keys.")

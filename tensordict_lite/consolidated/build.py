@@ -123,7 +123,6 @@ class _Job:
         return [None if is_short(rows.kind, len(rows), int(rows.lengths.sum())) else rows for rows in found]
 
     def run(self) -> Any:
-        """Copy, and return the tree."""
         assert self.layout is not None
         if self.mapped and self.path is not None:
             write_file(self.path, self.node, self.layout, self.locked)

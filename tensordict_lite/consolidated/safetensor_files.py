@@ -256,7 +256,6 @@ class _Reader:
         return build(root)
 
     def root(self, text: str) -> Any:
-        """The tree that the JSON describes."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as err:

@@ -189,7 +189,6 @@ def _fill(payload: Tensor, groups: dict[Slot, list[int]], leaves: list[Tensor]) 
 
 
 def _devices(leaves: list[Tensor]) -> list[tuple[int, str]]:
-    """The devices of tensors that are not on the CPU."""
     return [(place, str(leaf.device)) for place, leaf in enumerate(leaves) if leaf.device.type != "cpu"]
 
 

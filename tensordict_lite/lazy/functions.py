@@ -172,7 +172,6 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
 
 
 def _names_of_stack(items: list[Any], dim: int) -> list[str | None] | None:
-    """The names that all items have, and None for the new dimension."""
     names = items[0]._names
     if names is None or any(item._names != names for item in items):
         return None

@@ -172,7 +172,6 @@ class LazyIndexOps(Stacked):
     __slots__ = ()
 
     def _index(self, index: Any) -> Any:
-        """Rows under a normalised index."""
         if index is False:
             return self._index(None)._index(slice(0, 0))
         members = self._source

@@ -285,7 +285,6 @@ class LazyShapeOps(Stacked):
         return tuple(self._restacked(list(row), at, names, locked=False) for row in zip(*columns))
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
-        """Consecutive parts of the given sizes."""
         if dim == self._stack_dim:
             members, size = self._source, self._batch_size
             groups = [members[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes))]

@@ -198,7 +198,6 @@ class DatasetWriter:
         return rows + count
 
     def _write_ragged(self, leaf: RaggedLeaf, values: Tensor, lengths: Tensor, rows: int) -> None:
-        """Write ragged rows after the committed ones."""
         start = torch.tensor([self._total(leaf, rows)], device="cpu")
         offsets = torch.cat([start, start + lengths.cumsum(0)])
         contents = [(leaf.values, values, int(start) * leaf.value_bytes), (leaf.offsets, offsets, rows * 8)]
@@ -505,7 +504,6 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
 
 
 def _row_bytes(leaf: Leaf) -> int:
-    """Bytes per row of a tensor whose metadata start with the row count."""
     return int(torch.Size(leaf.entry["shape"][1:]).numel() * leaf.tensor.element_size())
 
 

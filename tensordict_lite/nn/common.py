@@ -184,7 +184,6 @@ class TensorDictModule(TensorDictModuleBase):
         return f"{type(self).__name__}({name})"
 
     def _results(self, result: Any, out_keys: list[Any], values: list[Any]) -> Any:
-        """One result for each of the keys."""
         count = len(out_keys)
         if isinstance(result, tuple):
             results: Any = result

@@ -105,7 +105,6 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
                 self._convert_tree(value)
 
     def _converted(self, value: Tensor) -> Tensor:
-        """A tensor as a parameter or buffer."""
         if isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)) or self._no_convert == "skip":
             return value
         if self._no_convert or value.dtype not in _TRAINED:
@@ -118,7 +117,6 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         return TensorDict._trusted(source, batch_size, self._device, names)
 
     def _plain(self) -> TensorDict:
-        """A TensorDict with the same entries."""
         return TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
 
     def _wrap_params(self, td: TensorCollection, change: Any = None) -> TensorDictParams:
@@ -450,7 +448,6 @@ def _restore(
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
-    """A tensor as a parameter or buffer, like another one."""
     if isinstance(new, UninitializedTensorMixin):
         return new
     if isinstance(old, nn.Parameter):

@@ -342,7 +342,6 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return tensordict_out
 
     def _score(self, dist: Distribution, tensordict: Any, tensordict_out: Any) -> Any:
-        """Write the log-probability of an existing value."""
         if isinstance(dist, CompositeDistribution):
             self._write_scores(tensordict_out, dist, dist._scores(tensordict))
         else:

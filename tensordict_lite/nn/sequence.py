@@ -183,7 +183,6 @@ class TensorDictSequential(TensorDictModuleBase):
         return self
 
     def _like(self, named: list[tuple[str, Any]]) -> Any:
-        """A sequence of these modules with the options of this one."""
         modules = (dict(named),) if self._is_named() else tuple(module for _, module in named)
         return type(self)(*modules, **self._options())
 

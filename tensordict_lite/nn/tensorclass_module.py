@@ -59,7 +59,6 @@ class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
         """Compute the output; implemented by subclasses."""
 
     def __call__(self, x: InputClass) -> OutputClass:
-        """Call the module, with the hooks of :class:`torch.nn.Module`."""
         return super().__call__(x)
 
     def as_td_module(self) -> TensorClassModuleWrapper:

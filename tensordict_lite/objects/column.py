@@ -235,7 +235,6 @@ class ObjectRows(LazyStackedTensorDict):
         return super().__getitem__(index)
 
     def _row(self, index: int) -> Any:
-        """One member along the stack dimension."""
         column = self._objects
         if column is None:
             return self._source[index]

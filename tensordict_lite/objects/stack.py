@@ -370,7 +370,6 @@ def _picked(values: list[Any], positions: Any, device: Any) -> Any:
 
 
 def _without_rows(size: torch.Size, device: Any) -> Any:
-    """A stack without elements, of a batch size."""
     rows = [_without_rows(size[1:], device) for _ in range(size[0])]
     return NonTensorStack._of(rows, 0, size[1:], device)
 
@@ -405,7 +404,6 @@ def _repeated(data: NonTensorDataBase, linked: bool) -> Any:
 
 
 def _flat(values: list[Any]) -> list[Any]:
-    """The elements of nested lists."""
     return [item for value in values for item in (_flat(value) if isinstance(value, list) else [value])]
 
 

@@ -47,7 +47,6 @@ class _Call:
         return isinstance(value, Tensor)
 
     def run(self, key: str, prefix: tuple[str, ...], value: Any, others: list[Any]) -> Any:
-        """The result of the user's function for one entry."""
         if not self.named:
             return self.fn(value, *others)
         return self.fn((*prefix, key) if prefix and self.nested_keys else key, value, *others)

@@ -80,7 +80,6 @@ def positive_dim(dim: int, ndim: int, shape: torch.Size) -> int:
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[int, ...]:
-    """The sizes of ``f(2, 3)``, ``f((2, 3))`` or ``f(size=(2, 3))``."""
     if not args and set(kwargs) == {"size"} and kwargs["size"] is not None:
         args = (kwargs["size"],)
     elif kwargs or not args:

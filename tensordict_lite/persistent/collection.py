@@ -311,7 +311,6 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         return TensorDict
 
     def _loaded(self) -> TensorDict:
-        """All entries, in memory."""
         return entries.in_memory(self._group, self._batch_size, self._device, self._names, self._as_stack)
 
     def _store(self, changed: Any) -> None:

@@ -215,7 +215,6 @@ class _Writer:
     # -- stored --------------------------------------------------------------------------------------------
 
     def store(self, members: Sequence[ZipMember]) -> None:
-        """Store entries uncompressed."""
         pieces: list[Any] = []
         first = at = self.at
         write_large = self._large_writer(members)

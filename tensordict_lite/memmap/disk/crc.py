@@ -68,7 +68,6 @@ def of_zeros(length: int) -> int:
 
 
 def _times(a: int, b: int) -> int:
-    """Product of two polynomials modulo that of the CRC."""
     product = 0
     bit = _ONE
     while a:
@@ -82,7 +81,6 @@ def _times(a: int, b: int) -> int:
 
 @functools.lru_cache(256)
 def _power_of_byte(count: int) -> int:
-    """x to the power of 8 * ``count``."""
     power, square = _ONE, _ONE >> 8
     while count:
         if count & 1:

@@ -53,7 +53,6 @@ def inodes_of_mappings() -> dict[int, int]:
 
 
 def _inode_when_mapped(path: str) -> int | None:
-    """The inode number of the file at `path` in the list of mappings."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with mmap.mmap(fd, 1, access=mmap.ACCESS_READ) as page:

@@ -256,7 +256,6 @@ class CompositeDistribution(Distribution):
 
     @staticmethod
     def _sum(scores: Any, batch_dims: int) -> Any:
-        """The sum over components and event dimensions."""
         return sum(score.flatten(batch_dims, -1).sum(-1) if score.ndim > batch_dims else score for score in scores)
 
     def log_prob(self, value: Any) -> Any:
