@@ -125,7 +125,7 @@ class Kernel:
 
     @classmethod
     def _check_kinds(cls, items: Sequence[Any]) -> None:
-        """Whether collections of different classes combine: yes, unless the stacking class objects."""
+        """Raise if the classes of some collections cannot be combined; by default all can."""
 
     @classmethod
     def _free_class(cls) -> Any:

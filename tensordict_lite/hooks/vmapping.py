@@ -276,7 +276,7 @@ def _without(size: torch.Size, dim: int) -> torch.Size:
 def _mark(tensor: Tensor) -> int | Tensor:
     """What later reveals an in-place write to the tensor: its version counter, or a copy of its values.
 
-    Tensors of inference mode have no version counter; those wrapped by an outer transform cannot be read.
+    Tensors of inference mode have no version counter. Writes to tensors that an outer transform wraps are not noticed.
     """
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return 0
