@@ -95,10 +95,9 @@ class StorageOps(Kernel):
             >>> mapped.is_memmap(), mapped.is_locked, type(mapped["b", "c"]).__name__
             (True, True, 'MemoryMappedTensor')
         """
-        from tensordict_lite.memmap.plan import SaveOptions
-        from tensordict_lite.memmap.save import save_collection
-
-        options = SaveOptions(
+        return _save(
+            self,
+            prefix,
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
@@ -110,7 +109,6 @@ class StorageOps(Kernel):
             allow_pickle=allow_pickle,
             reference_format=reference_format,
         )
-        return save_collection(self, prefix, options)
 
     def memmap_(
         self,
@@ -133,14 +131,13 @@ class StorageOps(Kernel):
         Raises:
             RuntimeError: the collection is in shared memory (:meth:`share_memory_`).
         """
-        from tensordict_lite.memmap.plan import SaveOptions
-        from tensordict_lite.memmap.save import save_collection
-
         if hasattr(self, "named_parameters"):
             raise RuntimeError("Cannot build a memmap TensorDict in-place: use memmap() for a mapped copy")
         if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
             raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
-        options = SaveOptions(
+        return _save(
+            self,
+            prefix,
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
@@ -152,7 +149,6 @@ class StorageOps(Kernel):
             archive=False,
             inplace=True,
         )
-        return save_collection(self, prefix, options)
 
     def memmap_like(
         self,
@@ -186,10 +182,9 @@ class StorageOps(Kernel):
             >>> data["image"].shape, data["label"].sum()
             (torch.Size([1000, 3, 64, 64]), tensor(0))
         """
-        from tensordict_lite.memmap.plan import SaveOptions
-        from tensordict_lite.memmap.save import save_collection
-
-        options = SaveOptions(
+        return _save(
+            self,
+            prefix,
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
@@ -201,7 +196,6 @@ class StorageOps(Kernel):
             reference_format=reference_format,
             like=True,
         )
-        return save_collection(self, prefix, options)
 
     def save(
         self,
@@ -605,6 +599,13 @@ class StorageOps(Kernel):
         from tensordict_lite.consolidated.record import record_of
 
         return record_of(self) is not None
+
+
+def _save(td: Any, prefix: str | os.PathLike[str] | None, **options: Any) -> Any:
+    from tensordict_lite.memmap.plan import SaveOptions
+    from tensordict_lite.memmap.save import save_collection
+
+    return save_collection(td, prefix, SaveOptions(**options))
 
 
 def _all_mapped(node: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.lazy.storage import Stacked
+from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
 
@@ -34,22 +34,12 @@ def _sequence(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
 
 
-def _through_dense(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._dense_form(), name)(*args, **kwargs)
-
-    method.__name__ = name
-    method.__qualname__ = f"LazyShapeOps.{name}"
-    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where keys or shapes of the members differ."
-    return method
-
-
 class LazyShapeOps(Stacked):
     """Overrides of the shape and row families for stacks."""
 
     __slots__ = ()
 
-    rot90 = _through_dense("rot90")
+    rot90 = through_dense("rot90")
 
     def _inner(self, dim: int) -> int:
         """The dimension of a member for a dimension of the stack (other than the stack dimension)."""
@@ -64,16 +54,13 @@ class LazyShapeOps(Stacked):
             out._last_op = (weakref.ref(self), inverse)
         return out
 
-    def _dense_form(self) -> Any:
-        return self._densified()
-
     def _dense_or_none(self) -> Any:
         """The dense form if it holds everything: members with the same keys and shapes."""
         keys = self._key_list()
         if any(len(member._key_list()) != len(keys) for member in self._source):
             return None
         try:
-            return self._dense_form()
+            return self._densified()
         except (RuntimeError, TypeError):
             return None
 
@@ -500,7 +487,7 @@ class LazyShapeOps(Stacked):
         """Rows gathered along ``dim`` from the dense form, as :func:`torch.gather`."""
         check_gather_out(out, inplace)
         self._refuse_inplace("gather", inplace)
-        return self._dense_form().gather(dim, index, out)
+        return self._densified().gather(dim, index, out)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Batch dimensions padded; see :meth:`TensorDict.pad`.

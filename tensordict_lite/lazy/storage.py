@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,16 @@ from tensordict_lite.kernel import normalise_device
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Stacked", "is_ragged", "member_device", "member_names", "member_size", "stack_error", "stack_position"]
+__all__ = [
+    "Stacked",
+    "is_ragged",
+    "member_device",
+    "member_names",
+    "member_size",
+    "stack_error",
+    "stack_position",
+    "through_dense",
+]
 
 
 def member_size(members: Sequence[Any], strict: bool) -> torch.Size:
@@ -181,3 +190,18 @@ class Stacked(Fitting):
     def _member_batch_size(self) -> torch.Size:
         size, dim = self._batch_size, self._stack_dim
         return torch.Size((*size[:dim], *size[dim + 1 :]))
+
+
+def through_dense(name: str) -> Callable[..., Any]:
+    """A method that runs on the dense form."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        dense = self._densified()
+        if isinstance(dense, Stacked):
+            raise RuntimeError(f"{name}() needs tensors: a {type(self).__name__} holds none")
+        return getattr(dense, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"LazyStackedTensorDict.{name}"
+    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where the shapes of an entry differ."
+    return method

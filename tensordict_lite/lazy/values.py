@@ -16,6 +16,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.lazy.ragged import nested
+from tensordict_lite.lazy.storage import through_dense
 from tensordict_lite.lazy.update import LazyUpdateOps
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
@@ -352,6 +353,11 @@ class LazyValueOps(LazyUpdateOps):
 
     # -- dense -------------------------------------------------------------------------------------------------------
 
+    cat_tensors = through_dense("cat_tensors")
+    stack_tensors = through_dense("stack_tensors")
+    cat_from_tensordict = through_dense("cat_from_tensordict")
+    stack_from_tensordict = through_dense("stack_from_tensordict")
+
     def _densified(self) -> Any:
         """The dense collection of the entries that all members have.
 
@@ -476,21 +482,3 @@ class LazyValueOps(LazyUpdateOps):
         return registry.lazy_stack(
             [registry.TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim
         )
-
-
-def _through_dense(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        dense = self._densified()
-        if isinstance(dense, LazyValueOps):
-            raise RuntimeError(f"{name}() needs tensors: a {type(self).__name__} holds none")
-        return getattr(dense, name)(*args, **kwargs)
-
-    method.__name__ = name
-    method.__qualname__ = f"LazyValueOps.{name}"
-    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where the shapes of an entry differ."
-    return method
-
-
-THROUGH_DENSE = "cat_tensors stack_tensors cat_from_tensordict stack_from_tensordict".split()
-for _name in THROUGH_DENSE:
-    setattr(LazyValueOps, _name, _through_dense(_name))
