@@ -1,4 +1,25 @@
-"""Families of operations as mixins over the primitives of ``kernel.py``, one per file."""
+"""Families of operations as mixins over the primitives of ``kernel.py``. Where to find a method:
+
+======================  =====================================================================================
+``keys/mapping.py``     keys, items, pop, setdefault, entry_class
+``keys/update.py``      update, update_, update_at_, replace
+``keys/select.py``      select, exclude, rename_key_, split_keys
+``keys/nesting.py``     flatten_keys, unflatten_keys, empty, filter_empty_
+``keys/join.py``        cat_tensors, stack_tensors, auto_batch_size_
+``keys/state.py``       state_dict, load_state_dict
+``shape.py``            view, reshape, permute, expand, flip, roll, names
+``rows.py``             split, unbind, gather, masked_select, where, pad
+``apply.py``            apply, named_apply
+``values/``             arithmetic, comparisons, reductions
+``cast.py``             clone, to, float, contiguous
+``memory.py``           share_memory_, pin_memory, bytes
+``autograd.py``         detach, grad, backward
+``arrow_types.py``      arrow_types
+``../api/``             construct (from_dict, new_zeros), convert (to_dict, numpy), storage (memmap, consolidate),
+                        frames (to_pandas), module (from_module, to_module), distributed (send, all_gather),
+                        engine (map)
+======================  =====================================================================================
+"""
 
 from __future__ import annotations
 
