@@ -20,15 +20,12 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from tensordict_lite import registry
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LOCKED_MESSAGE", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from tensordict_lite.kernel import Kernel
-from tensordict_lite.settings import MISSING
-
-if TYPE_CHECKING:
-    from typing import Self
 
 from tensordict_lite.building.builders import (
     build,
@@ -27,6 +21,8 @@ from tensordict_lite.building.builders import (
     tensors_of_dlpack,
 )
 from tensordict_lite.hooks.pytree import resized
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.settings import MISSING
 
 __all__ = ["ConstructOps"]
 

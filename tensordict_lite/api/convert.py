@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import keyword
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from tensordict_lite.ops.keys.state import StateOps
 
 if TYPE_CHECKING:
     import os
-    from typing import Self
 
     from tensordict_lite.building.packing import PackLayout
     from tensordict_lite.persistent import PersistentTensorDict

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from tensordict_lite.kernel import Kernel
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["DistributedOps"]
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["FrameOps"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from tensordict_lite.api.module_swap import Swap, put_back, read, read_state_dict, restore
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.strided import UninitializedTensorMixin
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["ModuleOps"]
 

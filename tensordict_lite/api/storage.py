@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["StorageOps"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from tensordict_lite.ops.put import put_rows
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["DenseCollection"]
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from torch import Tensor
 from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LazyShapeOps"]
 

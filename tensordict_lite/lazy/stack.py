@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,9 +39,6 @@ from tensordict_lite.lazy.values import LazyValueOps
 from tensordict_lite.lazy.write import LazyWriteOps
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LazyStackedTensorDict", "member_columns"]
 

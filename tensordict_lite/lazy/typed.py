@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.build import TensorClassMeta
 from tensordict_lite.tensorclass.fields import unknown_field_error
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["TypedLazyStack", "typed_stack_class"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from tensordict_lite.lazy.storage import Stacked, member_size
 from tensordict_lite.lazy.write import copy_whole
 from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LazyUpdateOps"]
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from tensordict_lite.lazy.storage import through_dense
 from tensordict_lite.lazy.update import LazyUpdateOps
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LazyValueOps"]
 

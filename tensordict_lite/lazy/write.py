@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.lazy.storage import Stacked, is_ragged
 from tensordict_lite.ops.values.generated import inplace
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LazyWriteOps", "copy_whole"]
 

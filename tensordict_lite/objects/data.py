@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_devic
 from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = [
     "NonTensorData",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.registry import register
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 

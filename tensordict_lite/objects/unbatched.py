@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.kernel import as_size
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["UnbatchedEntry", "UnbatchedTensor"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["ApplyOps"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -13,8 +13,6 @@ from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leaves
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
 __all__ = ["AutogradOps"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from tensordict_lite.ops.memory import pinned
 from tensordict_lite.ops.values.operands import leaf_paths, tracked_rows
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]

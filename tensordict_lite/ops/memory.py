@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.strided import indexed
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["RowOps", "check_gather_out", "check_pad"]
 

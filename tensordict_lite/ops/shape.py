@@ -11,16 +11,13 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = [
     "ShapeOps",

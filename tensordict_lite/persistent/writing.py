@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.persistent import entries
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["FileWrites"]
 

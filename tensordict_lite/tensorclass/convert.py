@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.tensorclass.build import fill_slots
 from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, init_var_names
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["TensorClassConversions", "from_dataclass"]
 

@@ -17,7 +17,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform, overload
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, Flags, unknown_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Self
 
     class BatchSizeField:
         def __get__(self, instance: Any, owner: Any) -> torch.Size: ...

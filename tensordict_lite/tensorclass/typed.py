@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.tensorclass.fields import own_annotations
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["TypedTensorDict"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,9 +10,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path, unravel_key
 from tensordict_lite.views import default_is_leaf, leaf_items
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["JoinOps"]
 

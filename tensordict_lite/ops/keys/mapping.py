@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -28,9 +28,6 @@ from tensordict_lite.views import (
     public,
     sort_key,
 )
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["MappingOps"]
 

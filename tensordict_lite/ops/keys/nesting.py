@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, public
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["NestingOps"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -12,9 +12,6 @@ from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["SelectOps"]
 

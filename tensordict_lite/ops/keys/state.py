@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 from tensordict_lite.views import as_read, entry_of
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["StateOps"]
 

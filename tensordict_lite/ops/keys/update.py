@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from tensordict_lite.ops.put import put_alike, put_rows
 from tensordict_lite.ops.values.generated import any_requires_grad
 from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["UpdateOps"]
 

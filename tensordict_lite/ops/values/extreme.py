@@ -6,7 +6,7 @@ Unlike in other reductions, nested collections get the batch size of the root.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.operands import is_object
 from tensordict_lite.ops.values.reduce_tree import batch_dims, dense, kept, ones, scalar, together, walk, without
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["ExtremeOps"]
 

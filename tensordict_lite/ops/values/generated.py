@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from tensordict_lite.ops.values.objects import with_answers
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve, spelled_out
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
 __all__ = ["BINARY", "DTYPES", "OPERATORS", "PREDICATES", "UNARY", "GeneratedOps", "any_requires_grad", "inplace"]

@@ -6,7 +6,7 @@ Unary and binary methods are rows of the tables in ``generated.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from tensordict_lite.ops.values.generated import GeneratedOps, inplace
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
     Operand = TensorCollection | Tensor | float

@@ -12,7 +12,7 @@ an int, tuple   these batch dimensions are removed; further ones of nested colle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -32,8 +32,6 @@ from tensordict_lite.ops.values.reduce_tree import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tensordict_lite.base import TensorCollection
 
     Dim = int | Sequence[int] | Literal["feature"] | None
