@@ -69,7 +69,7 @@ def test_what_has_no_place_in_a_frame_is_told() -> None:
         TensorDict({"a": {"b": torch.zeros(2)}}, [2]).to_pandas()
     with pytest.raises(ValueError, match="batch size"):
         TensorDict({"a": torch.zeros(2)}, []).to_pandas()
-    with pytest.raises(ValueError, match="within another column"):
+    with pytest.raises(ValueError, match="nested in another column"):
         TensorDict.from_pandas(pandas.DataFrame({"a": [1], "a.b": [2]}), separator=".")
 
 
