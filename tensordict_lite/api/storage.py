@@ -426,9 +426,9 @@ class StorageOps(Kernel):
         """Add a zero-filled tensor to a locked, memory-mapped collection and return it.
 
         Args:
+            key: nested key; missing levels are created.
             shape: its shape, or a tensor ``[n, dims]`` of shapes for a nested tensor.
             dtype: its dtype; by default torch's default dtype.
-            dtype: its dtype, the default one if not given.
             robust_key: see :meth:`memmap`.
 
         Raises:

@@ -125,20 +125,20 @@ class MemoryMappedTensor(Tensor):
         copy_data: bool = True,
         shape: Any = None,
     ) -> MemoryMappedTensor:
-        """A memory-mapped copy of a tensor, or the tensor itself when it is mapped there already.
-        A memory-mapped copy of a tensor, or the tensor itself if it is already mapped there.
-                Args:
-                    input: any dense or nested tensor that does not require grad, on any device.
-                    filename: file to write; ``None`` for anonymous shared memory.
-                    existsok: replace an existing file; otherwise it raises RuntimeError.
-                    copy_existing: allow copying a tensor that is mapped to another file.
-                    copy_data: ``False`` allocates zeros of the same shape and dtype and copies nothing.
-                    shape: a shape that ``input`` broadcasts to (for a nested tensor, a ``[n, dims]`` tensor of shapes).
+        """A memory-mapped copy of a tensor, or the tensor itself if it is already mapped there.
 
-                Raises:
-                    RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
-                    TypeError: ``input`` is not a tensor, or quantized.
-                    OSError: not enough space; no incomplete file is left.
+        Args:
+            input: any dense or nested tensor that does not require grad, on any device.
+            filename: file to write; ``None`` for anonymous shared memory.
+            existsok: replace an existing file; otherwise it raises RuntimeError.
+            copy_existing: allow copying a tensor that is mapped to another file.
+            copy_data: ``False`` allocates zeros of the same shape and dtype and copies nothing.
+            shape: a shape that ``input`` broadcasts to (for a nested tensor, a ``[n, dims]`` tensor of shapes).
+
+        Raises:
+            RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
+            TypeError: ``input`` is not a tensor, or quantized.
+            OSError: not enough space; no incomplete file is left.
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"convert the input to a torch.Tensor first: got a {type(input).__name__}")

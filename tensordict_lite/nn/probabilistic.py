@@ -304,8 +304,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """Build the distribution and write a value from it.
 
         Args:
+            tensordict: the parameters.
             tensordict_out: where to write the results. Default: ``tensordict``.
-            tensordict_out: where the results go. Default: ``tensordict``.
 
         Returns:
             The tensordict with the results; with ``num_samples`` a new one.

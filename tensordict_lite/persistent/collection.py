@@ -207,8 +207,9 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         """Write a mapping or collection into a new file, which is then open for reading and writing.
 
         Args:
+            input_dict: the entries.
             filename: the file; an existing one is replaced. For Zarr, the folder, which is replaced after the new one
-                is complete, or a ``zarr.abc.store.Store``. whole, or a ``zarr.abc.store.Store``.
+                is complete, or a ``zarr.abc.store.Store``.
             auto_batch_size: ignored, accepted for compatibility.
             batch_size: default: that of a collection; of a mapping, the largest leading shape that its entries share.
             device: device of entries when they are read.

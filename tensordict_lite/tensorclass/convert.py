@@ -48,8 +48,8 @@ class TensorClassConversions(DenseCollection):
 
         Args:
             tensordict: source of the fields, with batch size, device, names and lock.
+            non_tensordict: further fields by name: any objects, kept unchanged.
             safe: ignored, accepted for compatibility; keys are always checked.
-            safe: accepted for compatibility; keys are always checked.
 
         Raises:
             RuntimeError: ``tensordict`` is not a tensor collection.
