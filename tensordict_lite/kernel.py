@@ -522,7 +522,7 @@ def as_size(value: Any) -> torch.Size:
     if cls is list or cls is tuple:
         try:
             return torch.Size(value)
-        except TypeError:  # numpy integers, say
+        except TypeError:  # such as numpy integers
             pass
     elif isinstance(value, int):
         return torch.Size((value,))

@@ -146,7 +146,7 @@ def _receiving_objects(held: list[tuple[tuple[str, ...], Any, Any]], link: Link,
         values = pickle.loads(message.cpu().numpy().tobytes())
         if len(values) != len(held):
             raise ValueError(
-                f"{len(values)} entries came that are no tensors, and there are {len(held)} here "
+                f"{len(values)} non-tensor entries arrived, and there are {len(held)} here "
                 f"({', '.join(name_of(path) for path, *_ in held)}): check=True compares the structures first"
             )
         for (path, owner, mine), value in zip(held, values):

@@ -185,7 +185,7 @@ class NonTensorStack(ObjectRows):
         if isinstance(value, list) and size and len(value) != size[0] and not self._holds_lists():
             raise InplaceWriteError(
                 f"a list of {len(value)} objects cannot be written into rows of batch size {list(size)} in place: give "
-                "one object a row, or one that is no list for all of them. set() replaces an entry."
+                "one object per row, or one that is not a list for all rows. set() replaces an entry."
             )
         return rows_of(value, size, self._device)
 
