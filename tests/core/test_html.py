@@ -20,7 +20,6 @@ from tensordict_lite import (
     set_printoptions,
     tensorclass,
 )
-from tensordict_lite.show.html import MOST_ENTRIES, PICTURES, channels_at
 
 
 @tensorclass
@@ -110,8 +109,8 @@ def test_an_object_that_cannot_say_what_it_is():
 
 
 def test_long_and_deep_trees_are_cut():
-    wide = text_of(TensorDict({f"k{i}": torch.zeros(1) for i in range(MOST_ENTRIES + 5)}, [1]))
-    assert "and 5 more" in wide
+    wide = text_of(TensorDict({f"k{i}": torch.zeros(1) for i in range(1000)}, [1]))
+    assert wide.count("f32") + int(re.search(r"and (\d+) more", wide)[1]) == 1000
     deep = TensorDict({"x": torch.zeros(1)}, [1])
     for _ in range(30):
         deep = TensorDict({"n": deep}, [1])
@@ -130,7 +129,7 @@ def test_pictures_are_drawn(shape, batch, dtype):
     values = torch.zeros(*batch, *shape) + torch.linspace(0, 1, 20).reshape(20, *[1] * (shape[-1] < 5))
     pixels = (values * 255).to(torch.uint8) if dtype is torch.uint8 else values.to(dtype)
     drawn = pictures_of(TensorDict({"p": pixels}, batch))
-    assert len(drawn) == (min(batch[-1], PICTURES) if batch else 1)
+    assert len(drawn) == (min(batch[-1], 6) if batch else 1)
     assert all(picture.size == (20, 32) for picture in drawn)
     rows = drawn[0].convert("L").getpixel((0, 5)), drawn[0].convert("L").getpixel((19, 5))
     assert rows[0] == 0 and rows[1] == 255
@@ -154,7 +153,6 @@ def test_what_is_no_picture_is_not_drawn(pixels):
 
 
 def test_large_pictures_are_made_small():
-    assert channels_at((3, 4000, 3000)) == 0
     (picture,) = pictures_of(TensorDict({"p": torch.zeros(1, 3, 4000, 3000, dtype=torch.uint8)}, [1]))
     assert max(picture.size) <= 112
 

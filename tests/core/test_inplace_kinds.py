@@ -76,12 +76,6 @@ def test_objects_replace_objects_in_place(kind: str, write: str) -> None:
     assert plain["k"] == ["u", "v"]
 
 
-def test_a_number_held_as_an_object_takes_another_number() -> None:
-    td = TensorDict({}, [2]).set_non_tensor("i", 3).set_non_tensor("d", {"k": 1}).lock_()
-    assert td.set_("i", 4)["i"] == 4
-    assert td.set_("d", {"k": 2})["d"] == {"k": 2}
-
-
 ROW_WRITES = {
     "td[i] = tree": lambda td, key, value: td.__setitem__(0, TensorDict({key: value})),
     "td[i] = dict": lambda td, key, value: td.__setitem__(0, {key: value}),
@@ -113,46 +107,6 @@ def test_an_object_for_a_row_is_written(kind: str, write: str) -> None:
         assert td["s"] == ["new", "x"] and td["k"] == ["new", "q"]
 
 
-@pytest.mark.parametrize(
-    "value", [np.ones(3), [1.0, 1.0, 1.0], (1, 1, 1), np.ones(3, dtype=np.int32), np.float64(1), 1]
-)
-@pytest.mark.parametrize("index", [1, slice(0, 2), torch.tensor([0, 2])], ids=str)
-@pytest.mark.parametrize("kind", ["dense", "lazy 0", "lazy 1", "mapped"])
-def test_rows_take_arrays_and_lists_of_numbers(kind: str, index: Any, value: Any) -> None:
-    def make() -> Any:
-        td = TensorDict({"a": torch.zeros(4, 3), "n": {"b": torch.zeros(4, 3)}}, [4])
-        if kind == "lazy 1":
-            return lazy_stack([TensorDict({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]) for _ in range(3)], 1)
-        return {"dense": lambda: td, "lazy 0": lambda: td.to_lazystack(0), "mapped": td.memmap}[kind]()
-
-    rows = 1 if isinstance(index, int) else 2
-    td = make().set_at_("a", value, index)
-    assert td["a"].sum() == 3 * rows and td["a"].dtype is torch.float32 and not td["n", "b"].any()
-    td = make().set_at_(("n", "b"), value, index)
-    assert td["n", "b"].sum() == 3 * rows and not td["a"].any()
-    td = make().update_at_({"a": value}, index)
-    assert td["a"].sum() == 3 * rows
-
-
-def test_rows_refuse_lists_that_are_no_numbers() -> None:
-    td = TensorDict({"a": torch.zeros(4, 3)}, [4])
-    for value in (["a", "b", "c"], [[1], [2, 3]], object()):
-        with pytest.raises(ValueError, match="Failed to update 'a'"):
-            td.set_at_("a", value, 0)
-    with pytest.raises(RuntimeError, match="expanded size"):
-        td.set_at_("a", [1, 2], 0)
-
-
-@pytest.mark.parametrize("kind", ["dense", "lazy"])
-def test_get_at_of_a_missing_key_gives_none_or_the_default(kind: str) -> None:
-    for td in (KINDS[kind](), KINDS["class"](), lazy_stack(list(KINDS["class"]().unbind(0)))):
-        for key in ("missing", ("n", "missing")):
-            assert td.get_at(key, 0) is None
-            assert td.get_at(key, 0, 5) == 5
-            assert td.get_at(key, 0, None) is None
-        assert td.get_at("t", 0).shape == ()
-
-
 def test_get_of_a_class_reads_its_metadata() -> None:
     record = KINDS["class"]()
     for td in (record, lazy_stack([record, record])):
@@ -161,30 +115,6 @@ def test_get_of_a_class_reads_its_metadata() -> None:
 
 
 # -- rows of other batch sizes ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["dense", "lazy 0", "lazy 1", "mapped", "locked"])
-@pytest.mark.parametrize("index", [slice(0, 1), slice(None), torch.tensor([0, 2]), ...], ids=str)
-def test_rows_take_one_collection_for_each_of_them(kind: str, index: Any) -> None:
-    def make() -> Any:
-        td = TensorDict({"a": torch.ones(4, 3, 2)}, [4, 3])
-        makers = {"dense": lambda: td, "lazy 0": lambda: td.to_lazystack(0), "lazy 1": lambda: td.to_lazystack(1)}
-        return {**makers, "mapped": td.memmap, "locked": td.lock_}[kind]()
-
-    td = make()
-    td[index] = TensorDict({"a": torch.zeros(3, 2)}, [3])
-    want = torch.ones(4, 3, 2)
-    want[index] = 0
-    assert td["a"].equal(want)
-    for wrong in ([2, 5], [5]):
-        with pytest.raises(RuntimeError, match="differs from the source batch size"):
-            make()[index] = TensorDict({"a": torch.zeros(*wrong, 2)}, wrong)
-
-
-def test_a_collection_without_batch_dimensions_is_no_row() -> None:
-    td = TensorDict({"a": torch.ones(4, 3)}, [4])
-    with pytest.raises(RuntimeError, match="indexed destination TensorDict batch size is"):
-        td[:2] = TensorDict({"a": torch.zeros(3)}, [])
 
 
 @pytest.mark.parametrize("locked", [False, True])

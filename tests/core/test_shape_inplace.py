@@ -13,6 +13,7 @@ from tensordict_lite import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
+    is_non_tensor,
     lazy_stack,
     pad,
     tensorclass,
@@ -62,7 +63,7 @@ EVERYWHERE: dict[str, Callable[..., Any]] = {
 
 
 def _plain(td: Any) -> Any:
-    return td.tolist() if td._is_non_tensor else td.to_tensordict().to_dict(convert_tensors=True)
+    return td.tolist() if is_non_tensor(td) else td.to_tensordict().to_dict(convert_tensors=True)
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, *EVERYWHERE])
@@ -126,24 +127,6 @@ def test_a_lock_forbids_it(kind: str, operation: str) -> None:
     assert _plain(td) == before
 
 
-def test_a_shape_that_is_the_same_changes_nothing() -> None:
-    td = _dense().lock_()
-    assert td.reshape(2, 3, inplace=True) is td and td.names == ["u", "v"]
-
-
-def test_repeat_interleave_in_place_needs_a_dim() -> None:
-    with pytest.raises(RuntimeError, match="explicit dim"):
-        _dense().repeat_interleave(2, inplace=True)
-
-
-@pytest.mark.parametrize("method", ["squeeze", "unsqueeze", "permute", "expand", "view"])
-def test_operations_without_such_an_option_say_so(method: str) -> None:
-    arguments = {"squeeze": (0,), "unsqueeze": (0,), "permute": (1, 0), "expand": (2, 3), "view": (6,)}[method]
-    for td in (_dense(), LAZY["lazy 0"]()):
-        with pytest.raises(TypeError, match="inplace"):
-            getattr(td, method)(*arguments, inplace=True)
-
-
 # -- pad -----------------------------------------------------------------------------------------------------------
 
 
@@ -156,50 +139,3 @@ def test_pad_checks_before_it_changes_anything() -> None:
                 with pytest.raises(RuntimeError, match=words):
                     pad(td, pads, **options)
         assert _plain(td) == before
-
-
-def test_ragged_stacks_are_padded_member_by_member() -> None:
-    def make() -> Any:
-        return lazy_stack([TensorDict({"a": torch.ones(3, n)}, [3]) for n in (1, 2)])
-
-    for td in (make().pad([1, 0, 1, 0], 5), make().pad([1, 0, 1, 0], 5, inplace=True)):
-        assert td.batch_size == (3, 4)
-        assert [member["a"].shape for member in td.tensordicts] == [(4, 1), (4, 1), (4, 2)]
-        assert (td[0]["a"] == 5).all() and (td[1]["a"][0] == 5).all() and (td[1]["a"][1:] == 1).all()
-
-
-def test_one_collection_twice_in_a_stack_is_padded_once() -> None:
-    row = TensorDict({"a": torch.ones(2)}, [2])
-    assert lazy_stack([row, row]).pad([0, 0, 0, 1], inplace=True).batch_size == (2, 3)
-
-
-# -- gather -----------------------------------------------------------------------------------------------------------
-
-
-def test_gather_goes_to_one_place() -> None:
-    index = torch.tensor([[1, 0, 1]])
-    for td in (_dense(), LAZY["lazy 0"](), LAZY["objects"]()):
-        with pytest.raises(ValueError, match="mutually exclusive"):
-            td.gather(0, index, out=td.clone(), inplace=True)
-    with pytest.raises(NotImplementedError, match="index.ndim == batch_dims"):
-        _dense().gather(0, torch.tensor([0]), inplace=True)
-
-
-def test_gather_with_an_index_of_the_first_dimensions() -> None:
-    td = _dense().exclude("s")
-    rows = td.gather(0, torch.tensor([1]))
-    assert rows.batch_size == (1,) and rows["a"].equal(td["a"][[1]])
-    one_each = td.gather(1, torch.tensor([2, 0]))
-    assert one_each.batch_size == (2,)
-    assert one_each["a"][:, 0].equal(torch.stack([td["a"][0, 2], td["a"][1, 0]]))
-    assert one_each["n", "b"].shape == (2, 1)
-
-
-def test_gather_into_a_collection_does_not_lose_gradients() -> None:
-    td = TensorDict({"a": torch.ones(2, 3, requires_grad=True)}, [2])
-    out = TensorDict({"a": torch.zeros(1, 3)}, [1])
-    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
-        td.gather(0, torch.tensor([1]), out=out)
-    assert not out["a"].any()
-    with torch.no_grad():
-        assert td.gather(0, torch.tensor([1]), out=out) is out and out["a"].all()

@@ -15,9 +15,7 @@ from torch import Tensor
 from tensordict_lite import (
     LazyStackedTensorDict,
     TensorDict,
-    TensorDictBase,
     TypedTensorDict,
-    is_tensorclass,
     lazy_stack,
     tensorclass,
 )
@@ -34,15 +32,6 @@ class State(TypedTensorDict):
     @property
     def twice(self) -> Tensor:
         return self.a * 2
-
-
-class Wider(State):
-    b: Tensor
-    c: Tensor | None = None
-
-
-class Frozen(TypedTensorDict["frozen"]):  # type: ignore[misc]
-    a: Tensor
 
 
 class Shadowing(TypedTensorDict, shadow=True):
@@ -65,82 +54,10 @@ def _state(rows: int = 2) -> State:
     return State(a=torch.zeros(rows, 3), n=TensorDict({"x": torch.zeros(rows)}, [rows]), batch_size=[rows])
 
 
-def test_fields_are_entries_and_attributes() -> None:
+def test_methods_and_class_variables_are_no_fields() -> None:
     state = _state()
-    assert isinstance(state, TensorDictBase) and not isinstance(state, TensorDict) and not is_tensorclass(state)
-    assert state.a is state["a"] and state.n["x"] is state["n", "x"]
     state.a = torch.ones(2, 3)
-    assert state["a"].sum() == state.total() == 6 and state.twice.sum() == 12 and state.unit == "m"
-    state["extra"] = torch.ones(2)
-    assert sorted(state.keys()) == ["a", "extra", "n"]
-    assert sorted({**state}) == ["a", "extra", "n"]
-    with pytest.raises(AttributeError, match="'State' object has no attribute 'extra'"):
-        state.extra  # noqa: B018
-    del state["a"]
-    with pytest.raises(AttributeError, match="field 'a' declared but not set"):
-        state.a  # noqa: B018
-    assert State({"a": torch.zeros(2), "n": {}}, names=["rows"], batch_size=[2]).names == ["rows"]
-
-
-def test_a_missing_or_unexpected_field_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"State\(\) missing required field\(s\): n"):
-        State(a=torch.zeros(2))
-    with pytest.raises(TypeError, match=r"State\(\) got unexpected field\(s\): q"):
-        State(a=torch.zeros(2), n={}, q=1)
-    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
-        State(a=torch.zeros(3), n={}, batch_size=[2])
-    with pytest.raises(ValueError, match="Tensor"):
-        State(torch.zeros(2))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="subclass it"):
-        TypedTensorDict(a=torch.zeros(2))
-    with pytest.raises(TypeError, match="missing required"):
-        State.from_tensordict(TensorDict(a=torch.zeros(2)))
-    assert State.from_tensordict(TensorDict(a=torch.zeros(2)), check=False).a.shape == (2,)
-    with pytest.raises(TypeError, match="missing required"):
-        State.from_dict({"a": torch.zeros(2)})
-    with pytest.raises(TypeError, match="tensor collections"):
-        State.from_tensordict(torch.zeros(2))
-
-
-def test_subclasses_add_fields_and_defaults_may_be_missing() -> None:
-    wider = Wider(a=torch.zeros(2), n={}, b=torch.ones(2))
-    assert wider.c is None and "c" not in wider
-    wider.c = torch.ones(3)
-    assert wider["c"].sum() == 3
-    assert Wider.__expected_keys__ == {"a", "n", "b", "c"} and Wider.__optional_keys__ == {"c"}
-    assert State.__required_keys__ == {"a", "n"}
-    with pytest.raises(TypeError, match="missing required field.*: b"):
-        Wider(a=torch.zeros(2), n={})
-
-
-def test_options_of_a_class() -> None:
-    frozen = Frozen(a=torch.zeros(2), batch_size=[2])
-    with pytest.raises(RuntimeError, match="Cannot modify locked"):
-        frozen.a = torch.ones(2)
-    assert frozen.is_locked and not frozen.clone().is_locked and not frozen[0].is_locked
-
-    class Child(Frozen):
-        b: Tensor
-
-    assert Child(a=torch.zeros(2), b=torch.zeros(2)).is_locked
-    with pytest.raises(AttributeError, match=r"Field 'sum' shadows.*Use TypedTensorDict\['shadow'\]"):
-
-        class Bad(TypedTensorDict):
-            sum: Tensor
-
-    with pytest.raises(ValueError, match="Unknown TypedTensorDict option: 'bad'"):
-        TypedTensorDict["bad"]
-    with pytest.raises(TypeError):
-
-        class Worse(TypedTensorDict, bad=True):  # type: ignore[call-arg]
-            a: Tensor
-
-    with pytest.warns(DeprecationWarning, match="'nocast' has no effect"):
-        TypedTensorDict["nocast"]
-    with pytest.warns(DeprecationWarning, match="'autocast' has no effect"):
-
-        class Casting(TypedTensorDict, autocast=True):
-            a: Tensor
+    assert state.total() == 6 and state.twice.sum() == 12 and state.unit == "m" and sorted(state.keys()) == ["a", "n"]
 
 
 def test_fields_that_shadow_methods() -> None:

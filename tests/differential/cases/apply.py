@@ -85,5 +85,22 @@ seen = []; td.apply(lambda x: seen.append(tuple(x.shape))); seen
 seen = []; td.apply(lambda x: seen.append(type(x).__name__), call_on_nested=True); seen
 nt.apply(lambda x: x + 1, is_leaf=lambda cls: issubclass(cls, torch.Tensor))
 nt.named_apply(lambda k, x: x + 1)
+x = TD({"a": torch.zeros(3)}, [3], names=["row"], device="cpu").lock_(); x.apply(lambda v: v + 1)
+td.apply(lambda x: x[0], batch_size=[])
+td.apply(lambda x: x[:2], batch_size=[2])
+td.apply(lambda x: x[:2])
+td.to("cpu").apply(lambda x: x, device=None).device
+v = td["n", "c"]; td.lock_().apply_(lambda x: None if x.ndim == 1 else x * 5); td["n", "c"] is v
+td.apply(lambda x: x[:2], inplace=True)
+td.apply(lambda x: x + 1, out=TD({"other": torch.zeros(3)}, [3]))
+td.apply(lambda x: x + 1, out=TD({}, [3]), batch_size=[])
+seen = []; nt.set("n", td).apply(lambda x: seen.append(type(x).__name__), is_leaf=is_leaf_nontensor); seen
+seen = []; nt.set("n", td["n"]).apply(lambda x: seen.append(type(x).__name__), call_on_nested=True); seen
+seen = []; deep.named_apply(lambda key, x: seen.append(key)); seen
+seen = []; deep.named_apply(lambda key, x, y: seen.append(key), deep, nested_keys=True); seen
+TD({"n": ds}, [3]).apply(lambda x, y: x + y, TD({"n": ds}, [3]))
+td.apply(lambda x: {"twice": x * 2})
+td.apply(lambda x, y: x + y, td.exclude("b"))
+nt.apply(lambda x: x + 1, out=TD({"other": torch.zeros(3)}, [3]))
 """,
 )

@@ -83,10 +83,8 @@ TD({"a": 1 + 2j}, [])
 TD({"a": torch.ones(3).to_sparse()}, [3])  #! may work
 TD(5)
 TD("abc")
-bool(td)
 bool(TD({}, []))
 bool(TD({"a": torch.ones(1)}, []))
-len(td)
 len(TD({"a": 1}, []))
 len(TD({}, [2, 3]))
 list(iter(td))
@@ -151,7 +149,6 @@ TD.fromkeys(["a", "b"])
 TD.fromkeys(["a", ("b", "c")], 5)
 TD.fromkeys(["a"], torch.ones(3))
 fromkeys(["a"], torch.ones(3))
-td.new_zeros(2)
 td.new_zeros(3, 2)
 td.new_zeros([3, 2])
 td.new_zeros(torch.Size([3, 2]))
@@ -159,7 +156,6 @@ td.new_zeros(())
 td.new_ones(2, dtype=torch.float64)
 td.new_full((2,), 7)
 td.new_full(2, 7)
-td.new_empty(2)  #! keys only
 td.new_empty(2, empty_lazy=True)  #! keys only
 td.new_zeros(2, empty_lazy=True)
 td.new_zeros(3, device="meta")
@@ -169,9 +165,6 @@ td.new_tensor({"a": torch.ones(2)})  #! any error
 td.new_tensor(5)
 td.new_tensor(torch.ones(3))
 td.new_tensor([1, 2, 3])
-td.empty()
-td.empty(recurse=True)
-nm.empty()
 nm.empty(names=["p", "q"])
 nm.empty(device="cpu")
 td.auto_batch_size_() is td
@@ -214,6 +207,39 @@ TD.from_dict({"s": [NonTensorData("a"), NonTensorData("b")]})["s"]
 x = torch.stack([nt, nt]).update({"t": [["a", "b", "c"], ["d", "e", "f"]]});
     TD.from_dict(x.to_dict(), batch_size=[2, 3])
 x = lazy_stack([nt, nt.clone().set("s", "other")]); x.from_dict_instance(x.to_dict())
+TD.from_dict({"a": torch.ones(3, 4)}, batch_size=[3], batch_dims=1)
+TD.from_dict({"b": {"c": torch.zeros(2)}}, batch_size=[3])
+TD.from_dict({"n": 1, "pair": (torch.zeros(3), torch.ones(3)), ("u", "v"): torch.ones(3)}, batch_size=[3])
+TD.from_dict({("a", "b"): torch.zeros(1), "a": {"c": torch.ones(1)}})
+x = TD({"p": c, "q": {"r": torch.zeros(3)}}, [3]); y = x.from_dict_instance(x.to_dict(), batch_size=[3]);
+    (type(y["p"]), y)
+TD.from_list([{"a": torch.ones(2)}, {"a": torch.zeros(2)}], batch_size=[2, 2], names=["x", "y"])
+TD.from_list([{"a": torch.ones(2)}, {"a": torch.zeros(2)}], batch_dims=2)
+TD.from_list([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
+TD.from_list([{"a": torch.ones(2)}, {"a": torch.zeros(2)}], batch_size=[5])
+TD.from_list([])
+P = collections.namedtuple("P", "a b"); TD.from_namedtuple(P(torch.ones(3), P(torch.zeros(3), "t")),
+    auto_batch_size=True)
+lib.from_tuple((torch.zeros(3), (1, 2)))
+lib.from_namedtuple(torch.tensor([[2, 0, 1]]).max(dim=1))
+[lib.from_any(v) is v for v in (1, "s", None, {1, 2})]
+lib.from_any(["a", "b"]).tolist()
+P = dataclasses.make_dataclass("P", ["image", ("label", str, "none"), ("inner", object, None)]);
+    TD.from_dataclass(P(torch.zeros(3), "cat", P(torch.ones(3))), batch_size=[3])
+P = dataclasses.make_dataclass("P", ["image", ("label", str, "none")]);
+    x = TD.from_dataclass(P(torch.zeros(3)), as_tensorclass=True); (is_tensorclass(x), x.label)
+TD.from_dataclass(3)
+TD.from_struct_array(np.zeros((2, 3), dtype=[("a", "f4", (2,)), ("n", [("u", "i8"), ("v", "?")])]))
+TD.from_schema({"a": ([4], torch.uint8)}, batch_size=[5], storage="shared").is_shared()
+TD.from_schema({"a": ([4], torch.uint8)}, batch_size=[5], storage="tape")
+make_tensordict({"a": torch.zeros(3)}, a=torch.ones(1), b={"c": torch.zeros(3, 2)}, auto_batch_size=True)
+TD({"a": torch.ones(3, 2), "n": TD({"b": torch.ones(3, 4, 5)}, [3, 4]), "s": "x"}, [3]).new_zeros(2, 2)
+td.new_ones(7, dtype=torch.int32, device="meta", requires_grad=False)
+td.select("a").new_tensor([1, 2])
+td.attrs()["n", "c"].tgt_shape, td.attrs()["b"].tgt_dtype
+td.attrs(fields=["dtype"])["a"].tgt_device
+type(dense_stack_tds(TD.lazy_stack([td, td])))
+lib.dense_stack_tds([td, td])
 """,
 )
 

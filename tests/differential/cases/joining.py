@@ -23,8 +23,6 @@ pad_sequence([td, td[:2]], pad_dim=1)
 pad_sequence([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(2, 4)}, [2])], pad_dim=1)
 pad_sequence([TD({"a": torch.ones(2, 3), "s": "x"}, [2]), TD({"a": torch.ones(3, 3), "s": "y"}, [3])])
 pad_sequence([])
-td.to_padded_tensor()
-lz.to_padded_tensor()
 lz.to_padded_tensor(7.0)["a"][0]  #! may work
 lz.to_padded_tensor(mask_key="m")  #! may work
 torch.stack([td, td], 0)

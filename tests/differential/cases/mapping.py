@@ -7,7 +7,6 @@ from tests.differential.harness import Case, parse_cases
 GET = parse_cases(
     "get",
     r"""
-td.get("a")
 td.get("zz")
 td.get("zz", None)
 td.get("zz", 5)
@@ -21,7 +20,6 @@ td.get(("n", "zz"))
 td.get(("zz", "c"), 1)
 td["n", "c"]
 td["n", ("c",)]
-td["a",]
 td.get(("a",))
 td.get(5)
 td.get(None)
@@ -32,24 +30,19 @@ td.get("")
 td.get(("n", 5))
 td["a", 0]  #! any error
 td[b"a"]  #! any error
-nt.get("s")
 nt["s"]
 nt["o"]
 nt.get("o")
 type(nt.get("s"))
-nt.get_non_tensor("s")
 nt.get_non_tensor("a")
 nt.get_non_tensor("zz")
 nt.get_non_tensor("zz", 1)
 nt.get_at("s", 0)
-td.get_at("a", 0)
 td.get_at("zz", 0)
 td.get_at("zz", 0, default=1)
 td.get_at(("n", "c"), slice(0, 2))
-td.get_item_shape("a")
 td.get_item_shape("n")
 nt.get_item_shape("s")
-td.entry_class("a")
 td.entry_class("n")
 nt.entry_class("s")
 td.entry_class("zz")
@@ -168,7 +161,6 @@ td.rename_key_(("n", "c"), "z"); td
 td.rename_key_("a", ("n", "z")); td
 td.rename_key_("a", ("q", "z")); td
 td.rename_key_("a", "a"); td
-td.rename_keys({"a": "z"})
 td.rename_keys({"a": "z"}) is td
 td.rename_keys({"zz": "z"})
 td.rename_keys({"zz": "z"}, strict=False)
@@ -225,33 +217,102 @@ nm["t", "u"] = torch.ones(2, 3); nm["t"].names
 x = TD({}, [3], device="cpu"); x["n"] = {"a": torch.ones(3)}; x["n"].device
 x = TD({}, [3], device="meta"); x["a"] = torch.ones(3); x["a"].device
 x = TD({}, [3], device="cpu"); x["n"] = TD({"a": torch.ones(3)}, [3]); x["n"].device
+td.create_nested(("n", "c", "v")); td
+td.create_nested(("n", "u")).create_nested(("a", "v")); td
+td.update({"n": {"d": {"f": torch.ones(3)}}, ("n", "g"): torch.ones(3)}, z=torch.ones(3))
+n = td["n"]; td.update({"n": {"d": torch.ones(3)}}); td["n"] is n
+x = TD(q=torch.ones(3), n=TD(m=torch.ones(3))); y = TD().update(x, clone=True);
+    (y["q"] is x["q"], y["n"] is x["n"], y["n", "m"] is x["n", "m"])
+v = td["a"]; td.update({"a": torch.ones(3, 4, dtype=torch.int64), "z": torch.ones(3)}, inplace=True); td["a"] is v
+td.update({"q": torch.ones(3), "n": {"u": torch.ones(3), "v": torch.ones(3)}}, keys_to_update=["zz", ("n", "u")])
+td.update({"n": TD({"k": torch.ones(3)}, [3])}, is_leaf=lambda cls: issubclass(cls, TD)); list(td["n"].keys())
+TD({}, [3, 2]).update({"a": torch.zeros(3, 3)})
+TD({}, [3]).update({"a": torch.zeros(())})
+td.update(TD({}, [5]), update_batch_size=True)
+td.lock_().update({"n": {"new": torch.ones(3)}}, inplace=True)
+v = td["n", "c"]; td.lock_().update_(TD({"n": {"c": torch.zeros(3, 2)}}, [3])).update_(a=1); td["n", "c"] is v
+td.update_({"n": {"zz": torch.ones(3)}})
+td.update_at_({"a": torch.full((2, 4), 2.0), "n": {"c": torch.ones(2, 2)}}, torch.tensor([False, True, True])); td
+td.replace({"n": {"c": torch.ones(3)}}, a=torch.ones(3)); td
+td.replace() is td
+td.rename_key_("a", ("n", "a")).rename_key_("n", ("n", "inner")); td
+td.rename_key_("a", 1)
+td.rename_keys({"a": "b", "b": "a", ("n", "c"): "c"})
+td.rename_keys({"a": "x", "b": "x"})
+td.rename_keys({"n": "x", ("n", "c"): "y"})
+td.rename_keys({"a": "x", "b": ("x", "y")})
+td.rename_keys({"a": "b"})
+td.rename_keys({"a": ("b", "q")})
+td.cat_tensors("a", ("n", "c"), out_key=("n", "z"), dim=1, keep_entries=True); td
+td.cat_tensors("a", ("n", "c"), out_key="a", dim=1); td
+td.cat_tensors("a", "zz", out_key="c")
+x = TD({"a": torch.zeros(3, 2), "b": torch.ones(3, 2)}, [3]); x.stack_tensors("a", "b", out_key="a", dim=-1); x
+TD({"a": torch.zeros(3, 2), "b": torch.ones(3, 2)}, [3]).stack_tensors("a", "b", out_key="c", dim=0)
+x = TD(b=torch.zeros(2), a=torch.ones(2), n=TD(c=torch.full((2,), 2.0)));
+    (x.stack_from_tensordict(1), x.stack_from_tensordict(1, sorted=True))
+x = TD(b=torch.zeros(2), a=torch.ones(2), n=TD(c=torch.full((2,), 2.0)));
+    x.cat_from_tensordict(0, sorted=[("n", "c"), "a", "b"])
+td.setdefault(("n", "u", "m"), torch.ones(3)) is td["n", "u", "m"]
+td.lock_().setdefault("a", None).shape
+td.is_non_tensor("a"), nt.is_non_tensor("s")
+td.is_non_tensor("zz")
+td.update_({"a": torch.zeros(3, 4), "n": {"c": torch.ones(2, 7)}})
+x = TD({("p", k): torch.zeros(2, n) for k, n in (("c", 3), ("d", 5), ("e", 4))}, [2]);
+    s = lazy_stack([TD(c=torch.ones(3), d=torch.ones(2)), TD(c=torch.ones(4) * 2)]); x.update(TD({"p": s}, [2]));
+    x["p"], x["p"].tensordicts[1]["c"] is s.tensordicts[1]["c"]
+x = TD({("p", "q", k): torch.zeros(2, n) for k, n in (("c", 3), ("d", 5))}, [2]);
+    s = lazy_stack([TD(c=torch.ones(3), d=torch.ones(2)), TD(c=torch.ones(4) * 2)]);
+    x.update(TD({("p", "q"): s}, [2]), clone=True);
+    x["p", "q"], x["p", "q"].tensordicts[1]["c"] is s.tensordicts[1]["c"]
+x = TD({("p", "a", "c"): torch.zeros(2, 3), ("p", "a", "e"): torch.zeros(2, 4), ("p", "q"): torch.ones(2)}, [2]);
+    s = [TD(c=torch.ones(3), d=torch.ones(2)), TD(c=torch.ones(4))];
+    x.update(TD({"p": lazy_stack([TD({"a": s[0]}), TD({"a": s[1], "r": torch.ones(1)})])}, [2]));
+    [sorted(r.keys(True, True), key=str) for r in x["p"].tensordicts]
+x = TD({"n": {"c": torch.zeros(2, 3)}}, [2]).lock_();
+    x.update({"n": lazy_stack([TD(new=torch.ones(3)), TD()])}, inplace=True)
+x = TD({"x": torch.ones(3), "n": {"y": torch.ones(3), "m": {"k": torch.ones(3)}}, "s": "old"}, [3]);
+    n, m = x["n"], x["n", "m"]; x.update(TD({"x": torch.ones(2), "n": {"y": torch.ones(2), "m": {"k": torch.ones(2)},
+    "w": torch.ones(2)}, "s": "new"}, [2]), update_batch_size=True); x["n"] is n, x["n", "m"] is m, x
+x = TD({"a": TD({"x": torch.ones(2, 3)}, [2, 3])}, [2]); x.update(TD({"a": TD({"x": torch.ones(2, 5)}, [2, 5])}, [2]))
+x = TD({"a": TD({"x": torch.ones(2, 3)}, [2, 3])}, [2]); a = x["a"];
+    x.update(TD({"a": TD({"x": torch.ones(2, 5)}, [2, 5])}, [2]), update_batch_size=True); x["a"] is a, a
+x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]); m = x.tensordicts;
+    x.update(lazy_stack([TD({"x": torch.ones(n)}, [n]) for n in (2, 4)]), update_batch_size=True);
+    x.batch_size, [a is b for a, b in zip(x.tensordicts, m)]
+x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
+    x.update(lazy_stack([TD({"x": torch.ones(5)}, [5]) for _ in range(3)]), update_batch_size=True); x.batch_size
+x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
+    x.update(TD({"x": torch.ones(2, 7)}, [2, 7]), update_batch_size=True); x.batch_size, x["x"].shape
+x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
+    x.update(lazy_stack([TD({"x": torch.ones(1)}, [1]) for _ in range(2)]), update_batch_size=True, inplace=True)
+x = TD({"x": torch.ones(2, 3), "n": {"y": torch.ones(2, 3)}}, [2, 3]);
+    x.update(TD({"x": torch.ones(2, 4), "n": {"z": torch.ones(2, 4)}}, [2, 4]), update_batch_size=True)
+td.set_at_("a", np.ones(4), 1); td["a"]
+td.set_at_("a", [1.0, 2.0, 3.0, 4.0], 1); td["a"]
+td.set_at_("a", (1, 1, 1, 1), slice(0, 2)); td["a"]
+ds.set_at_("a", [7.0, 8.0], 1); ds["a"]
+ds.set_at_(("n", "c"), np.ones(4), slice(0, 2)); ds["n", "c"]
+td.set_at_("a", [1, 2], 0)
+x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]); x[torch.tensor([0, 2])] = TD({"a": torch.zeros(3, 2)}, [3]);
+    x["a"][:, 0, 0]
+x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]).to_lazystack(1); x[...] = TD({"a": torch.zeros(3, 2)}, [3]); x["a"].sum()
+x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]); x[:1] = TD({"a": torch.zeros(5, 2)}, [5])
+td[:2] = TD({"a": torch.zeros(4)}, [])
 """,
 )
 
 KEYS = parse_cases(
     "keys",
     r"""
-list(td.keys())
-list(td.keys(True))
-list(td.keys(True, True))
 list(td.keys(leaves_only=True))
 list(td.keys(True, sort=True))
 list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).keys(True, sort=True))
 list(TD({"b": 1, "a": 1}, []).keys(sort=True))
 list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).values(True, sort=True))
-list(td.values())
 list(td.values(True))
-list(td.values(True, True))
-list(td.items())
 list(td.items(True))
-list(td.items(True, True))
-list(nt.keys())
-list(nt.keys(True, True))
 list(nt.keys(leaves_only=True))
 list(nt.keys(True, True, is_leaf=is_leaf_nontensor))
-list(nt.values())
-list(nt.values(True, True))
-list(nt.items())
 list(nt.items(True, True, is_leaf=is_leaf_nontensor))
 list(td.keys(True, True, is_leaf=lambda cls: True))
 list(td.keys(is_leaf=lambda cls: issubclass(cls, torch.Tensor), leaves_only=True))
@@ -274,19 +335,13 @@ None in td.keys(True)
 set(td.keys()) == {"a", "b", "n"}
 reversed(list(td.keys())) is None
 list(reversed(td.keys()))  #! may work
-td.sorted_keys
-td.depth
 TD({}, []).depth
 TD({"a": {"b": {"c": 1}}}, []).depth
-td.is_empty()
 TD({}, []).is_empty()
 TD({"n": {}}, []).is_empty()
-nt.is_empty()
 TD({"s": "x"}, []).is_empty()
 for k in td.keys(): td[k + "_"] = 1
 for k in td.keys(): td.pop(k)  #! may work
-list(td.non_tensor_items())
-list(nt.non_tensor_items())
 list(TD({"n": nt}, [3]).non_tensor_items(True))
 list(deep.keys(True))
 list(deep.keys(True, True))
@@ -313,6 +368,19 @@ td.set("n", TD({"k": torch.ones(4)}, [4]), inplace=True)
 td.lock_().set("n", {"k": torch.ones(3)}, inplace=True)  #! any error
 td.lock_().set("n", {"c": torch.zeros(3, 2)}, inplace=True)
 TD(l=ds, batch_size=[3]).set("l", {"k": torch.ones(3, 2)}, inplace=True)
+k, v = td.keys(True), td.keys(True, True); td["n", "new"] = torch.ones(3);
+    (list(k), len(k), len(v), ("n", "new") in k)
+td.keys() & {"a", "q"}
+list(nt.set("n", {"d": torch.ones(3), "e": {}}).keys(True, True, is_leaf=lambda cls: issubclass(cls, TD)))
+1 in td
+sorted(lazy_stack([td, td.exclude("a")]).keys(True, True), key=str)
+TD(a=TD()).depth
+x = td.keys(True, True, is_leaf=lambda cls: issubclass(cls, TD));
+    list(x), len(x), len(list(td.values(True, True, is_leaf=lambda cls: issubclass(cls, TD))))
+x = nt.keys(True, True, is_leaf=is_leaf_nontensor);
+    list(x), len(x), len(list(nt.values(True, True, is_leaf=is_leaf_nontensor)))
+td["s"] = "text"; list(td.values(True, True, is_leaf=is_leaf_nontensor)), list(td.items(True, True,
+    is_leaf=is_leaf_nontensor))
 """,
 )
 

@@ -158,5 +158,12 @@ e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 2, expand_input=Fals
 e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3);
     (type(e.reset_parameters_recursive(e.params_td)), type(e.params_td))
 mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3).reset_parameters_recursive()
+Mod(torch.neg, ["a"], ["o"], inplace=None)(td)
+s = Seq(Mod(lambda x: x + 1, ["x"], ["h"]), Mod(lambda z: z * 2, ["z"], ["o"]), partial_tolerant=True);
+    x = lazy_stack([TD(x=torch.ones(2)), TD(z=torch.ones(3)), TD()]);
+    s(x) is x, [sorted(m.keys()) for m in x.tensordicts]
+Mod(nn.Linear(2, 2), [("n", "c")], ["o"])(TD({"n": {"c": torch.ones(0, 2)}}, [0]))["o"].shape
+type(Mod(lambda x: x + 1, ["a"], ["o"])(ds))
+mods.add_custom_mapping("twice", lambda v: v * 2); mods.mappings("twice")(torch.ones(1))
 """,
 )

@@ -26,7 +26,6 @@ nm.names = None; nm.names
 nm.names = ["p", None]; nm["n"].names
 nm.names = ["p", "p"]
 nm.names = ("p", "q"); nm.names
-td.names
 td.names = ["p"]; (td.names, td["n"].names)
 nm.refine_names("x", "y").names
 nm.refine_names("p", "y")
@@ -100,5 +99,41 @@ x = lazy_stack([nm, nm.clone()], 0); x.names = ["p", "q", "r"];
 x = lazy_stack([nm, nm.clone()], 1); x[:, :0].names, x[:, :0]["n"].names, x[:, []].names
 x = lazy_stack([nm, nm.clone()], 0); y = x[torch.tensor([[0, 1], [1, 0]])]; y.names, y[0].names, y[0][0].names
 x = lazy_stack([nm, nm.clone()], 0); y = x[torch.tensor([[0, 1], [1, 0]]), None]; y.names, y[0].names, y[0][0].names
+# entries that name the dimensions of their parent
+x = TD({}, [3, 4], names=["c", "d"]); x[0].names, x[-1].names, x[0, 0].names, x[:, 0].names
+x = TD({"n": {"m": {}}}, [3, 4], names=["c", "d"]); x[0].names, x[-1].names, x[0, 0].names, x[:, 0].names
+x = TD({"n": TD({}, [3, 4], names=["c", "d"])}, [3], names=["c"]); x[0]["n"].names
+nt["y"] = TD({"z": torch.zeros(3, 2)}, [3, 2]); nt["x"] = TD({}, [3, 4], names=["a", "b"]);
+    nt.names, nt["y"].names, nt[:2].names
+nt["y"] = TD({"z": torch.zeros(3, 2)}, [3, 2]); nt.set("x", TD({}, [3, 4], names=["a", "b"])); nt.names, nt["y"].names
+nt["y"] = TD({"z": torch.zeros(3, 2)}, [3, 2]); nt.update({"x": TD({}, [3, 4], names=["a", "b"])});
+    nt.names, nt["y"].names
+nt["y"] = TD({"z": torch.zeros(3, 2)}, [3, 2]); nt.setdefault("x", TD({}, [3, 4], names=["a", "b"]));
+    nt.names, nt["y"].names
+x = lazy_stack(list(td.unbind(0))); x["x"] = TD({}, [3, 4], names=["a", "b"]); x.names, x["n"].names, x[:2].names
+x = lazy_stack(list(td.unbind(0))); x.set("x", TD({}, [3, 4], names=["a", "b"])); x.names, x["n"].names
+x = lazy_stack(list(td.unbind(0))); x.setdefault("x", TD({}, [3, 4], names=["a", "b"])); x.names, x["n"].names
+nm["w"] = TD({}, [2, 3], names=["z", "w"])
+x = lazy_stack(list(nm.unbind(0))); x.names = ["a", "b"]; x["w"] = TD({}, [2, 3], names=["z", "w"])
+td["n", "x"] = TD({}, [3, 4], names=["a", "b"]); td["n"].names, td["n", "x"].names
+td["new", "x"] = TD({}, [3, 4], names=["a", "b"]); td["new"].names, td["new", "x"].names
+x = lazy_stack(list(td.unbind(0))); x["n", "x"] = TD({}, [3, 4], names=["a", "b"]); x["n"].names, x["n", "x"].names
+TD({"x": TD({}, [3, 4], names=["a", "b"]), "y": TD({}, [3, 2])}, [3])["y"].names
+TD({"x": TD({}, [3, 4], names=[None, "b"])}, [3]).names
+x, y, z = (TD({"z": torch.zeros(3)}, [3], names=n) for n in (["a"], ["b"], None));
+    [torch.stack(p).names for p in ([x, x], [x, y], [x, z], [z, x])]
+x, y, z = (TD({"z": torch.zeros(3)}, [3], names=n) for n in (["a"], ["b"], None));
+    [maybe_dense_stack(p).names for p in ([x, x], [x, y], [x, z], [z, x])]
+lazy_stack([TD({}, [3], names=["a"]), TD({}, [3], names=["b"])])
+nm.names = ["n", "n"]
+x = TD({"n": TD({"e": {"f": torch.zeros(3, 4)}}, [3, 4], names=["c", "d"])}, [3], names=["c"]); x.names = ["d"]
+x = TD({"n": TD({"e": {"f": torch.zeros(3, 4)}}, [3, 4], names=["c", "d"])}, [3], names=["c"]);
+    lazy_stack([x, x], -1).names = ["c", "d"]
+x = TD({"n": TD({"e": {"f": torch.zeros(3, 4)}}, [3, 4], names=["c", "d"])}, [3], names=["c"]);
+    TD({"deep": x}, [3]).names = ["d"]
+x = TD({"n": TD({"e": {"f": torch.zeros(3, 4)}}, [3, 4], names=["c", "d"])}, [3], names=["c"]);
+    y = lazy_stack([x, x], 0); y.names = ["q", "r"]; y["n"].names, y["n"].contiguous().names
+x = TD({"a": torch.ones(2, 4), "b": TD({"c": torch.ones(2, 1, 1, 4)}, [2, 1, 1])}, [2]);
+    x.expand_as(torch.zeros(3, 2))["b"].shape
 """,
 )

@@ -119,5 +119,70 @@ nt.select("a").mul(nt, default="intersection")
 x = TD(n=nt, b=torch.ones(3), batch_size=[3]); x.sub(x.select(("n", "a")), default="intersection")
 lazy_stack([nt, nt.clone()]).add(lazy_stack([nt, nt]).select("a"), default="intersection")
 TD(a=torch.ones(3), m=MetaData("w"), batch_size=[3]).add(TD(a=torch.ones(3), batch_size=[3]), default="intersection")
+[td.clone().set_non_tensor("x", v)["x"] is v for v in (b"bytes", None, {"nested": [1, 2]}, {1, 2}, print, 1 + 2j)]
+x = TD({"x": "a"}, [3]); x[1] = {"x": "a"}; y = type(x.get("x")); x[1] = {"x": "b"};
+    x[:2] = TD({"x": ["p", "q"]}, [2]); x[torch.tensor([False, False, True])] = {"x": "z"}; (y, x["x"])
+x = TD({}, [3]); x[2] = TD({"x": "2"}); x[0] = TD({"x": "0"}); x[1] = TD({"x": "1"}); x["x"]
+torch.cat([TD({"x": "a"}, [2]), TD({"x": "a"}, [2])])["x"], torch.cat([TD({"x": "a"}, [2]), TD({"x": "b"}, [1])])["x"]
+TD({"x": [[], []]}, [2])["x"].shape
+x = TD({"x": [["a", "b"], ["c", "d"]]}, [2, 2]); x["x"][0][1] = "Q"; x["x"]
+x = TD({"x": ["c", "b", "a"]}, [3]); y = x["x"]; y.append("d"); y[0] = "changed"; (x["x"], y[0])
+x = TD({"x": ["c", "b", "a"]}, [3]); y = x["x"]; del y[0]; y[0] = "changed"; x["x"]
+x = TD({"x": "word", "l": ["p", "q"], "t": torch.ones(2)}, [2]);
+    [(y["x"], y["l"]) for y in (x + 1, x.to(torch.float64), x.clone(), x.detach(), x.float())]
+x = TD({"x": "a", "l": ["p", "q"]}, [2]); y = x == TD({"x": ["a", "b"], "l": ["z", "q"]}, [2]);
+    (y["x"], y["l"], (x != x)["x"])
+x = TD({"x": "a", "l": ["p", "q"]}, [2]).lock_(); y = x[:1]; x.set_("x", "b"); x.update_({"l": ["r", "s"]});
+    (x["x"], x["l"], y["x"])
+NonTensorData("a", batch_size=[2, 1]).tolist()
+pickle.loads(pickle.dumps(TD({"x": {"a", "b"}, "l": ["p", "q"]}, [2], names=["time"]))).get("x").names
+x = NonTensorStack.from_list([["a", "b", "c"], ["d", "e", "f"]]);
+    [y.tolist() for y in (x.flip(1), x.roll(1, 0), x.gather(1, torch.tensor([[2], [0]])), x.permute(1, 0),
+    x.reshape(3, 2), x[:, Mask])]
+x = TD({"x": "a", "l": ["p", "q"]}, [2]).where(torch.tensor([True, False]), TD({"x": "b", "l": ["r", "s"]}, [2]));
+    (x["x"], x["l"])
+x = TD({"x": [["a", "b"], ["c"]]}, [2]); (x["x"], x[1]["x"])
+NonTensorStack(TD())
+NonTensorData("a").lock_().data = "c"
+x = TD({"x": ["a", "b"]}, [2]); x["y"] = x["x"]; x["y"][0] = "c"; (x["x"], x["y"])
+x = LazyStackedTensorDict(*[TD({"s": "a", "t": t}) for t in "xy"]);
+    within(set_capture_non_tensor_stack(True), lambda: (x["s"], x["t"], x.contiguous()["s"]))
+x = TD({"x": [["a", "b"], ["c", "d"]]}, [2, 2]); y = copy.deepcopy(x["x"]); y[0][1] = "R"; x["x"], y
+# metadata of a whole tree
+isinstance(MetaData("x"), lib.NonTensorDataBase), isinstance(MetaData("x"), NonTensorData),
+    is_non_tensor(MetaData("x")), is_tensorclass(MetaData("x"))
+MetaData[int] is MetaData[int], issubclass(MetaData[int], MetaData), repr(MetaData("x", batch_size=[2])),
+    repr(MetaData[int](3))
+x = TD({"m": MetaData("x"), "t": MetaData[int](3), "a": torch.zeros(2)}, [2]);
+    repr(x), list(x.keys(True, True)), list(x.keys(True, True, is_leaf=is_leaf_nontensor)), x.to_dict()["m"],
+    x.get_non_tensor("t"), x.select("m").is_empty()
+MetaData(NonTensorData("y")).data, NonTensorData(MetaData("y")).data
+MetaData[int]("x")
+MetaData[str](3)
+MetaData[list[int]]((1,))
+MetaData[dict]([])
+x = pickle.loads(pickle.dumps(MetaData[int](3))); type(x) is MetaData[int], x.data
+torch.stack([TD({"m": MetaData(v)}, [2]) for v in "xy"]).get("m").tolist()
+x = lazy_stack([TD({"m": MetaData(v)}, [2]) for v in "xy"]); x.get("m").tolist(), x[1]["m"]
+x = TD({"m": MetaData("x")}, [2, 3]); x[0] = {"m": "y"}; x.get("m").tolist()
+x = TD({"m": MetaData("x")}, [2, 3]); x.set_at_("m", "y", 0); x.get("m").tolist()
+x = TD({"m": MetaData("x")}, [2, 3]); x[0] = TD({"m": MetaData("x")}, [2, 3])[1]; type(x.get("m"))
+TD({"m": MetaData("x")}, [2, 3]).pad([0, 1, 0, 0]).get("m").tolist()
+x = TD({"m": MetaData("x"), "t": MetaData[str]("x")}, [2]).lock_(); x.set_("m", "y"); x.update_({"t": "y"});
+    type(x.get("m")), type(x.get("t")), x["m"], x["t"]
+x = TD({"m": MetaData("x")}, [2]); x["m"] = "plain"; type(x.get("m"))
+x = TD({"m": MetaData("x")}, [2]); [(x == y).all() for y in (x.clone(), x.to_dict(), lazy_stack(list(x.unbind(0))))],
+    (x == TD({"m": MetaData("y")}, [2])).all()
+bool(MetaData("x") == NonTensorData("x")), bool(MetaData("x") == MetaData("y"))
+c.s = MetaData("z"); c.s, c[0].s, torch.stack([c, c]).s
+TD({"m": MetaData("x", batch_size=[5])}, [2]).get("m").batch_size, TD({"m": MetaData("x",
+    batch_size=[5])}).get("m").batch_size
+TD({"m": MetaData("x"), "a": torch.zeros(3, 4)}).auto_batch_size_().get("m").batch_size
+x = TD({"m": MetaData("x"), "n": TD({"t": MetaData[str]("y")}, [2])}, [2]);
+    [(type(y.get("m")), type(y["n"].get("t")), y["m"]) for y in (x[0], x[:1], x.clone(), x.reshape(1, 2), x.expand(2,
+    2), x.to("cpu"), x.split(1)[0], x.gather(0, torch.tensor([0])), x.flatten_keys("-").unflatten_keys("-"),
+    torch.cat([x, x]), copy.deepcopy(x), pickle.loads(pickle.dumps(x)))]
+type(torch.stack([MetaData[int](1), MetaData(1)])).__name__, type(torch.stack([MetaData[int](1),
+    MetaData[int](1)])) is MetaData[int]
 """,
 )

@@ -138,5 +138,10 @@ Params(TD(w=torch.ones(2))).register_parameter("w", torch.ones(2))
 p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); dict(p.named_parameters())["w"]
 m = nn.ModuleDict({"p": Params(TD(w=torch.ones(2)))}); TD.from_module(m).clone().to_module(m);
     [k for k, _ in m.named_parameters()]
+x = nn.Linear(2, 2); p = TD.from_module(nn.ModuleDict({"x": x, "y": x})); p["x", "weight"] is p["y", "weight"]
+m = nn.ModuleDict({"p": Params(TD(w=torch.ones(3), n=TD(b=torch.zeros(2)), i=torch.arange(2)))}); m.double();
+    list(m.state_dict()), m["p"]["w"].dtype, m["p"]["i"].dtype
+m, o = (nn.ModuleDict({"p": Params(TD(w=torch.full((3,), float(v)), n=TD(b=torch.zeros(2))))}) for v in (1, 2));
+    o.load_state_dict(m.state_dict()); o["p"]["w"]
 """,
 )

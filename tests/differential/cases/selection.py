@@ -7,7 +7,6 @@ from tests.differential.harness import parse_cases
 SELECT = parse_cases(
     "select",
     r"""
-td.select("a")
 td.select("a", "n")
 td.select(("n", "c"))
 td.select("zz")
@@ -23,10 +22,8 @@ td.select(("n", "c"))["n"] is td["n"]
 td.select(("n", "c"), "n")
 td.select(5)
 nt.select("s")
-nm.select("a")
 td.lock_().select("a").is_locked
 td.lock_().select("a", inplace=True)
-td.exclude("a")
 td.exclude("zz")
 td.exclude(("n", "c"))
 td.exclude("n")
@@ -37,7 +34,6 @@ td.exclude()
 td.exclude() is td
 td.lock_().exclude("a").is_locked
 td.split_keys(["a"], ["b"])
-td.split_keys(["a"])
 td.split_keys(["a"], [("n", "c")])
 td.split_keys(["a"], inplace=True)[-1] is td
 td.split_keys(["zz"])
@@ -75,7 +71,6 @@ TD({"n": {"a.b": 1}}, []).unflatten_keys()
 TD({"n": {}, "a": torch.ones(3)}, [3]).filter_empty_()
 TD({"n": {"m": {}}, "a": torch.ones(3)}, [3]).filter_empty_()
 TD({"n": {"m": "x"}}, [3]).filter_empty_()
-nt.filter_non_tensor_data()
 TD({"n": nt}, [3]).filter_non_tensor_data()
 td.set_non_tensor("z", 1) is td
 td.set_non_tensor("z", 1); td
@@ -112,6 +107,19 @@ group_by(TD({"k": ["x", "y", "x"], "v": torch.arange(3)}, [3]), "k")
 (default_is_leaf(torch.Tensor), default_is_leaf(TD), default_is_leaf(NonTensorData),
     is_leaf_nontensor(NonTensorData), is_leaf_nontensor(TD))
 (is_floating(td), is_bool(td), is_integer(td), is_inexact(td))  #! may work
+list(td.lock_().select("n", "b", "a").keys(True))
+n = td["n"]; td.select("a", ("n", "c"), inplace=True); td["n"] is n
+td.exclude("a", ("n", "zz"), inplace=True)
+td.lock_().exclude("b", inplace=True)
+td.split_keys(["a"], {("n", "c"): "renamed"}, lambda path, leaf: path[-1] == "b")
+td.split_keys(["q", "a"], strict=False, default=torch.ones(3), reproduce_struct=True)
+x = TD({"a": {"c": torch.zeros(1)}, "a.b": torch.ones(1)}); (x.unflatten_keys("."), x)
+td.lock_().flatten_keys(".").is_locked
+list(td.flatten_keys("/", inplace=True).keys())
+with td.lock_().flatten_keys(".") as flat: flat["a"] += 1
+nt.lock_().empty(recurse=True)
+td.empty(batch_size=[2, 2], names=["a", "b"])
+td.empty(recurse=True, batch_size=[7])
 """,
 )
 

@@ -8,7 +8,6 @@ CASES = parse_cases(
     "shape",
     r"""
 td.view(3, 1)
-td.view(-1)
 td.view(1, -1)
 td.view((3, 1))
 td.view(size=(3, 1))
@@ -23,15 +22,10 @@ nm.view(-1)["n"].batch_size
 nm.view(3, 2).names
 td.view(torch.int32)  #! may work
 td.reshape(3, 1)
-td.reshape(-1)
 td.reshape((1, 3))
 td.reshape(2)
 td.reshape(3) is td
-nm.reshape(6).names
 nm.reshape(3, 2)
-td.flatten()
-nm.flatten()
-nm.flatten(0, 1)
 nm.flatten(0, -1)
 nm.flatten(1, 0)
 nm.flatten(0, 5)
@@ -69,16 +63,11 @@ nm.permute(0, 1) is nm
 TD({"a": 1}, []).permute()
 nm.transpose(0, 1)
 nm.transpose(0, 0) is nm
-nm.transpose(0, -1)
 nm.transpose(0, 2)
-nm.swapaxes(0, 1)
 nm.swapdims(0, 1)
 nm.movedim(0, 1)
 nm.movedim((0, 1), (1, 0))
-nm.moveaxis(0, -1)
 nm.movedim(0, 3)
-nm.squeeze()
-nm.squeeze(0)
 nm.squeeze(0) is nm
 nm.squeeze() is nm
 TD({"a": torch.ones(1, 3, 1)}, [1, 3, 1], names=["x", "y", "z"]).squeeze()
@@ -90,8 +79,6 @@ TD({"a": torch.ones(1, 3, 1)}, [1, 3, 1]).squeeze((0, 2))  #! may work
 TD({"a": torch.ones(1, 3, 1)}, [1, 3]).squeeze()
 TD({"a": torch.ones(3)}, [3]).squeeze(1)
 nm.squeeze(5)
-nm.unsqueeze(0)
-nm.unsqueeze(-1)
 nm.unsqueeze(2)
 nm.unsqueeze(3)
 nm.unsqueeze(-4)
@@ -101,15 +88,11 @@ td.unsqueeze(0)["n"].batch_size
 TD({"a": 1}, []).atleast_1d()
 TD({"a": 1}, []).atleast_2d()
 td.atleast_1d() is td
-td.atleast_2d()
-td.atleast_3d()
-nm.atleast_3d()
 td.narrow(0, 1, 2)
 td.narrow(0, 1, 5)
 td.narrow(1, 0, 1)
 td.narrow(0, torch.tensor(1), 2)
 td.split(2)
-td.split([1, 2])
 td.split([1, 1])
 td.split(2, dim=-1)
 td.split(2, 1)
@@ -120,18 +103,14 @@ td.split((1, 2))
 nm.split(1, 1)
 type(td.split(2))
 td.split(torch.tensor(2))
-td.chunk(2)
 td.chunk(5)
 td.chunk(0)
 nm.chunk(2, dim=1)
-td.tensor_split(2)
 td.tensor_split([1, 2])
 td.tensor_split(torch.tensor([1, 2]))
 td.tensor_split((1,))
 td.tensor_split(5)
 nm.tensor_split(2, dim=1)
-nm.unbind(0)
-nm.unbind(-1)
 nm.unbind(1)[0].names
 nm.unbind(2)
 nm.unbind()  #! may work
@@ -145,11 +124,9 @@ nm.repeat(2)
 td.repeat()
 td.repeat_interleave(2)
 td.repeat_interleave(torch.tensor([1, 2, 0]))
-td.repeat_interleave(2, dim=0)
 nm.repeat_interleave(2)
 nm.repeat_interleave(2, dim=1)
 nm.repeat_interleave(2, dim=-1)
-td.tile((2,))
 td.tile((2, 2))
 td.tile(2)
 td.roll(1)["b"]
@@ -159,18 +136,13 @@ nm.roll((1, 1), (0, 1))
 nm.roll(1, 2)
 nm.roll((1, 1))
 td.roll(1, inplace=True) is td
-nm.rot90()
 nm.rot90(2)
 nm.rot90(1, (1, 0))
-td.rot90()
 td.flip(0)["b"]
 td.flip((0,))["b"]
 td.flip(1)
 nm.flip((0, 1)).names
 nm.flip(0, 1)  #! may work
-nm.fliplr()
-td.fliplr()
-nm.flipud()
 td.flipud()["b"]
 td.gather(0, torch.tensor([0, 2]))
 td.gather(0, torch.tensor([[0, 2]]))
@@ -213,5 +185,24 @@ td[0].repeat_interleave(2, dim=0)
 td[0].repeat_interleave(torch.tensor(3), dim=-1)
 td[0].repeat_interleave(2, dim=1)
 TD({"a": torch.tensor(1.0)}).repeat_interleave(2, 0)
+nm.lock_().reshape(2, 3, inplace=True) is nm
+nm.reshape(3, 2, inplace=True) is nm, nm
+nm.flatten(0, 1, inplace=True) is nm, nm
+nm.unflatten(1, (3, 1), inplace=True) is nm, nm
+nm.repeat(2, 1, inplace=True) is nm, nm
+nm.repeat_interleave(2, dim=0, inplace=True) is nm, nm
+nm.repeat_interleave(2, inplace=True)
+nm.gather(0, torch.tensor([[1, 0, 1]]), inplace=True) is nm, nm
+nm.roll((1, -1), (0, 1), inplace=True) is nm, nm
+nm.pad([0, 1, 2, 0], 5.0, inplace=True) is nm, nm
+nm.pad([-1, 0, 0, -1], inplace=True) is nm, nm
+nm.lock_().flatten(0, 1, inplace=True)
+nm.squeeze(0, inplace=True)
+x = TD({"a": torch.ones(2)}, [2]); lazy_stack([x, x]).pad([0, 0, 0, 1], inplace=True).batch_size
+nm.gather(0, torch.tensor([[1, 0, 1]]), out=nm.clone(), inplace=True)
+nm.gather(0, torch.tensor([0]), inplace=True)
+nm.gather(0, torch.tensor([1])), nm.gather(1, torch.tensor([2, 0]))
+x = TD({"a": torch.ones(2, 3, requires_grad=True)}, [2]);
+    x.gather(0, torch.tensor([1]), out=TD({"a": torch.zeros(1, 3)}, [1]))
 """,
 )

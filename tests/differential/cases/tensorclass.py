@@ -33,9 +33,7 @@ c.y = None; c
 c.x = None; c
 del c.x
 c.batch_size = []; c
-c.device
 c["x"]
-c[0]
 c[0:2]
 c[torch.tensor([True, False, True])]
 c[0].s
@@ -45,7 +43,6 @@ c[0] = TD({"x": torch.zeros(4)}, [])
 c[0] = C(torch.zeros(4), s="other", batch_size=[]); (c.s, c.x[0])
 c[0] = D(torch.zeros(4), batch_size=[])
 c.get("x")
-c.get("s")
 c.get("y")
 c.get("zz")
 c.get("zz", None)
@@ -59,8 +56,6 @@ c.update({"x": torch.zeros(3, 4)}).x.sum()
 c.update({"zz": torch.zeros(3, 4)})
 c.update({"s": "up"}).s
 c.update_({"x": torch.zeros(3, 4)}).x.sum()
-c.to_dict()
-c.to_dict(retain_none=False)
 C.from_dict({"x": torch.ones(3)}, batch_size=[3])
 C.from_dict({"x": torch.ones(3)}, auto_batch_size=True)
 [f.name for f in C.fields()]
@@ -75,14 +70,9 @@ c == C(torch.ones(3, 4), s="other", batch_size=[3])
 c != c
 c == D(torch.ones(3, 4), batch_size=[3])
 c > 0
-c + 1
 c + c
-1 + c
 c * torch.ones(3)
--c
 c + D(torch.ones(3, 4), batch_size=[3])
-c.sum()
-c.sum(0)
 c.mean(reduce=True)
 (c.all(), c.any())
 c.apply(lambda x: x + 1)
@@ -99,12 +89,8 @@ torch.stack([c, D(torch.ones(3, 4), batch_size=[3])])
 (c.reshape(3, 1), c.view(-1), c.unsqueeze(0), c.expand(2, 3))
 c.unbind(0)[0]
 c.split(2)
-c.to("cpu")
-c.to(torch.float64)
 c.float()
-c.clone()
 c.clone(False).x is c.x
-c.is_locked
 c.lock_().is_locked
 c.lock_(); c.x = torch.zeros(3, 4)
 c.lock_(); c.s = "x"
@@ -112,15 +98,9 @@ c.select("x")
 c.exclude("x")
 c.flatten_keys()
 (list(c.keys()), list(c.values()), list(c.items()))
-list(c.keys(True, True))
 ("x" in c.keys(), "y" in c.keys())
-c.is_empty()
-c.state_dict()
 x = c.clone().zero_(); x.load_state_dict(c.state_dict()); x.x.sum()
 pickle.loads(pickle.dumps(NonTensorData("x", batch_size=[2])))
-copy.copy(c)
-copy.deepcopy(c)
-bool(c)
 list(c)
 repr(c)
 repr(C(torch.ones(3), batch_size=[3], device="cpu"))
@@ -174,29 +154,23 @@ Only(torch.ones(3), TD({}, []))
 from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
 TD.from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
 from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)]))
-torch.zeros_like(c)
 torch.zeros_like(c).s
 torch.where(torch.tensor([True, False, True]), c, c * 0).x
 torch.utils._pytree.tree_map(lambda x: x + 1, c).x
-c.tolist()
-c.numpy()
 c.names = ["q"]; c.names
 C(torch.ones(3, 4), batch_size=[3], names=["t"]).names
 C(torch.ones(3, 4), batch_size=[3], device="cpu").device
 (c.data, c.grad)
-c.densify()
 c.to_lazystack().batch_size
 c.to_lazystack().x
 c.to_lazystack()[0]
 type(c.to_lazystack()[0])
-c.empty()
 c.replace(x=torch.zeros(3, 4))
 c.rename_key_("x", "q")
 c.unflatten_keys()
 c.setdefault("y", torch.ones(3))
 c.del_("x")
 c.fill_("x", 3).x.sum()
-c.contiguous()
 (c.bytes(), c.param_count())
 # making a class
 define("@tensorclass\nclass B:\n  clone: torch.Tensor")(globals())
@@ -244,9 +218,7 @@ o.clone().inner.n
 o.get(("inner", "x"))
 o.set(("inner", "x"), torch.zeros(3, 4)).inner.x
 # to and from tensordicts
-c.to_tensordict()
 c.to_tensordict(retain_none=False)
-c.to_tensordict(retain_none=True)
 C.from_tensordict(TD({"x": torch.ones(3)}, [3]))
 C.from_tensordict(TD({"x": torch.ones(3), "s": "z"}, [3]))
 C.from_tensordict(TD({"x": torch.ones(3), "q": torch.ones(3)}, [3]))
@@ -286,5 +258,130 @@ x = lazy_stack([c, c.clone()]); list(x.update_(x.to_dict()).keys())
 x = lazy_stack([c, c.clone()]); list(x.from_dict_instance(x.to_dict()).keys())
 x = lazy_stack([c, c.clone()]); x.set("y", None); list(x.keys())
 x = lazy_stack([td, td.clone()]); x.set("o", None); x["o"]
+torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).s, torch.cat([c, c]).s
+c.select("s").x, c.exclude("s").s, c.empty().x
+(c.pop("x").shape, c.x)
+torch.stack([c, c.set("y", torch.ones(3))])
+type(lazy_stack([c, D(torch.ones(3, 4), batch_size=[3])]))
+x = C.from_tensordict(lazy_stack([TD(x=torch.zeros(3)), TD(x=torch.zeros(4))]));
+    (isinstance(x, C), type(x[1]), x[1].x.shape)
+o.lock_(); o.inner.is_locked
+o.names = ["rows"]; o.inner.names
+o.batch_size = [4]
+Outer(D(torch.zeros(3), batch_size=[3]), "l", batch_size=[3], device="meta").inner.x.device
+x = copy.copy(c); x.x = torch.zeros(3, 4); c
+(c * 2).x.requires_grad
+c.x = np.arange(3.0); c.x.dtype
+c.s = {"a": 1}; c.s
+c.x = None; (c.x, "x" in c.keys())
+v = c.x; c.set("x", torch.zeros(3, 4), inplace=True).x is v
+o.set(("inner", "x"), torch.zeros(3)).inner.x.shape
+o.update({"inner": {"x": torch.zeros(3, 4)}, "label": "new"}); (o.inner.x, o.inner.n, o.label)
+o.get(("inner", "n")), o.get(("inner", "x")).shape, o.get(("inner", "zz"), 5)
+c.lock_().set("s", None)
+c.lock_(); c[0] = c[1]
+c[1] = TD({"x": torch.full((4,), 7.0)}); c
+C.fromkeys(["x"], 1).x
+C.from_any({"x": torch.zeros(3), "s": "n"}).s
+C.from_dict({"zz": 1})
+c.zero_().load_state_dict(C(torch.ones(3, 4) * 2, batch_size=[3]).state_dict()).x
+C.from_tensordict(TD({"x": torch.zeros(3)}, [3], names=["rows"])).names
+C.from_tensordict(TD(x=1).lock_()).is_locked
+C.from_tensordict(TD(x=torch.zeros(3))).s
+(c == c).x, type(c == c)
+B = define("class B(TensorClass):\n  i: int\n  f: float = 0.5\n  o: int | None = None")(globals()); x = B(1, 2.0, 3);
+    (x.i, x.f, x.o)
+B = define("class B(TensorClass):\n  i: int\n  f: float = 0.5\n  o: int | None = None")(globals());
+    x = B(1, 2, 3, batch_size=[3]); (x.i, x.f, x.o)
+B = define("class B(TensorClass):\n  i: int")(globals()); B(1.5, batch_size=[3])
+NoCast; B = define("class B(NoCast):\n  y: object = None")(globals());
+    (type(B(1, 2, 2.5).y), type(B(1, 2, 2.5)[None].y))
+a = np.arange(3); x = NoCast(a); (x.x is a, type(NoCast(1).x), type(NoCast([1, 2]).x))
+Auto(torch.ones(3), n=4.7).n
+x = Auto(torch.ones(3)); x.n = 4.7; x.n
+x = Auto(torch.ones(3)); x.x = "text"
+x = Auto(torch.ones(3)); x.n = "text"
+D; B = define("class B(TensorClass, autocast=True):\n  t: torch.Tensor = None\n  i: D = None\n  a:
+    np.ndarray = None")(globals()); x = B((1, 2), None, [1.0]); (x.t, type(x.a))
+B = define("class B(TensorClass, tensor_only=True):\n  s: str")(globals())
+B = define("class B(TensorClass, tensor_only=True):\n  x: torch.Tensor\n  y: TensorDict | None = None")(globals());
+    x = B([1, 2], {"a": 1}); (x.x, type(x.y))
+f = Frozen(torch.ones(3), batch_size=[3]); f.is_locked, isinstance(hash(f), int), f[0].is_locked
+f = Frozen(torch.ones(3), batch_size=[3]); del f.x
+f = Frozen(torch.ones(3), batch_size=[3]); f.names = ["a"]
+Frozen; B = define("class B(Frozen, frozen=True):\n  y: object = None")(globals()); B(torch.zeros(3)).is_locked
+Frozen; B = define("class B(Frozen, frozen=False):\n  y: object = None")(globals())
+D; B = define("class B(D, frozen=True):\n  y: object = None")(globals())
+TensorClass["autocast", "nocast"]
+TensorClass["nocats"]
+B = define("class B(TensorClass):\n  x: torch.Tensor\n  def sum(self):\n    return 'mine'\n  def
+    __len__(self):\n    return 77")(globals()); x = B(torch.zeros(3), batch_size=[3]); (x.sum(), len(x), x.mean().x)
+B = define("class B(TensorClass):\n  x: torch.Tensor\n  @property\n  def bad(self):\n    return
+    self.x.no_such_attribute")(globals()); B(torch.zeros(3)).bad
+D; B = define("@tensorclass(nocast=True)\nclass B(D):\n  y: object = None\n  def __init__(self,
+    n):\n    self.x = n\n    self.n = 1\n    self.y = n + 1")(globals()); x = B(3); (type(x.x), x.y)
+[define(f"class B(TensorClass, shadow=True):\n  {k}: torch.Tensor")(globals())(torch.zeros(3)).get(k).shape for k in
+    ("batch_size", "device", "names", "values", "shape", "sum")]
+define("class B(TensorClass):\n  values: torch.Tensor")(globals())
+define("class B(TensorClass):\n  from_tensordict: torch.Tensor")(globals())
+# typed collections
+x = State(a=torch.zeros(2, 3), n=TD({"x": torch.zeros(2)}, [2]), batch_size=[2]);
+    isinstance(x, TensorDictBase), isinstance(x, TD), is_tensorclass(x), x.a is x["a"], x.n["x"] is x["n", "x"], x
+x = State(a=torch.zeros(2, 3), n={}, batch_size=[2]); x.a = torch.ones(2, 3); x["extra"] = torch.ones(2);
+    x["a"], sorted(x.keys()), sorted({**x})
+x = State(a=torch.zeros(2, 3), n={}, batch_size=[2]); x["extra"] = torch.ones(2); x.extra
+x = State(a=torch.zeros(2, 3), n={}, batch_size=[2]); del x["a"]; x.a
+State({"a": torch.zeros(2), "n": {}}, names=["rows"], batch_size=[2]).names
+State(a=torch.zeros(2))
+State(a=torch.zeros(2), n={}, q=1)
+State(a=torch.zeros(3), n={}, batch_size=[2])
+State(torch.zeros(2))
+TypedTensorDict(a=torch.zeros(2))
+State.from_tensordict(TD(a=torch.zeros(2)))
+State.from_tensordict(TD(a=torch.zeros(2)), check=False).a
+type(State.from_dict({"a": torch.zeros(2), "n": {"x": torch.zeros(2)}})),
+    type(State.from_tensordict({"a": torch.zeros(2), "n": {}}))
+x = Wider(a=torch.zeros(2), n={}, b=torch.ones(2)); y = (x.c, "c" in x); x.c = torch.ones(3); y, x["c"]
+sorted(Wider.__expected_keys__), sorted(Wider.__optional_keys__), sorted(State.__required_keys__)
+Wider(a=torch.zeros(2), n={})
+State; B = define("class B(TypedTensorDict['frozen']):\n  a: torch.Tensor")(globals());
+    x = B(a=torch.zeros(2), batch_size=[2]); x.is_locked, x.clone().is_locked, x[0].is_locked
+State; B = define("class B(TypedTensorDict['frozen']):\n  a: torch.Tensor")(globals());
+    x = B(a=torch.zeros(2), batch_size=[2]); x.a = torch.ones(2)
+define("class B(TypedTensorDict):\n  sum: torch.Tensor")(globals())
+TypedTensorDict["bad"]
+define("class B(TypedTensorDict, bad=True):\n  a: torch.Tensor")(globals())
+x = State(a=torch.zeros(2, 3), n={}, batch_size=[2]);
+    type(lazy_stack([x, x])), type(torch.stack([x, x.to_tensordict()]))
+import inspect; list(inspect.signature(Outer).parameters)
+c.colour = 1
+c.s = [1, 2, 3]; c.s
+c.s = np.arange(3.0); c.s
+c.s = (1, 2); c.s
+c.s = None; c.s, "s" in c.keys()
+c.y = torch.zeros(4)
+o.inner = None; o.update({"inner": {"x": torch.ones(3)}}); type(o.inner), o.inner.batch_size
+o.update({"z": {"a": torch.zeros(3)}}); type(o.z), o.z.batch_size
+x = TD({"inner": {"x": torch.ones(3)}}, [3], names=["rows"]); y = Outer.from_tensordict(x, {"label": object});
+    type(y.inner), y.inner.x is x["inner", "x"], y.label, y.names, type(x["inner"]), y.inner.n
+x = o.to_tensordict(); type(x), type(x["inner"]), "z" in x.keys(), x["inner", "x"] is o.inner.x, x["label"]
+o.to_tensordict(retain_none=True)["z"], o.to_dict()["z"], "z" in o.to_dict(retain_none=False)
+D.from_any({"x": torch.zeros(3), "n": 4}).n
+C.fromkeys(["x", "y"], 1).x
+B = define("class B(TensorClass):\n  x: torch.Tensor\n  _: dataclasses.KW_ONLY\n  y: object = None")(globals());
+    B(torch.zeros(3), y=1).y
+B = define("@tensorclass(kw_only=True)\nclass B:\n  x: torch.Tensor")(globals()); B(x=torch.zeros(3)).x
+B = define("@tensorclass(kw_only=True)\nclass B:\n  x: torch.Tensor")(globals()); B(torch.zeros(3))
+define("class B(TensorClass):\n  x: object = None\n  y: object")(globals())
+B = define("class B(TensorClass):\n  x: torch.Tensor\n  def __post_init__(self):\n    self.x = self.x +
+    1")(globals()); B(torch.zeros(3), batch_size=[3]).x
+B = define("class B(TensorClass):\n  x: torch.Tensor\n  p: dataclasses.InitVar[int] = 10\n  def __post_init__(self,
+    p):\n    self.x = self.x + p")(globals());
+    B(torch.zeros(3), 5, batch_size=[3]).x, B(torch.zeros(3), batch_size=[3]).x,
+    [f.name for f in dataclasses.fields(B)]
+B = define("class B(TensorClass):\n  x: torch.Tensor = dataclasses.field(default_factory=lambda: torch.ones(3))\n  h:
+    object = dataclasses.field(init=False, default='h')")(globals()); B(batch_size=[3]).x, B(batch_size=[3]).h
+D; B = define("class B(TensorClass, autocast=True):\n  i: D = None")(globals()); x = B({"x": torch.zeros(3)});
+    type(x.i), x.i.x
 """,
 )

@@ -9,7 +9,6 @@ CASES = parse_cases(
     r"""
 torch.zeros_like(td)["a"].sum()
 torch.ones_like(td)["a"].sum()
-torch.empty_like(td)  #! keys only
 torch.full_like(td, 7)["b"]
 torch.rand_like(td)
 torch.rand_like(td.float())

@@ -51,8 +51,16 @@ class Outer(TensorClass):
     inner: D
     label: str
     z: torch.Tensor | None = None
+
+class State(TypedTensorDict):
+    a: torch.Tensor
+    n: TensorDict
+
+class Wider(State):
+    b: torch.Tensor
+    c: torch.Tensor | None = None
 """
-_CLASS_NAMES = {"C", "D", "Auto", "NoCast", "Frozen", "Only", "Outer", "c", "o"}
+_CLASS_NAMES = {"C", "D", "Auto", "NoCast", "Frozen", "Only", "Outer", "State", "Wider", "c", "o"}
 
 
 def spec(value: Any) -> Any:
