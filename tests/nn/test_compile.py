@@ -11,8 +11,14 @@ from torch import distributions as D
 from torch import nn
 from torch._dynamo.utils import counters
 
-from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack, tensorclass
-from tensordict_lite.base import TensorCollection
+from tensordict_lite import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorCollection,
+    TensorDict,
+    lazy_stack,
+    tensorclass,
+)
 from tensordict_lite.nn import (
     CudaGraphModule,
     EnsembleModule,

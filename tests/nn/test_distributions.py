@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch import distributions as D
@@ -18,13 +17,9 @@ from tensordict_lite.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TruncatedNormal,
-    add_custom_mapping,
-    inv_softplus,
-    mappings,
     rand_one_hot,
     set_interaction_type,
 )
-from tensordict_lite.nn.distributions import Delta
 from tensordict_lite.nn.distributions.truncated_normal import TruncatedStandardNormal
 
 INTERVALS = [(-1.0, 1.0), (0.5, 2.0), (-3.0, -0.1), (-2.0, 8.0), (6.0, 9.0), (-40.0, -35.0), (-8.0, 30.0)]
@@ -96,23 +91,6 @@ def test_one_hot_samples_have_the_frequencies_of_their_probabilities() -> None:
     relaxed = OneHotCategorical(logits=logits).rsample()
     assert (relaxed.sum(-1) == 1).all() and torch.autograd.grad(relaxed[..., 0].sum(), logits)[0].any()
     assert OneHotCategorical(logits=torch.zeros(3)).expand((2,)).sample().shape == (2, 3)
-
-
-def test_delta_has_one_value() -> None:
-    delta = Delta(torch.zeros(4, 2), event_shape=(4, 2))
-    assert delta.log_prob(torch.zeros(4, 2)) == torch.inf and delta.expand((3,)).sample().shape == (3, 4, 2)
-    with pytest.raises(ValueError, match=r"batch shape \[3\].*\[4, 2\]"):
-        Delta(torch.zeros(4, 2), batch_shape=(3,))
-
-
-def test_softplus_is_inverted_for_any_number() -> None:
-    x = torch.tensor([0.01, 1.0, 20.0, 90.0, 1e4])
-    torch.testing.assert_close(torch.nn.functional.softplus(inv_softplus(x)), x)
-    assert inv_softplus(1e4) == 1e4 and inv_softplus(-3.0) == pytest.approx(np.log(1e-6))
-    add_custom_mapping("twice", lambda value: value * 2)
-    assert mappings("twice")(torch.ones(1)) == 2
-    with pytest.raises(NotImplementedError, match=r"no mapping 'nope'.*add_custom_mapping"):
-        mappings("nope")
 
 
 # -- probabilistic modules -----------------------------------------------------------------------------------------

@@ -73,6 +73,20 @@ def test_a_slice_of_a_model_is_loaded_alone(tmp_path: Path) -> None:
     same_bits(copies[0].state_dict(), model.state_dict())
 
 
+def test_weights_from_files_go_into_a_module_and_train_there(tmp_path: Path) -> None:
+    model, x = classifier().eval(), torch.ones(2, 6)
+    TensorDict.from_module(model).memmap(tmp_path / "weights", num_threads=2)
+    params = TensorDict.load_memmap(tmp_path / "weights")
+    other = classifier().eval()
+    params.to_module(other)
+    params["0"].to_module(other[0])
+    torch.testing.assert_close(other(x), model(x))
+    assert type(other[0].weight) is nn.Parameter and other[0].weight.requires_grad
+    with torch.no_grad():
+        other[0].weight.fill_(7)  # the parameter is the file's memory
+    assert (TensorDict.load_memmap(tmp_path / "weights")["0", "weight"] == 7).all()
+
+
 # -- training ------------------------------------------------------------------------------------------------------
 
 
@@ -234,23 +248,6 @@ def test_a_place_that_is_empty_is_filled_for_the_block_unless_strict() -> None:
     for options in ({"strict": True}, {"inplace": True}):
         with pytest.raises(KeyError, match=r"'bias': Linear is without 'bias' \(it is None\)"):
             extra.to_module(model, **options)
-
-
-def test_buffers_that_the_module_computes_anew_are_in_the_collection() -> None:
-    class Counter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(()))
-
-        def forward(self) -> None:
-            self.count = self.count + 1
-
-    model = Counter()
-    state = TensorDict(count=torch.tensor(5.0))
-    for _ in range(2):
-        with state.to_module(model):
-            model()
-    assert state["count"] == 7 and model.count == 0
 
 
 @pytest.mark.parametrize("inplace", [False, True])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tensordict_lite
-from tensordict_lite import TensorClass, TensorDict, TensorDictParams, lazy_stack
+from tensordict_lite import TensorClass, TensorDict, TensorDictParams
 from tensordict_lite.nn import (
     EnsembleModule,
     TensorClassModuleBase,
@@ -42,14 +42,6 @@ class Statistics(TensorDictModuleBase):
     def forward(self, tensordict):
         x = tensordict["x"]
         return tensordict.update({"mean": x.mean(-1), "std": x.std(-1)})
-
-
-@pytest.mark.parametrize("size", [(), (3,), (2, 3), (0,), (1, 1, 5)])
-def test_a_module_on_any_batch(size: tuple[int, ...]) -> None:
-    layer = nn.Linear(4, 2)
-    td = rows(*size)
-    out = TensorDictModule(layer, ["x"], [("o", "p")])(td)
-    assert out is td and out.batch_size == size and torch.equal(out["o", "p"], layer(td["x"]))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +77,6 @@ def test_too_many_results_name_the_module_and_its_keys() -> None:
 def test_an_error_of_the_function_stays_what_it_is() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         TensorDictModule(lambda x: x.nothing, ["x"], ["o"])(rows(3))
-
-
-def test_a_list_of_results_is_taken_as_a_tuple_is() -> None:
-    out = TensorDictModule(lambda x: [x, x + 1], ["x"], ["o", "p"])(rows(3))
-    assert torch.equal(out["o"] + 1, out["p"])
 
 
 def test_attributes_of_the_wrapped_function_and_of_none() -> None:
@@ -142,28 +129,6 @@ def test_a_sequence_is_edited_as_a_list() -> None:
         _ = named["three"]
     with pytest.raises(TypeError, match="cannot be called"):
         TensorDictSequential(one, 3)
-
-
-def test_the_input_of_a_sequence_is_left_alone_where_that_is_asked() -> None:
-    seq = TensorDictSequential(
-        TensorDictModule(torch.abs, ["x"], ["h"]), TensorDictModule(torch.abs, ["h"], ["o"]), selected_out_keys=["o"]
-    )
-    td = rows(3).set("h", torch.full((3,), 7.0))
-    out = seq(td)
-    assert out is td and (out["h"] == 7).all(), "an output that is not selected is not written, even over an input"
-    seq.inplace = "empty"
-    assert sorted(seq(rows(3)).keys()) == ["o"]
-
-
-def test_members_of_a_ragged_stack_are_run_one_by_one() -> None:
-    seq = TensorDictSequential(
-        TensorDictModule(lambda x: x + 1, ["x"], ["h"]),
-        TensorDictModule(lambda z: z * 2, ["z"], ["o"]),
-        partial_tolerant=True,
-    )
-    stack = lazy_stack([TensorDict(x=torch.ones(2)), TensorDict(z=torch.ones(3)), TensorDict()])
-    assert seq(stack) is stack
-    assert [sorted(member.keys()) for member in stack.tensordicts] == [["h", "x"], ["o", "z"], []]
 
 
 def test_decorated_methods_and_classmethods() -> None:
@@ -273,25 +238,6 @@ def test_an_ensemble_of_ensembles() -> None:
     assert outer(rows(5)).batch_size == (2, 3, 5)
     with pytest.raises(ValueError, match="num_copies"):
         EnsembleModule(inner, 0)
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_modules_on_lazy_stacks(lazy: bool) -> None:
-    td = lazy_stack([rows(3), rows(3)]) if lazy else torch.stack([rows(3), rows(3)])
-    layer = nn.Linear(4, 2)
-    out = TensorDictModule(layer, ["x"], ["o"])(td)
-    assert type(out) is type(td)
-    torch.testing.assert_close(out["o"], layer(td["x"]))
-
-
-@pytest.mark.parametrize("inplace", [True, False, "empty", None])
-def test_inplace_of_a_module_means_what_it_means_in_the_reference(inplace: Any) -> None:
-    found = []
-    for lib in (pytest.importorskip("tensordict"), tensordict_lite):
-        td = lib.TensorDict({"a": torch.ones(2)}, [2])
-        out = lib.nn.TensorDictModule(torch.neg, ["a"], ["o"], inplace=inplace)(td)
-        found.append((out is td, sorted(td.keys()), sorted(out.keys()), tuple(out.batch_size)))
-    assert found[0] == found[1]
 
 
 NEW_VALUES = {
