@@ -14,12 +14,12 @@ import torch
 
 import tensordict_lite as project
 from tensordict_lite import MemoryMappedTensor, NonTensorData, TensorDict, TensorDictFuture, lazy_stack
-from tests.memmap.trees import Point, assert_entries, entries
+from tests.memmap.trees import Point, assert_entries, entries, leaves
 
 
 def storages(td: Any) -> set[int]:
     found = set()
-    for leaf in td._leaves():
+    for leaf in leaves(td):
         values = leaf._values if leaf.is_nested else leaf
         if values.numel():
             found.add(values.untyped_storage().data_ptr())
@@ -45,7 +45,7 @@ def test_every_kind_of_entry_is_in_one_storage(options: dict[str, Any]) -> None:
     assert len(storages(out)) == 1 and out.is_consolidated() and out.is_locked
     assert not saved.is_consolidated() and not saved.is_locked and storages(out).isdisjoint(storages(saved))
     assert list(out.keys()) == list(saved.keys()) and out.device is None
-    assert all(leaf.is_contiguous() for leaf in out._leaves() if not leaf.is_nested)
+    assert all(leaf.is_contiguous() for leaf in leaves(out) if not leaf.is_nested)
     assert out["a"].is_shared() is bool(options.get("share_memory"))
 
 
@@ -99,7 +99,7 @@ def test_roots_of_every_class_come_back(tmp_path: Path, name: str, size: list[in
     assert root.is_locked is before
     for way, out in ways.items():
         assert type(out) is type(root) and out.batch_size == root.batch_size and out.names == root.names, way
-        assert [leaf.tolist() for leaf in out._leaves()] == [leaf.tolist() for leaf in root._leaves()], way
+        assert [leaf.tolist() for leaf in leaves(out)] == [leaf.tolist() for leaf in leaves(root)], way
         assert out.is_consolidated(), way
         assert out.is_locked is (way in ("memory", "file") or before), way
 

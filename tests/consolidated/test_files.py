@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from tensordict_lite import NonTensorData, TensorDict, from_consolidated, lazy_stack
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests.memmap.test_safety import VALUES, nodes
-from tests.memmap.trees import CROSSINGS, LIBRARIES, Point, assert_entries, entries
+from tests.memmap.trees import CROSSINGS, LIBRARIES, Point, assert_entries, entries, leaves
 
 
 def read(path: Path) -> tuple[bytes, dict[str, Any]]:
@@ -286,15 +285,10 @@ def mutate(data: st.DataObject, path: Path) -> None:
         path.write_bytes(bytes(content))
 
 
-@settings(
-    max_examples=int(os.environ.get("TDLITE_FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.data())
-@pytest.mark.filterwarnings("ignore:.*was saved:UserWarning")
-def test_fuzzed_files_load_whole_or_not_at_all(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("fuzz", numbered=True) / "x.bin"
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def fuzz(data: st.DataObject, path: Path) -> None:
     sample(path)
     for _ in range(data.draw(st.integers(1, 3))):
         try:
@@ -307,21 +301,25 @@ def test_fuzzed_files_load_whole_or_not_at_all(data: st.DataObject, tmp_path_fac
     except DatasetError:
         pass
     else:
-        for leaf in loaded._leaves():
+        for leaf in leaves(loaded):
             for part in leaf.unbind() if leaf.is_nested else [leaf]:
                 part.as_subclass(torch.Tensor).clone()
     assert path.read_bytes() == before and os.listdir(path.parent) == ["x.bin"]
 
 
+@settings(FUZZ, max_examples=150)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore:.*was saved:UserWarning")
+def test_fuzzed_files_load_whole_or_not_at_all(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fuzz(data, tmp_path_factory.mktemp("fuzz") / "x.bin")
+
+
 @pytest.mark.soak
-def test_fuzzed_files_for_longer(tmp_path: Path) -> None:
-    """The same mutations, coverage-guided where atheris is installed."""
-    pytest.importorskip("atheris")
-    script = Path(__file__).with_name("fuzz_files.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "-max_total_time=300", str(tmp_path)], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+@settings(FUZZ, max_examples=20_000, derandomize=False)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore:.*was saved:UserWarning")
+def test_fuzzed_files_for_longer(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fuzz(data, tmp_path_factory.mktemp("fuzz") / "x.bin")
 
 
 def test_reference_reads_what_is_aligned_otherwise(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict, lazy_stack
-from tests.memmap.trees import assert_entries, entries
+from tests.memmap.trees import assert_entries, entries, leaves
 
 
 def numbers(count: int = 500) -> TensorDict:
@@ -54,8 +54,8 @@ def test_torch_save(weights_only: bool) -> None:
         buffer.seek(0)
         back = torch.load(buffer, weights_only=weights_only)
         assert back.is_consolidated() and type(back) is type(tree)
-        assert [leaf.sum().item() for leaf in back._leaves() if not leaf.is_nested] == [
-            leaf.sum().item() for leaf in tree._leaves() if not leaf.is_nested
+        assert [leaf.sum().item() for leaf in leaves(back) if not leaf.is_nested] == [
+            leaf.sum().item() for leaf in leaves(tree) if not leaf.is_nested
         ]
 
 
@@ -77,9 +77,8 @@ def test_pickle_opens_in_a_program_that_knows_only_the_package(tmp_path: Path) -
 def add_one(queue_in: Any, queue_out: Any) -> None:
     while (td := queue_in.get()) is not None:
         td["k3"].add_(1)
-        leaves = td._leaves()
-        queue_out.put((td.is_consolidated(), len({leaf.untyped_storage().data_ptr() for leaf in leaves})))
-        del td, leaves
+        queue_out.put((td.is_consolidated(), len({leaf.untyped_storage().data_ptr() for leaf in leaves(td)})))
+        del td
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

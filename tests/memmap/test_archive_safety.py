@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import struct
-import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict_lite import TensorDict, is_memmap_archive, unpack_memmap
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import opened
-from tests.memmap.trees import entries
+from tests.memmap.trees import entries, leaves
 from tests.processes import in_child
 
 META = (
@@ -352,19 +350,31 @@ def mutate(data: st.DataObject, content: bytearray) -> None:
         content[a : a + n] = content[b : b + n]
 
 
-@settings(
-    max_examples=int(os.environ.get("TDLITE_FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def fuzz(data: st.DataObject, originals: list[bytes], folder: Path) -> None:
+    content = bytearray(data.draw(st.sampled_from(originals)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(data, content)
+    check_one(bytes(content), folder)
+
+
+@settings(FUZZ, max_examples=150)
 @given(data=st.data())
 def test_fuzzed_archives_load_whole_or_not_at_all(
     data: st.DataObject, originals: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    content = bytearray(data.draw(st.sampled_from(originals)))
-    for _ in range(data.draw(st.integers(1, 3))):
-        mutate(data, content)
-    check_one(bytes(content), tmp_path_factory.mktemp("fuzz", numbered=True))
+    fuzz(data, originals, tmp_path_factory.mktemp("fuzz"))
+
+
+@pytest.mark.soak
+@settings(FUZZ, max_examples=20_000, derandomize=False)
+@given(data=st.data())
+def test_fuzzed_archives_for_longer(
+    data: st.DataObject, originals: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fuzz(data, originals, tmp_path_factory.mktemp("fuzz"))
 
 
 def check_one(content: bytes, folder: Path) -> bool:
@@ -397,17 +407,6 @@ def test_entries_that_all_lie_outside_the_file_are_an_error(originals: list[byte
 
 
 def touch(loaded: Any) -> None:
-    for leaf in loaded._leaves():
+    for leaf in leaves(loaded):
         for part in leaf.unbind() if leaf.is_nested else [leaf]:
             part.as_subclass(torch.Tensor).clone()
-
-
-@pytest.mark.soak
-def test_fuzzed_archives_for_longer(tmp_path: Path) -> None:
-    """The same mutations, coverage-guided where atheris is installed."""
-    pytest.importorskip("atheris")
-    script = Path(__file__).with_name("fuzz_archives.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "-max_total_time=300", str(tmp_path)], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]

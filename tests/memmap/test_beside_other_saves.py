@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import TensorDict, pack_memmap
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, DatasetWriter, TensorDict, pack_memmap
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
-from tensordict_lite.memmap.writer import DatasetWriter
 
 ROWS = 5
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -57,34 +55,3 @@ def test_restore_of_a_tensorclass_writes_through_to_disk(tmp_path: Path) -> None
     dcp.load({"state": target.state_dict(keep_vars=True)}, checkpoint_id=tmp_path / "snapshot", no_dist=True)
     assert torch.equal(target.x, pair.x) and torch.equal(target.y.x, pair.y.x)
     assert torch.equal(TensorDict.load_memmap(tmp_path / "b").y.x, pair.y.x)
-
-
-def test_torchsnapshot_where_it_installs(tmp_path: Path) -> None:
-    torchsnapshot = pytest.importorskip("torchsnapshot")
-    td = source().memmap_()
-    wrap = torchsnapshot.StateDict
-    torchsnapshot.Snapshot.take(
-        app_state={"state": wrap(tensordict=td.state_dict(keep_vars=True))}, path=str(tmp_path / "snapshot")
-    )
-    target = empty_like(td).memmap_()
-    torchsnapshot.Snapshot(path=str(tmp_path / "snapshot")).restore(
-        app_state={"state": wrap(tensordict=target.state_dict(keep_vars=True))}
-    )
-    assert torch.equal(target["a"], td["a"])
-
-
-def test_a_mapped_collection_travels_and_copies(tmp_path: Path) -> None:
-    import pickle
-
-    mapped = source().memmap(tmp_path / "d")
-    again = pickle.loads(pickle.dumps(mapped))
-    assert again.is_memmap() and again.is_locked and again.saved_path == mapped.saved_path
-    again["a"].fill_(3)
-    assert mapped["a"].eq(3).all()
-    assert len(pickle.dumps(TensorDict({"x": torch.zeros(10**6)}).memmap(tmp_path / "big"))) < 3000
-    cloned = copy.deepcopy(mapped)
-    assert not cloned.is_memmap()
-    cloned["a"].fill_(5)
-    assert mapped["a"].eq(3).all()
-    torch.save(mapped, tmp_path / "saved.pt")
-    assert torch.equal(torch.load(tmp_path / "saved.pt", weights_only=False)["b", "c"], mapped["b", "c"])

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, TensorDict
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
 

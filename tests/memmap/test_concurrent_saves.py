@@ -81,17 +81,3 @@ def test_a_save_of_a_part_begins_anew_where_the_whole_is_exchanged_beneath_it(tm
     assert part.memmap(tmp_path / "d" / "nested")["x"].eq(7).all()
     assert saving.Staging is staging and TensorDict.load_memmap(tmp_path / "d")["nested", "x"].eq(7).all()
     assert not [name for _, names, files in os.walk(tmp_path) for name in names + files if "tdlite" in name]
-
-
-def test_a_save_does_not_follow_a_link_in_place_of_a_nested_folder(tmp_path: Path) -> None:
-    rows(1).memmap(tmp_path / "data")
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "x.memmap").write_bytes(b"precious")
-    for name in os.listdir(tmp_path / "data" / "nested"):
-        os.unlink(tmp_path / "data" / "nested" / name)
-    os.rmdir(tmp_path / "data" / "nested")
-    os.symlink(tmp_path / "outside", tmp_path / "data" / "nested")
-    with pytest.raises(RuntimeError, match="symlink"):
-        rows(2).memmap(tmp_path / "data")
-    assert os.listdir(tmp_path / "outside") == ["x.memmap"]
-    assert (tmp_path / "outside" / "x.memmap").read_bytes() == b"precious"

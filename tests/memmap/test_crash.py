@@ -20,6 +20,7 @@ import torch
 from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.memmap.disk.staging import Staging
+from tests.memmap.trees import leaves
 from tests.processes import in_child, kill_at
 
 STEPS = [
@@ -55,7 +56,7 @@ def dataset(version: int) -> TensorDict:
 
 def one_value(data: TensorDict) -> int:
     """That of every element and of the text of a dataset, which is no mixture of two."""
-    values = {int(value) for leaf in data._leaves() for value in leaf.unique()}
+    values = {int(value) for leaf in leaves(data) for value in leaf.unique()}
     assert len(values) == 1, f"a mixture of {values}"
     value = values.pop()
     assert data["note"] == str(value)
@@ -134,7 +135,7 @@ def test_memmap_like_killed_at_every_third_step(tmp_path: Path) -> None:
             data = TensorDict.load_memmap(path)
         except DatasetNotFoundError:
             continue
-        assert all(not leaf.any() for leaf in data._leaves()) and data["note"] == "2"
+        assert all(not leaf.any() for leaf in leaves(data)) and data["note"] == "2"
     assert number > 20
 
 

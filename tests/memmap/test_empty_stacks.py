@@ -36,7 +36,7 @@ STACKS: dict[str, Callable[[], Any]] = {
 def test_stacks_without_members_keep_their_batch_size(tmp_path: Path, kind: str, way: str) -> None:
     stack = STACKS[kind]()
     out = WAYS[way](TensorDict({"x": stack, "a": torch.zeros(stack.batch_size)}, stack.batch_size[:1]), tmp_path / "x")
-    found = out._source["x"]
+    found = out.get("x")
     assert type(found) is type(stack) and found.batch_size == stack.batch_size
     if kind.startswith("lazy"):
         assert found.stack_dim == stack.stack_dim

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import pytest
 import torch
 
 from tensordict_lite import TensorClass, TensorDict, lazy_stack, unpack_memmap
-from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.memmap.checksum import store
 from tensordict_lite.memmap.disk import staging
 from tests.memmap.test_crash import STEPS, one_value
+from tests.memmap.trees import leaves
 from tests.processes import beside, in_child, kill_at, seen_by
 
 ROWS = 5
@@ -97,7 +98,7 @@ SAVES = [save_all, unpack, change_an_entry, change_an_entry_below, change_a_fiel
 
 
 def values_of(data: Any) -> list[Any]:
-    return [leaf.tolist() for leaf in data._leaves()]
+    return [leaf.tolist() for leaf in leaves(data)]
 
 
 def value_at(path: Path) -> int:
@@ -400,35 +401,6 @@ def test_permissions_owner_and_attributes_of_folders_stay(tmp_path: Path) -> Non
     assert not with_attributes or os.getxattr(path, "user.note") == b"mine"
 
 
-def test_a_link_to_the_folder_is_followed(tmp_path: Path) -> None:
-    dataset(1).memmap(tmp_path / "d")
-    (tmp_path / "link").symlink_to("d")
-    dataset(2).memmap(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink() and value_at(tmp_path / "d") == 2
-    assert sorted(os.listdir(tmp_path)) == ["d", "link"]
-
-
-@pytest.mark.parametrize("name", ["below", "lazy/0", "a.memmap"])
-def test_a_link_in_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    path, outside = tmp_path / "d", tmp_path / "outside"
-    dataset(1).memmap(path)
-    (path / name).rename(outside)
-    (path / name).symlink_to(outside)
-    before = outside.read_bytes() if outside.is_file() else {file: file.read_bytes() for file in outside.iterdir()}
-    with pytest.raises(DatasetError, match="link"):
-        dataset(2).memmap(path)
-    assert before == (
-        outside.read_bytes() if outside.is_file() else {file: file.read_bytes() for file in outside.iterdir()}
-    )
-    assert sorted(os.listdir(tmp_path)) == ["d", "outside"]
-
-
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "d").write_text("not a folder")
-    with pytest.raises(NotADirectoryError, match="a dataset is a folder"):
-        dataset(1).memmap(tmp_path / "d")
-
-
 def test_a_file_that_appears_while_folders_are_exchanged_stays(tmp_path: Path, monkeypatch: Any) -> None:
     path, real = tmp_path / "d", staging._exchanged
     dataset(1).memmap(path)
@@ -450,36 +422,6 @@ def test_a_file_that_appears_while_folders_are_exchanged_stays(tmp_path: Path, m
     monkeypatch.setattr(staging, "_exchanged", real)
     dataset(4).memmap(path)
     assert value_at(path) == 4 and (path / "below" / "notes.txt").read_text() == "mine"
-
-
-def test_readers_of_a_whole_and_savers_of_its_parts(tmp_path: Path) -> None:
-    """A part of other rows would not fit the others: the whole is read before or after it was saved."""
-
-    def part(value: int) -> TensorDict:
-        return TensorDict({f"k{number}": torch.full((ROWS, 1 + value % 7), value) for number in range(9)}, [ROWS])
-
-    path, values = tmp_path / "d", itertools.count(2)
-    TensorDict({"below": part(1)}, [ROWS]).memmap(path)
-
-    def look() -> int:
-        (value,) = {int(leaf[0, 0]) for leaf in TensorDict.load_memmap(path)["below"].values()}
-        return value
-
-    with beside(tmp_path / "ended", [lambda: part(next(values)).memmap(path / "below")]):
-        assert len(seen_by(look, 300, 6)) > 5
-
-
-def saved_by_processes(path: Path, values: Iterator[int]) -> Callable[[], Any]:
-    return lambda: dataset(next(values)).memmap(path)
-
-
-def test_several_savers_and_a_reader(tmp_path: Path) -> None:
-    path = tmp_path / "d"
-    dataset(1).memmap(path)
-    savers = [saved_by_processes(path, itertools.count(first, 2)) for first in (3, 4)]
-    with beside(tmp_path / "ended", savers):
-        assert len(seen_by(lambda: value_at(path), 300, 6)) > 5
-    assert not [name for name in names_below(tmp_path) if "tdlite" in name]
 
 
 def test_the_folder_is_exchanged_on_this_machine(tmp_path: Path) -> None:

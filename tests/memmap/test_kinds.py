@@ -12,6 +12,7 @@ import tensordict as reference
 import torch
 
 from tensordict_lite import (
+    DatasetError,
     LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
@@ -20,7 +21,6 @@ from tensordict_lite import (
     TensorDict,
     lazy_stack,
 )
-from tensordict_lite.errors import DatasetError
 
 
 class Inner(TensorClass):
@@ -261,16 +261,6 @@ def test_pickled_objects_of_the_reference_load_when_trusted(tmp_path: Path) -> N
     ).memmap(tmp_path)
     out = TensorDict.load_memmap(tmp_path, allow_pickle=True)
     assert out["o"] == b"bytes" and out.get("s").tolist() == [{1}, {2}]
-
-
-def test_documented_example_with_every_kind(tmp_path: Path) -> None:
-    members = [TensorDict({"item": i}, batch_size=[]) for i in range(4)]
-    record = Record(torch.randn(3), note="some text", batch_size=[])
-    data = TensorDict({"td_list": torch.stack(members), "lazy": lazy_stack(members), "record": record}, [])
-    data.memmap_(tmp_path)
-    loaded = TensorDict.load_memmap(tmp_path)
-    assert loaded["td_list", "item"].tolist() == [0, 1, 2, 3] == loaded["lazy"]["item"].tolist()
-    assert loaded["record"].note == "some text" and torch.equal(loaded["record"].image, record.image)
 
 
 def test_parameters(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import MemoryMappedTensor, TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, MemoryMappedTensor, TensorDict
 from tensordict_lite.memmap import region_of
 from tests import interpreters
 from tests.descriptors import descriptors

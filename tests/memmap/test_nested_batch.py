@@ -11,8 +11,7 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import TensorDict, tensorclass
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, TensorDict, tensorclass
 
 PARTS = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
 

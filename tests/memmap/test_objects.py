@@ -18,8 +18,7 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import NonTensorData, NonTensorStack, TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, NonTensorData, NonTensorStack, TensorDict
 from tests.descriptors import descriptors
 
 ROOT = Path(__file__).parents[2]

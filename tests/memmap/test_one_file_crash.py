@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tensordict_lite import TensorDict, from_consolidated, from_safetensors, pack_memmap, to_safetensors, unpack_memmap
 from tensordict_lite.errors import DatasetNotFoundError
 from tests.memmap.test_crash import STEPS, dataset, version_at
+from tests.memmap.trees import leaves
 from tests.processes import in_child, kill_at
 
 
@@ -57,7 +58,7 @@ def loaded(kind: str, path: Path) -> int | None:
         data = load.get(kind, TensorDict.load_memmap)(path)
     except DatasetNotFoundError:
         return None
-    versions = {int(v) for leaf in data._leaves() for v in leaf.unique()}
+    versions = {int(v) for leaf in leaves(data) for v in leaf.unique()}
     assert len(versions) == 1 and data["note"] == str(*versions)
     return versions.pop()
 

@@ -16,6 +16,7 @@ import torch
 
 import tdmap
 from tensordict_lite import (
+    DatasetError,
     LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
@@ -23,7 +24,6 @@ from tensordict_lite import (
     TensorDict,
     tensorclass,
 )
-from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.cells import ObjectTable
 from tests.descriptors import descriptors
 

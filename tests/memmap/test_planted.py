@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensordict_lite import NonTensorData, TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, DatasetWriter, NonTensorData, TensorDict
 from tensordict_lite.memmap import checksum
-from tensordict_lite.memmap.writer import DatasetWriter
 
 
 def build(folder: Path) -> TensorDict:

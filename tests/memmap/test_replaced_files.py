@@ -15,6 +15,7 @@ import torch
 from tensordict_lite import MemoryMappedTensor, NonTensorData, NonTensorStack, TensorDict
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.disk import placed
+from tests.memmap.trees import leaves
 
 COUNT = 7
 
@@ -24,7 +25,7 @@ def dataset(value: int, count: int = COUNT) -> TensorDict:
 
 
 def values_of(data: Any) -> list[int]:
-    return sorted({int(value) for leaf in data._leaves() for value in leaf.unique()})
+    return sorted({int(value) for leaf in leaves(data) for value in leaf.unique()})
 
 
 @pytest.fixture(params=["asked by name", "asked by number"])
@@ -187,7 +188,7 @@ def test_what_stays_in_its_file_is_still_there_when_the_rest_moves_in(
             data.memmap_(tmp_path / "d")
         assert not others
         assert values_of(TensorDict.load_memmap(tmp_path / "d")) == [1]
-        assert all(placed.is_placed(leaf.untyped_storage(), leaf.filename) for leaf in data._leaves())
+        assert all(placed.is_placed(leaf.untyped_storage(), leaf.filename) for leaf in leaves(data))
         data.unlock_()
 
 

@@ -12,8 +12,7 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import MemoryMappedTensor, TensorDict
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import DatasetError, MemoryMappedTensor, TensorDict
 from tensordict_lite.memmap.disk.files import BLOCK
 from tests.descriptors import descriptors
 
@@ -115,16 +114,17 @@ def test_keys_that_the_metadata_uses_are_kept(tmp_path: Path, key: str) -> None:
     assert reference.TensorDict.load_memmap(tmp_path / "d")["x"].sum() == 3  # it drops the key, and reads the rest
 
 
+@pytest.mark.parametrize("name", ["d", "d.tdz"])
 @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 1, 3)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    td = TensorDict({"x": random_tensor(dtype, shape)}, [])
-    td.memmap(tmp_path / "d")
-    assert_same(TensorDict.load_memmap(tmp_path / "d"), td)
+def test_every_dtype(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], name: str) -> None:
+    td = TensorDict({"odd": torch.ones(3, dtype=torch.uint8), "x": random_tensor(dtype, shape)}, [])
+    td.memmap(tmp_path / name)
+    assert_same(TensorDict.load_memmap(tmp_path / name), td)
     if dtype in SHARED_DTYPES:
-        assert_same(td, reference.TensorDict.load_memmap(tmp_path / "d"))
-        reference.TensorDict({"x": td["x"]}, []).memmap(tmp_path / "r")
-        assert_same(TensorDict.load_memmap(tmp_path / "r"), td)
+        assert_same(td, reference.TensorDict.load_memmap(tmp_path / name))
+        reference.TensorDict({"x": td["x"]}, []).memmap(tmp_path / f"r-{name}")
+        assert_same(TensorDict.load_memmap(tmp_path / f"r-{name}"), td.select("x"))
 
 
 def test_metadata_is_byte_for_byte_that_of_the_reference(tmp_path: Path) -> None:
@@ -174,31 +174,6 @@ def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path) -> None:
     for tensor in (large[0].t(), large[1].permute(2, 0, 1), large[2].mT):
         td = TensorDict({"x": tensor}, [])
         assert torch.equal(td.memmap(tmp_path / "d")["x"], tensor)
-
-
-@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
-def test_large_tensors_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
-    td = TensorDict({"x": random_tensor(dtype, (300, 5001))}, [])
-    assert_same(td.memmap(tmp_path / "d"), td)
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
-    parts = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
-    td = TensorDict({"x": torch.nested.nested_tensor(parts, layout=layout)}, [])
-    mapped = td.memmap(tmp_path / "d")
-    for out in (mapped, TensorDict.load_memmap(tmp_path / "d")):
-        assert out["x"].layout == layout
-        assert all(torch.equal(a, b) for a, b in zip(out["x"].unbind(), parts, strict=True))
-    theirs = reference.TensorDict.load_memmap(tmp_path / "d")["x"]
-    assert torch.equal(
-        torch.nested.to_padded_tensor(theirs.clone(), 0.0),
-        torch.nested.to_padded_tensor(torch.nested.nested_tensor(parts), 0.0),
-    )
-    reference.TensorDict({"x": torch.nested.nested_tensor(parts)}, []).memmap(tmp_path / "r")
-    ours = TensorDict.load_memmap(tmp_path / "r")["x"]
-    assert all(torch.equal(a, b) for a, b in zip(ours.unbind(), parts, strict=True))
-    assert TensorDict.load_memmap(tmp_path / "r", device="meta")["x"].device.type == "meta"
 
 
 @pytest.mark.parametrize(
@@ -451,21 +426,6 @@ def test_shared_memory_and_memmap_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mutually exclusive"):
         td.memmap_(tmp_path)
     assert_same(td.memmap(tmp_path), td)
-
-
-def test_sync_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    td = sample().memmap(tmp_path / "d")
-    synced: list[str] = []
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
-    td.sync()
-    data = [name for name in synced if name.endswith(".memmap")]
-    metas = [name for name in synced if name.endswith("meta.json")]
-    assert sorted(data) == sorted(str(p) for p in (tmp_path / "d").rglob("*.memmap"))
-    assert sorted(metas) == sorted(str(p) for p in (tmp_path / "d").rglob("meta.json"))
-    assert max(synced.index(name) for name in data) < min(synced.index(name) for name in metas)
-    assert metas[-1] == str(tmp_path / "d" / "meta.json")
-    assert str(tmp_path / "d") in synced and str(tmp_path) in synced
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ import tensordict_lite as project
 from tensordict_lite import NonTensorData, TensorDict, from_safetensors, lazy_stack, to_safetensors
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests import interpreters
-from tests.memmap.trees import CROSSINGS, LIBRARIES, Point
+from tests.memmap.trees import CROSSINGS, LIBRARIES, Point, leaves
 
 
 def tree(ns: Any) -> Any:
@@ -91,7 +91,7 @@ def test_roots_and_batch_sizes(tmp_path: Path) -> None:
             to_safetensors(root, tmp_path / "x")
             back = from_safetensors(tmp_path / "x")
             assert type(back) is type(root) and back.batch_size == root.batch_size and back.names == root.names
-            assert [leaf.tolist() for leaf in back._leaves()] == [leaf.tolist() for leaf in root._leaves()] or (
+            assert [leaf.tolist() for leaf in leaves(back)] == [leaf.tolist() for leaf in leaves(root)] or (
                 back.to_tensordict()["a"].equal(root.to_tensordict()["a"])
             )
 

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import MemoryMappedTensor, TensorDict, lazy_stack, pack_memmap, unpack_memmap
-from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.writer import DatasetWriter
+from tensordict_lite import (
+    DatasetError,
+    DatasetWriter,
+    MemoryMappedTensor,
+    TensorDict,
+    lazy_stack,
+    pack_memmap,
+    unpack_memmap,
+)
 from tests.processes import beside, seen_by
 
 COUNT = 6

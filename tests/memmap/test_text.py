@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,8 @@ import torch
 
 import tdmap
 import tensordict_lite
-from tensordict_lite import Ragged, TensorDict, from_consolidated
-from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap import text, tuning
-from tensordict_lite.memmap.checksum import store, verify
-from tensordict_lite.ragged import RaggedColumn
+from tensordict_lite import DatasetError, Ragged, TensorDict, from_consolidated
+from tensordict_lite.memmap import tuning
 
 ROWS = tuning.DEFAULT.text_rows + 3
 WORDS = [f"w{i} \u00e9\U0001f600" * (i % 3) for i in range(ROWS)]
@@ -47,7 +42,8 @@ def save(folder: Path, words: list[Any], **options: Any) -> TensorDict:
 
 
 def is_text(data: TensorDict) -> bool:
-    return isinstance(data.get(("in", "word"))._objects, RaggedColumn)
+    """Whether the strings were read from two files, and not as a list."""
+    return isinstance(data.get(("in", "word")), Ragged)
 
 
 @pytest.mark.parametrize("kind", ["str", "bytes", "odd", "empty", "ascii", "with None", "one str"])
@@ -114,27 +110,6 @@ def test_the_format_of_the_reference_is_a_choice(way: str, tmp_path: Path) -> No
         reference.load_memmap(tmp_path / "ours")
 
 
-def test_it_is_opened_without_being_read(tmp_path: Path) -> None:
-    data = save(tmp_path / "data", WORDS)
-    rows = data.get(("in", "word"))
-    assert rows._objects._cells == {}
-    assert len(pickle.dumps(data)) < 2000
-    part = data[10:2000]
-    assert len(pickle.dumps(part)) < 2000
-    assert list(pickle.loads(pickle.dumps(part))["in", "word"]) == WORDS[10:2000]
-    assert rows._objects._cells == {}
-
-
-def _row_of(data: TensorDict, number: int) -> str:
-    return str(data[number]["in", "word"])
-
-
-def test_another_process_maps_the_files(tmp_path: Path) -> None:
-    data = save(tmp_path / "data", WORDS)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(_row_of, (data[5:], 12)) == WORDS[17]
-
-
 def test_what_was_looked_at_and_what_was_changed_travels(tmp_path: Path) -> None:
     data = save(tmp_path / "data", WORDS)
     assert data[7]["in", "word"] == WORDS[7]
@@ -165,43 +140,7 @@ def test_a_whole_column_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert list(data["in", "word"]) == WORDS[::-1]
     loaded = list(TensorDict.load_memmap(tmp_path / "data")["in", "word"])
     assert loaded in (WORDS, WORDS[::-1])
-    assert len(text.files_in(folder)) in (0, 2)
-
-
-def test_an_archive_of_the_folder_opens(tmp_path: Path) -> None:
-    save(tmp_path / "data", WORDS)
-    tensordict_lite.pack_memmap(tmp_path / "data", tmp_path / "data.tdz")
-    packed = TensorDict.load_memmap(tmp_path / "data.tdz")
-    assert list(packed["in", "word"]) == WORDS
-    assert list(pickle.loads(pickle.dumps(packed[:9]))["in", "word"]) == WORDS[:9]
-    tensordict_lite.unpack_memmap(tmp_path / "data.tdz", tmp_path / "unpacked")
-    assert list(TensorDict.load_memmap(tmp_path / "unpacked")["in", "word"]) == WORDS
-
-
-@pytest.mark.parametrize(
-    ("name", "at", "content", "match"),
-    [
-        ("offsets.memmap", 80, b"\xff" * 8, "row 9 would be values .* damaged"),
-        ("offsets.memmap", 80, b"\xff" * 6 + b"\x0f\x00", "would be values"),
-        ("values.memmap", 0, None, "bytes"),
-        ("offsets.memmap", 0, None, "bytes"),
-        ("values.memmap", 0, "link", "link"),
-    ],
-)
-def test_damage_is_told(name: str, at: int, content: Any, match: str, tmp_path: Path) -> None:
-    save(tmp_path / "data", column("ascii"))
-    path = tmp_path / "data/in/word" / name
-    if content == "link":
-        os.rename(path, tmp_path / "elsewhere")
-        path.symlink_to(tmp_path / "elsewhere")
-    elif content is None:
-        os.truncate(path, 100)
-    else:
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(content)
-    with pytest.raises(DatasetError, match=match):
-        _ = TensorDict.load_memmap(tmp_path / "data")[9]["in", "word"]
+    assert len(list(folder.glob("*.memmap"))) in (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +178,6 @@ def test_strings_that_are_not_utf_8_are_named_by_file_and_row(rows: Any, tmp_pat
         _ = TensorDict.load_memmap(tmp_path / "data")[rows]["in", "word"]
 
 
-def test_checksums_cover_the_strings(tmp_path: Path) -> None:
-    save(tmp_path / "data", WORDS)
-    store(tmp_path / "data")
-    assert not verify(tmp_path / "data").problems
-    with (tmp_path / "data/in/word/values.memmap").open("r+b") as file:
-        file.seek(40)
-        file.write(b"\x00")
-    assert [problem.file for problem in verify(tmp_path / "data").problems] == ["in/word/values.memmap"]
-
-
 def test_an_error_leaves_the_dataset_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "data", WORDS)
 
@@ -276,7 +205,8 @@ def test_few_rows_of_many_bytes_are_in_files(kind: str, way: str, tmp_path: Path
     data = TensorDict({"n": torch.arange(3), "in": {"word": LONG[kind](rows)}}, [3])
     with tuning.use(text_bytes=100):
         if way == "consolidated":
-            loaded = from_consolidated(data.consolidate(tmp_path / "x")._consolidated.file)
+            data.consolidate(tmp_path / "x")
+            loaded = from_consolidated(tmp_path / "x")
         elif way in ("map", "filter"):
             call = (lambda chunk: chunk) if way == "map" else (lambda chunk: chunk["n"] >= 0)
             getattr(tdmap, way)(data, call, out=tmp_path / "x", num_workers=0)

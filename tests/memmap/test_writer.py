@@ -18,11 +18,19 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorClass, TensorDict, load_memmap, tensorclass
-from tensordict_lite.errors import DatasetError
+from tensordict_lite import (
+    DatasetError,
+    DatasetWriter,
+    NonTensorData,
+    NonTensorStack,
+    Ragged,
+    TensorClass,
+    TensorDict,
+    load_memmap,
+    tensorclass,
+)
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap import writer as writer_module
-from tensordict_lite.memmap.writer import DatasetWriter
 from tests.descriptors import descriptors
 from tests.processes import kill_at
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +94,9 @@ def assert_entries(loaded: Any, expected: Any, kind: str = "ours") -> None:
         assert loaded["point"].xy.sum() == 6 and loaded["point"].label == "q"
 
 
-def sizes_below(folder: Path) -> dict[str, int]:
-    """Every file below a folder with its size: to see that nothing was made or left behind."""
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+def leaves(tree: Any) -> list[torch.Tensor]:
+    """Every tensor below a tree; those of a lazy stack, which may be ragged, member by member."""
+    if isinstance(tree, project.LazyStackedTensorDict):
+        return [leaf for member in tree.tensordicts for leaf in leaves(member)]
+    values = list(tree.values())
+    return [leaf for value in values for leaf in ([value] if isinstance(value, torch.Tensor) else leaves(value))]
