@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from tdmap.data.objects import objects_of
-from tdmap.datasets.arrow import BATCH_ROWS, Part, pyarrow, to_arrow
+from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
-from tdmap.datasets.extras import need, opened, require_columns
+from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.stores.arrays import ORDER
 from tdmap.tuning import current

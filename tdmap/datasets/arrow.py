@@ -16,15 +16,16 @@ null                                               tensor [n] of zeros, float64;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from tdmap.data.objects import objects_of
 from tdmap.datasets.columns import (
     VALID,
     Path,
@@ -36,7 +37,8 @@ from tdmap.datasets.columns import (
     rows_in,
     types_in,
 )
-from tdmap.datasets.extras import need
+from tdmap.datasets.extras import compute, pyarrow
+from tdmap.datasets.jsontext import DEEPEST, json_texts, json_values
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrow import numbers_of
@@ -44,8 +46,7 @@ from tensordict_lite.building.arrow import numbers_of
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
 
-DEEPEST = 64
-"""Levels of structs, groups and JSON values: parsers call themselves for each, as far as the stack reaches."""
+T = TypeVar("T")
 
 NULLS = ("raise", "mask")
 NO_TEXT = b"\xff"
@@ -53,20 +54,6 @@ NO_TEXT = b"\xff"
 
 NAMES_ONLY = ("arrow.uuid", "arrow.json")
 """Types of extensions whose storage is the value."""
-
-
-def pyarrow() -> Any:
-    """The module.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    return need("pyarrow", "arrow", "reading and writing Arrow's formats")
-
-
-def compute() -> Any:
-    """The module of Arrow's functions."""
-    return need("pyarrow.compute", "arrow", "reading and writing Arrow's formats")
 
 
 def empty_table(schema: Any) -> Any:
@@ -177,10 +164,11 @@ def _flattened(pa: Any, table: Any) -> dict[Path, Any]:
     return found
 
 
-def rows_of_file(path: str, table: Any, nulls: str, start: int = 0) -> TensorDict:
-    """`rows_of` a table, or a `Part`, of a file, whose errors name it."""
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Say in errors about columns which file is read or written."""
     try:
-        return rows_of(table, nulls, start)
+        yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from None
 
@@ -193,7 +181,7 @@ def _value_of(pa: Any, array: Any, name: str, nulls: str, start: int) -> Any:
             f"the column {name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
             "for zeros and a column of bools beside it, or fill them before."
         )
-    if _is_text(pa.types, array.type):
+    if _is_text(pa.types, array.type) or pa.types.is_nested(array.type):
         require_utf8(array, f"the column {name!r}", start)
     try:
         return _time_numbers(pa, array) if _is_time(pa, array.type) else value_of(pa, array)
@@ -250,7 +238,7 @@ def _decoded(pa: Any, array: Any) -> Any:
 
 
 def require_utf8(array: Any, what: str, start: int) -> None:
-    """Raise ValueError for text, or bytes that are to be text, of other encodings.
+    """Raise ValueError for text of other encodings, within lists and structs too, and for bytes that are to be text.
 
     Args:
         array: the column.
@@ -259,17 +247,35 @@ def require_utf8(array: Any, what: str, start: int) -> None:
     """
     pa = pyarrow()
     array = _one(pa, array)
+    array = array.cast(pa.large_string(), safe=False) if _is_binary(pa.types, array.type) else array
+    damage = _damage_of(pa, array)
+    if damage is None:
+        return
+    if "UTF8" not in str(damage):
+        raise ValueError(f"{what} is damaged: {damage}")
+    first, last = 0, len(array)  # the first row that is wrong is among these
+    while last - first > 1:
+        half = (first + last) // 2
+        is_wrong = _damage_of(pa, array.take(pa.array(range(first, half)))) is not None
+        first, last = (first, half) if is_wrong else (half, last)
     try:
-        (array if _is_text(pa.types, array.type) else array.cast(pa.large_string())).validate(full=True)
-    except pa.ArrowInvalid as damage:
-        for row, value in enumerate(array.cast(pa.large_binary()).to_pylist(), start):
-            try:
-                str(value or b"", "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{what} has text in row {row} that is not UTF-8 ({error.reason}): convert it, or keep it as bytes."
-                ) from None
-        raise ValueError(f"{what} is damaged: {damage}") from None
+        array.slice(first, 1).to_pylist()
+    except UnicodeDecodeError as error:
+        found = error.object[max(error.start - 20, 0) : error.end + 20]
+        raise ValueError(
+            f"{what} has text in row {start + first} that is not UTF-8 ({found!r}): encode it as UTF-8, or make it a "
+            "column of bytes (types= of CSV)."
+        ) from None
+    raise ValueError(f"{what} is damaged: {damage}")
+
+
+def _damage_of(pa: Any, array: Any) -> Exception | None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        damage: Exception = error
+        return damage
+    return None
 
 
 def value_of(pa: Any, array: Any) -> Any:
@@ -393,7 +399,7 @@ def _objects(pa: Any, array: Any) -> Any:
         raise TypeError(
             f"is of the type {array.type}, and JSON has no {odd}: cast it, or leave it out with columns=[...]."
         )
-    return Ragged.from_objects(array.to_pylist(maps_as_pydicts="strict"))
+    return _bytes(pa, json_texts(array), "json")
 
 
 def _not_json(pa: Any, kind: Any) -> Any:
@@ -459,51 +465,61 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     return part_to_arrow(data, nulls, 0)
 
 
-def part_to_arrow(data: Any, nulls: str | None, start: int, nested: Mapping[Path, Any] | None = None) -> Any:
-    """`to_arrow` of a part that begins at this row, for messages; `nested` as of `nested_types`."""
+def part_to_arrow(data: Any, nulls: str | None, start: int, nested: AsArrow | None = None) -> Any:
+    """`to_arrow` of a part that begins at this row, for messages.
+
+    Args:
+        data, nulls: as `to_arrow`.
+        start: the number of its first row.
+        nested: makes arrays of columns of JSON values. None: of the type that the values of the part have in common.
+    """
+    pa = pyarrow()
+    if isinstance(data, pa.Table):
+        return data
+    arrays = part_arrays(data, nulls, start, nested or (lambda path, texts: _values_in_common(texts)))
+    names, found = nested_in(arrays, lambda names, below: pa.StructArray.from_arrays(below, names=names))
+    return pa.Table.from_arrays(found, names=names)
+
+
+AsArrow: TypeAlias = "Callable[[Path, Any], Any]"
+"""Makes an array of the texts of a column of JSON values. Raises TypeError with what follows the column's name."""
+
+
+def part_arrays(data: Any, nulls: str | None, start: int, nested: AsArrow) -> dict[Path, Any]:
+    """The columns of a part as arrays of Arrow's, by their paths. Arguments and errors as `part_to_arrow`."""
     if nulls not in (None, "mask"):
         raise ValueError(
             f"nulls must be 'mask', for nulls where the column 'x.valid' is False, or None: got {nulls!r}."
         )
-    pa = pyarrow()
-    if isinstance(data, pa.Table):
-        return data
-    rows = rows_in(data)
-    columns, types = columns_in(rows), types_in(rows)
+    pa, rows = pyarrow(), rows_in(data)
+    types = types_in(rows)
     arrays: dict[Path, Any] = {}
-    for path, column in columns.items():
-        if isinstance(column, Ragged):
-            try:
-                arrays[path] = ragged_array(pa, column, (nested or {}).get(path))
-            except TypeError as error:
-                raise TypeError(f"the column {joined(path)!r} {error}") from None
-            if column.kind == "str":
-                require_utf8(arrays[path], f"the column {joined(path)!r}", start)
-            continue
+    for path, column in columns_in(rows).items():
+        what = f"the column {joined(path)!r}"
         try:
-            arrays[path] = _timed(pa, array_of(pa, column), types.get(path, ""))
+            if not isinstance(column, Ragged):
+                arrays[path] = _timed(pa, array_of(pa, column), types.get(path, ""))
+                continue
+            array = ragged_array(pa, column)
+            if column.kind in ("str", "json"):
+                require_utf8(array, what, start)
+            arrays[path] = nested(path, array) if column.kind == "json" else array
         except TypeError as error:
-            raise TypeError(f"the column {joined(path)!r} {error}") from None
+            raise TypeError(f"{what} {error}") from None
     for mask in [path for path in arrays if nulls and is_mask(path, arrays)]:
         _put_nulls(pa, arrays, (*mask[:-1], mask[-1].removesuffix(VALID)), arrays.pop(mask))
-    names, found = _with_structs(pa, arrays)
-    return pa.Table.from_arrays(found, names=names)
+    return arrays
 
 
-def _with_structs(pa: Any, arrays: Mapping[Path, Any]) -> tuple[list[str], list[Any]]:
-    """Names and arrays of one level; those of levels below are structs."""
+def nested_in(arrays: Mapping[Path, Any], join: Callable[[list[str], list[Any]], Any]) -> tuple[list[str], list[Any]]:
+    """Names and arrays of one level; `join` makes one array of those of a level below."""
     levels: dict[str, Any] = {}
     for path, array in arrays.items():
         if len(path) == 1:
             levels[path[0]] = array
         else:
             levels.setdefault(path[0], {})[path[1:]] = array
-    found = []
-    for level in levels.values():
-        if isinstance(level, dict):
-            names, below = _with_structs(pa, level)
-            level = pa.StructArray.from_arrays(below, names=names)
-        found.append(level)
+    found = [join(*nested_in(level, join)) if isinstance(level, dict) else level for level in levels.values()]
     return list(levels), found
 
 
@@ -545,69 +561,92 @@ def array_of(pa: Any, tensor: Tensor) -> Any:
     return array
 
 
-def _nested_array(pa: Any, column: Ragged, kind: Any) -> Any:
-    rows = objects_of(column)
+class TypesGrew(Exception):
+    """Rows that were given on before have types that do not hold those of later rows: begin anew."""
+
+
+def attempt(run: Callable[[], T]) -> T:
+    """Call a function until the types that it begins with hold all rows."""
+    while True:
+        try:
+            return run()
+        except TypesGrew:
+            pass
+
+
+class NestedTypes:
+    """The types of Arrow's that hold all values of columns of JSON values. The first rows tell them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Any] = {}
+        self.grew = False
+
+    def __call__(self, path: Path, texts: Any) -> Any:
+        """The values of some rows of a column (`AsArrow`)."""
+        pa, known = pyarrow(), self._known.get(path)
+        if known is not None:
+            with contextlib.suppress(pa.ArrowInvalid):
+                return json_values(texts, known)
+        array = _values_in_common(texts)
+        if known is None:
+            self._known[path] = array.type
+        elif (kind := _common(known, array.type)) != known:
+            self._known[path], self.grew = kind, True
+        elif array.type != known:
+            array = _from_objects(texts, known)
+        return array
+
+    def finish(self) -> None:
+        """All rows were seen.
+
+        Raises:
+            TypesGrew: the first rows have types that do not hold all of them.
+        """
+        if self.grew:
+            raise TypesGrew
+
+
+def _values_in_common(texts: Any) -> Any:
     try:
-        return pa.array(rows, kind) if kind is not None else pa.array(rows)
-    except (pa.ArrowException, TypeError) as error:
-        raise TypeError(
-            f"holds JSON values that have no type of Arrow's in common ({error}): write JSON Lines, or convert them"
-        ) from None
+        return json_values(texts)
+    except pyarrow().ArrowInvalid:
+        return _from_objects(texts, None)
 
 
-def nested_types(data: Any, size: int) -> dict[Path, Any]:
-    """The types of Arrow's that hold all values of the columns of JSON values of a dataset.
-
-    Args:
-        data: the dataset.
-        size: rows that are looked at together.
-
-    Raises:
-        TypeError: values have no type in common; names the column.
-    """
+def _from_objects(texts: Any, kind: Any) -> Any:
     pa = pyarrow()
-    found: dict[Path, list[Any]] = {}
-    for start in range(0, len(data), size):
-        for path, column in columns_in(data[start : start + size]).items():
-            if isinstance(column, Ragged) and column.kind == "json":
-                known = found.setdefault(path, [])
-                try:
-                    kind = _nested_array(pa, column, None).type
-                except TypeError as error:
-                    raise TypeError(f"the column {joined(path)!r} {error}") from None
-                if kind not in known:
-                    known.append(kind)
-    return {path: _common(pa, path, kinds) for path, kinds in found.items()}
-
-
-def _common(pa: Any, path: Path, kinds: list[Any]) -> Any:
-    schemas = [pa.schema([("x", kind)]) for kind in kinds]
     try:
+        return pa.array([json.loads(text) for text in texts.to_pylist()], kind)
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
+        raise _nothing_in_common(error) from None
+
+
+def _common(one: Any, other: Any) -> Any:
+    pa = pyarrow()
+    try:
+        schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
         return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
     except pa.ArrowException as error:
-        raise TypeError(
-            f"the column {joined(path)!r} holds JSON values that have no type of Arrow's in common ({error}): write "
-            "JSON Lines, or convert them."
-        ) from None
+        raise _nothing_in_common(error) from None
 
 
-def ragged_array(pa: Any, column: Ragged, kind: Any = None) -> Any:
-    """Rows of different lengths as an array of large lists, strings or bytes; None among strings is null.
+def _nothing_in_common(error: Exception) -> TypeError:
+    return TypeError(
+        f"holds JSON values that have no type of Arrow's in common ({error}): write JSON Lines, or convert them."
+    )
 
-    Args:
-        pa: pyarrow.
-        column: the rows.
-        kind: of an array of JSON values.
-    """
+
+def ragged_array(pa: Any, column: Ragged) -> Any:
+    """Rows of different lengths as large lists, strings or bytes, JSON values as their text; None is null."""
     flat, starts = column.flat()
     flat, offsets = flat.as_subclass(Tensor).contiguous(), starts.as_subclass(Tensor).numpy()
-    if column.kind == "json":
-        return _nested_array(pa, column, kind)
     if column.kind == "tensor":
         return pa.LargeListArray.from_arrays(pa.array(offsets), array_of(pa, flat))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())]
-    kind = pa.large_string() if column.kind == "str" else pa.large_binary()
-    array = pa.Array.from_buffers(kind, len(column), buffers)
+    kind = pa.large_binary() if column.kind == "bytes" else pa.large_string()
+    array = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())])
+    if column.kind == "json":
+        empty = compute().equal(compute().binary_length(array), 0)  # as of a row that was skipped
+        return compute().if_else(empty, pa.scalar("null", kind), array) if compute().any(empty).as_py() else array
     if column.has_none:
         none = compute().equal(array.cast(pa.large_binary()), pa.scalar(NO_TEXT, pa.large_binary()))
         array = compute().if_else(none, pa.scalar(None, kind), array)

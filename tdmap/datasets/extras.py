@@ -36,6 +36,20 @@ def need(module: str, extra: str, purpose: str) -> Any:
         ) from None
 
 
+def pyarrow() -> Any:
+    """The module.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return need("pyarrow", "arrow", "reading and writing Arrow's formats")
+
+
+def compute() -> Any:
+    """The module of Arrow's functions."""
+    return need("pyarrow.compute", "arrow", "reading and writing Arrow's formats")
+
+
 def require_file(path: str) -> None:
     """Raise ValueError where a path leads to a pipe or a device, whose end readers would wait for."""
     if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):

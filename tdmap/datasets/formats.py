@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import glob
-import json
 import os
 import zipfile
 import zlib
@@ -19,13 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap.data.objects import objects_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
-from tdmap.datasets.arrow import chosen_fields, empty_table, nested_types, part_to_arrow, pyarrow, rows_of_file
-from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, rows_in
-from tdmap.datasets.extras import need, opened, require_columns, require_file, require_list
+from tdmap.datasets.arrow import (
+    AsArrow,
+    NestedTypes,
+    attempt,
+    chosen_fields,
+    empty_table,
+    naming,
+    nested_in,
+    part_arrays,
+    part_to_arrow,
+    rows_of,
+)
+from tdmap.datasets.columns import chosen, joined, kinds_in, rows_in
+from tdmap.datasets.extras import need, opened, pyarrow, require_columns, require_file, require_list
+from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.datasets.textfiles.blocks import CODECS, codec_of
@@ -35,12 +45,11 @@ from tdmap.errors import UnreadableFile, add_note
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.memory.hidden import SHARDS, printable
-from tdmap.memory.scratch import temporary_folder
 from tdmap.output.append import append_stream
 from tdmap.output.output import Output
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
@@ -71,14 +80,12 @@ class Format(NamedTuple):
     read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]] | None
     """Yields tables of Arrow's, or a `Part` each, of the file and the columns that are wanted."""
     write: Callable[[str, Iterator[Any]], None]
-    """Writes parts of one table; of Arrow's, where the format is one of Arrow's."""
-    is_arrow: bool = False
-    """Whether columns may have nulls, and parts are tables of Arrow's."""
+    """Writes parts of one table."""
+    part: Callable[[Any, str | None, int, AsArrow], Any] | None = None
+    """Makes a part of some rows, `nulls`, the number of the first row, and what makes arrays of JSON values. None: the
+    rows are the part, and columns have no nulls."""
     dialect: Callable[[str, Sequence[str] | None, str], Dialect] | None = None
     """The parser of text, which does not say its types, of a file, the columns that are wanted, and `nulls`."""
-    has_objects: bool = False
-    """Whether a part is a pair: a table, whose columns of JSON values are row numbers, and their lists of objects by
-    path."""
 
 
 @entry_point
@@ -152,7 +159,7 @@ def read(
             with stream() as batches:
                 return list(batches)
 
-        found = one_of(text.attempt(parts))
+        found = one_of(attempt(parts))
         _tell_skipped(text, on_error)
         return found
     store = OutputFolder.of(place)
@@ -162,7 +169,7 @@ def read(
             return append_stream(Context(f"read({files[0]})", Execution(0), Output(store, None)), batches)
 
     with store.claimed(f"read({files[0]})"):  # before anything is read
-        found = text.attempt(into_folder)
+        found = attempt(into_folder)
     _tell_skipped(text, on_error)
     return found  # type: ignore[no-any-return]
 
@@ -267,12 +274,12 @@ def write(
     if not len(list(rows.keys())):
         raise ValueError(f"there are no columns, so there is nothing that {path} would hold.")
     size = batch_rows if batch_rows is not None else _rows_at_a_time(rows)
-    if nulls is not None and not FORMATS[name].is_arrow:
-        having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
-        raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
     form = FORMATS[name]
-    nested = nested_types(rows, size) if form.is_arrow and not form.has_objects and _objects_in(rows[:1]) else {}
-    form.write(path, _parts(_batches(rows, size), form, nulls, nested))
+    if nulls is not None and form.part is None:
+        having = ", ".join(other for other, form in FORMATS.items() if form.part is not None)
+        raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
+    types = NestedTypes()
+    attempt(lambda: form.write(path, _parts(path, _batches(rows, size), form, nulls, types)))
 
 
 def _batches(rows: Any, size: int) -> Iterator[Any]:
@@ -280,35 +287,27 @@ def _batches(rows: Any, size: int) -> Iterator[Any]:
         yield rows[start : start + size]
 
 
-def _objects_in(rows: Any) -> dict[Any, Any]:
-    """The columns of JSON values, by their paths."""
-    return {path: c for path, c in columns_in(rows).items() if isinstance(c, Ragged) and c.kind == "json"}
+def _parts(path: str, batches: Iterator[Any], format: Format, nulls: str | None, types: NestedTypes) -> Iterator[Any]:
+    """Parts of a dataset as a format takes them. Errors name the file.
 
-
-def _parts(
-    batches: Iterator[Any], format: Format, nulls: str | None, nested: Mapping[Any, Any] | None = None
-) -> Iterator[Any]:
-    """Parts of a dataset as a format takes them."""
-    start = 0
-    for part in batches:
-        if format.has_objects:
-            objects = {path: objects_of(column) for path, column in _objects_in(part).items()}
-            numbered = part.copy() if objects else part
-            for path in objects:  # in the place of the column: keeps its order and its nulls
-                numbered.set(path, torch.arange(len(part)))
-            yield part_to_arrow(numbered, nulls, start), objects
-        else:
-            yield part_to_arrow(part, nulls, start, nested) if format.is_arrow else part
-        start += len(part)
+    Raises:
+        TypesGrew: begin anew with the same `types`, which hold all rows by now.
+    """
+    start, types.grew = 0, False
+    for rows in batches:
+        part = rows
+        if format.part is not None:
+            with naming(path):
+                part = format.part(rows, nulls, start, types)
+        if not types.grew:
+            yield part
+        start += len(rows)
+    types.finish()
 
 
 def _rows_at_a_time(rows: Any) -> int:
     """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
     return max(min(PART_BYTES // max(row_bytes_of(rows, len(rows)), 1), 1 << 20), 1)
-
-
-class _NeedAllRows(Exception):
-    """The types of JSON values in a file are those that hold the values of all rows."""
 
 
 @entry_point
@@ -353,7 +352,7 @@ def convert(
             f"{place}: files have no ending {ending!r}; did you mean {close[0]!r}? (To write a folder of that name, "
             "make it first.)"
         )
-    has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
+    has_nulls = not to_folder and FORMATS[format_of(place, None)].part is not None
     kept = "mask" if nulls == "mask" and has_nulls else None
     if isinstance(source, (str, os.PathLike)) and os.path.exists(os.path.join(os.fspath(source), META)):
         if types or on_error != "raise":
@@ -376,28 +375,20 @@ def convert(
         nonlocal rows
         for batch in stream:
             rows += len(batch)
-            if form.is_arrow and not form.has_objects and _objects_in(batch):
-                raise _NeedAllRows
             yield batch
 
     files, columns = find_files(source), require_list(columns)
     name, form = format_of(files[0], None), FORMATS[format_of(place, None)]
-    text = _text_types(name, columns, types, on_error)
+    text, nested = _text_types(name, columns, types, on_error), NestedTypes()
 
     def into_file() -> None:
         nonlocal rows
         rows = 0
         with contextlib.closing(batches_of(files, name, columns, nulls, text)) as stream:
-            form.write(place, _parts(counted(stream), form, kept))
+            form.write(place, _parts(place, counted(stream), form, kept, nested))
 
-    try:
-        text.attempt(into_file)
-        _tell_skipped(text, on_error)
-    except _NeedAllRows:
-        with temporary_folder("tdmap-convert") as scratch:
-            data = read(source, os.path.join(scratch, "rows"), **into)
-            write(data, place, nulls=kept)
-            rows = len(data)
+    attempt(into_file)
+    _tell_skipped(text, on_error)
     return rows
 
 
@@ -484,7 +475,8 @@ def batches_of(
         with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
             for table in tables:
                 if table.num_rows:
-                    rows = rows_of_file(path, table, nulls, start)
+                    with naming(path):
+                        rows = rows_of(table, nulls, start)
                     kinds = kinds_in(rows)
                     known = known or (kinds, path)
                     _require_same(kinds, path, *known)
@@ -496,7 +488,9 @@ def batches_of(
     if not has_rows:
         if empty is None:
             raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
-        yield rows_of_file(files[0], empty, nulls)  # the types are known: a dataset without rows
+        with naming(files[0]):
+            rows = rows_of(empty, nulls)  # the types are known: a dataset without rows
+        yield rows
 
 
 def _require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str], first: str) -> None:
@@ -619,68 +613,48 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
     return write_parts
 
 
+def _json_lines(rows: Any, nulls: str | None, start: int, _nested: AsArrow) -> Any:
+    """Rows as objects of JSON, a line each: JSON values as they are, times as CSV has them."""
+    pa, objects = pyarrow(), set[Any]()
+
+    def as_they_are(path: Any, texts: Any) -> Any:
+        objects.add(path)
+        return texts
+
+    lines: dict[Any, Any] = {}
+    for path, array in part_arrays(rows, nulls, start, as_they_are).items():
+        if pa.types.is_large_binary(array.type):
+            raise TypeError(f"the column {joined(path)!r} is bytes, which JSON does not have: use Parquet.")
+        array = array.cast(pa.string()) if pa.types.is_temporal(array.type) else array
+        lines[path] = array.fill_null("null") if path in objects else json_texts(array)
+    return joined_texts(join_fields(*nested_in(lines, join_fields)), "\n")
+
+
 def _write_json(path: str, parts: Iterator[Any]) -> None:
-    pa = pyarrow()
     with _text_file(path) as file:
-        for part, objects in parts:
-            for name, kind in _leaf_types(pa, part.schema):
-                if pa.types.is_large_binary(kind):
-                    raise TypeError(f"the column {name!r} is bytes, which JSON does not have: use Parquet.")
-            for row in _with_times_as_text(part).to_pylist():
-                for column, values in objects.items():
-                    node = row
-                    for key in column[:-1]:
-                        node = node[key]
-                    if (number := node[column[-1]]) is not None:
-                        node[column[-1]] = values[number]
-                file.write(json.dumps(row).encode() + b"\n")
-
-
-def _leaf_types(pa: Any, fields: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Names and types of columns, those of structs one by one."""
-    for field in fields:
-        if pa.types.is_struct(field.type):
-            yield from _leaf_types(pa, field.type, (*above, field.name))
-        else:
-            yield joined((*above, field.name)), field.type
-
-
-def _with_times_as_text(table: Any) -> Any:
-    """A table whose times are as CSV has them: JSON has none."""
-    pa = pyarrow()
-
-    def as_text(array: Any) -> Any:
-        if pa.types.is_temporal(array.type):
-            return array.cast(pa.string())
-        if not pa.types.is_struct(array.type):
-            return array
-        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-        names = [array.type.field(number).name for number in range(array.type.num_fields)]
-        return pa.StructArray.from_arrays([as_text(below) for below in array.flatten()], names=names)
-
-    return pa.table({name: as_text(table.column(name)) for name in table.schema.names})
+        for lines in parts:
+            file.write(text_bytes(lines))
 
 
 FORMATS: dict[str, Format] = {
-    "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, is_arrow=True),
-    "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, is_arrow=True),
-    "csv": Format(
-        _text_suffixes(".csv"), None, _write_csv(","), True, lambda path, columns, nulls: Csv(path, ",", columns, nulls)
-    ),
-    "tsv": Format(
-        _text_suffixes(".tsv"),
-        None,
-        _write_csv("\t"),
-        True,
-        lambda path, columns, nulls: Csv(path, "\t", columns, nulls),
-    ),
+    "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, part_to_arrow),
+    "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, part_to_arrow),
+    **{
+        name: Format(
+            _text_suffixes(f".{name}"),
+            None,
+            _write_csv(delimiter),
+            part_to_arrow,
+            lambda path, columns, nulls, delimiter=delimiter: Csv(path, delimiter, columns, nulls),  # type: ignore[misc]
+        )
+        for name, delimiter in (("csv", ","), ("tsv", "\t"))
+    },
     "jsonl": Format(
         _text_suffixes(".jsonl", ".ndjson"),
         None,
         _write_json,
-        True,
+        _json_lines,
         lambda path, columns, nulls: JsonLines(path, columns),
-        has_objects=True,
     ),
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, pyarrow, rows_of, rows_of_file
-from tdmap.datasets.extras import need, opened, require_columns
+from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
+from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import add_note
 from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorDict
@@ -38,7 +38,8 @@ def read_parquet(
         schema = found
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
     assert schema is not None
-    empty = rows_of_file(files[0], empty_table(schema), nulls)  # tells the columns, or refuses them
+    with naming(files[0]):
+        empty = rows_of(empty_table(schema), nulls)  # tells the columns, or refuses them
     table = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
     fn: Any = ReadGroup(files, columns, nulls) if numbers else _Nothing(empty)

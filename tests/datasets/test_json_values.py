@@ -180,3 +180,37 @@ def test_a_value_that_does_not_fit_is_an_error_in_any_case(tmp_path: Path) -> No
     path.write_text('{"id": 1}\n{"id": "one"}\n')
     with pytest.raises(ValueError, match="id"):
         read(path, on_error="skip")
+
+
+GROWING: dict[str, list[Any]] = {
+    "fields that come late": [[{"a": 1}], [], [{"b": None}], [{"b": ["x"], "a": None}]],
+    "fractions": [[1], [2], [2.5], []],
+    "nothing first": [[], [], [["x"]], [[]]],
+    "text that looks like times": [["2024-01-01 00:00:00"], ["2024-01-01"], ["x"], ['"\\\n\u0001']],
+    "whole numbers of 64 bits": [[2**60 + 1], [2**53 + 1], [0], [-(2**63)]],
+}
+
+
+@pytest.mark.parametrize("values", GROWING)
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize("by", ["write", "convert"])
+def test_types_that_grow_hold_all_rows(tmp_path: Path, values: str, ending: str, by: str) -> None:
+    """Whichever rows are looked at together: a row at a time, or all of them."""
+    rows = GROWING[values] * 3
+    data = TensorDict({"v": Ragged.from_objects(rows), "n": torch.arange(12)}, [12])
+    for batch in (1, 5, 12):
+        if by == "write":
+            write(data, tmp_path / f"x.{ending}", batch_rows=batch)
+        else:
+            write(data, tmp_path / "y.jsonl", batch_rows=batch)
+            assert convert(tmp_path / "y.jsonl", tmp_path / f"x.{ending}") == 12
+        found = read(tmp_path / f"x.{ending}", num_workers=0, nulls="mask")
+        assert list(map(without_nulls, found.get("v").tolist())) == list(map(without_nulls, rows))
+    assert not list(tmp_path.glob(".*"))
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without fields that are None, which structs of Arrow have in every row."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value

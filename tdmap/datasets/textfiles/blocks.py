@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from tdmap.datasets.arrow import DEEPEST, pyarrow
-from tdmap.datasets.extras import opened
+from tdmap.datasets.extras import opened, pyarrow
 
 LONGEST = 1 << 30
 """Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""
@@ -121,16 +120,3 @@ def may_begin_with_zeros(data: bytes) -> bool:
     before, behind = letters[zeros - 1], letters[zeros + 1]
     before = np.where((before == 43) | (before == 45), letters[zeros - 2], before)
     return bool((_BEFORE_FIELDS[before] & ((behind - 48 < 10) | (behind | 32 == 120))).any())
-
-
-def too_deep(data: bytes) -> int | None:
-    """The number of the first JSON value that is nested more than `DEEPEST` levels deep."""
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b'\\"' in data else data
-    marks = plain.translate(None, bytes(set(range(256)) - set(b'[]{}"')))
-    outside = np.frombuffer(b"".join(marks.split(b'"')[::2]), np.uint8)
-    opens = (outside == 91) | (outside == 123)
-    depth = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
-    deep = np.flatnonzero(depth > DEEPEST)
-    if not len(deep):
-        return None
-    return int(np.count_nonzero(opens[: deep[0]] & (depth[: deep[0]] == 1))) - 1

@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from tdmap.datasets.arrow import DEEPEST, compute, pyarrow, require_utf8
-from tdmap.datasets.extras import need, require_columns
-from tdmap.datasets.textfiles.blocks import Records, last_line, may_begin_with_zeros, too_deep
-from tdmap.datasets.textfiles.kinds import exact_kind, is_large
+from tdmap.datasets.arrow import require_utf8
+from tdmap.datasets.extras import compute, need, pyarrow, require_columns
+from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
+from tdmap.datasets.textfiles.blocks import Records, last_line, may_begin_with_zeros
+from tdmap.datasets.textfiles.kinds import exact_kind
 
 Types = Mapping[str, Any]
 """Arrow's types of columns by their names."""
@@ -250,7 +251,6 @@ class JsonLines:
     as_text = False
 
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
-        self._json = need("pyarrow.json", "arrow", "reading JSON Lines")
         self._path, self._columns = path, columns
         self._row = self._rows = self._line = 0
 
@@ -365,13 +365,6 @@ class JsonLines:
         }
 
     def _read(self, block: bytes, types: Types, unexpected: str) -> Any:
-        pa = pyarrow()
-        table = self._json.read_json(
-            pa.BufferReader(block),
-            self._json.ReadOptions(use_threads=False, block_size=len(block) + 16),
-            self._json.ParseOptions(
-                explicit_schema=pa.schema(list(types.items())) if types else None, unexpected_field_behavior=unexpected
-            ),
-        )
+        table = parsed(block, types, unexpected)
         self._rows = table.num_rows
         return table

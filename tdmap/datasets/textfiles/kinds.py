@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from tdmap.datasets.arrow import pyarrow, type_named
-
-EXACT = 2.0**53
-"""Whole numbers below are floats of 64 bits in full."""
+from tdmap.datasets.arrow import type_named
+from tdmap.datasets.extras import pyarrow
 
 Numbered = tuple[int, Any]
 """The number of a row, and its value as Python has it."""
@@ -77,22 +75,6 @@ def joined_kind(one: Any, other: Any, as_text: bool) -> Any:
     if types.is_timestamp(other) and types.is_string(one):
         return pa.string()
     return None
-
-
-def is_large(column: Any) -> bool:
-    """Whether a column has floats that whole numbers may have been rounded to, lists and structs included."""
-    pa = pyarrow()
-    types = pa.types
-    if isinstance(column, pa.ChunkedArray):
-        return any(is_large(chunk) for chunk in column.chunks)
-    if types.is_list(column.type):
-        return is_large(column.flatten())
-    if types.is_struct(column.type):
-        return any(is_large(field) for field in column.flatten())
-    if not types.is_float64(column.type):
-        return False
-    values = column.drop_null().to_numpy()
-    return bool(len(values)) and bool((abs(values) >= EXACT).any())
 
 
 def with_given(kind: Any, name: str, given: Mapping[str, Any]) -> Any:

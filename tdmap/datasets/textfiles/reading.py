@@ -6,21 +6,15 @@ looked at, `TypesGrew` is raised, and the caller begins anew with types that hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
-from tdmap.datasets.arrow import pyarrow
-from tdmap.datasets.extras import require_columns
+from tdmap.datasets.arrow import TypesGrew
+from tdmap.datasets.extras import pyarrow, require_columns
 from tdmap.datasets.textfiles.blocks import blocks_of
 from tdmap.datasets.textfiles.dialects import Dialect, Misfit
 from tdmap.datasets.textfiles.kinds import asked_types, joined_kind, with_given
 from tdmap.tuning import current
-
-T = TypeVar("T")
-
-
-class TypesGrew(Exception):
-    """The rows that were given on have types that do not hold those of later rows."""
 
 
 class TextTypes:
@@ -47,14 +41,6 @@ class TextTypes:
         self._known: dict[str, Any] = {}
         self._grew = False
 
-    def attempt(self, run: Callable[[], T]) -> T:
-        """Call a function until the types that it begins with hold all rows."""
-        while True:
-            try:
-                return run()
-            except TypesGrew:
-                self._grew = False
-
     def tables(self, path: str, dialect: Dialect) -> Generator[Any, None, None]:
         """The tables of a file; none from the block on that does not fit."""
         is_first = True
@@ -77,6 +63,7 @@ class TextTypes:
             require_columns(path, self._lacking(), list(self._known))
             if not self._known:
                 raise ValueError(f"{path}: no row has a field, so there are no columns.")
+            self._grew = False
             raise TypesGrew
 
     def _lacking(self) -> list[str]:
