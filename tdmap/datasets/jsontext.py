@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ EXACT = 2.0**53
 
 MOST_BYTES = 1 << 30
 """Of text that Arrow parses at a time. It counts them in 32 bits."""
+
+PIECE_BYTES = 1 << 20
+"""Of text that a thread parses at a time."""
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -145,13 +149,14 @@ def parsed(block: Any, types: Mapping[str, Any] | None = None, unexpected: str =
         ArrowInvalid: the lines are not JSON, or do not have these types.
     """
     pa, reader = pyarrow(), need("pyarrow.json", "arrow", "reading JSON Lines")
-    return reader.read_json(
-        pa.BufferReader(block),
-        reader.ReadOptions(use_threads=False, block_size=len(block) + 16),
-        reader.ParseOptions(
-            explicit_schema=pa.schema(list(types.items())) if types else None, unexpected_field_behavior=unexpected
-        ),
-    )
+    schema = pa.schema(list(types.items())) if types else None
+    options = reader.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    if len(block) > 2 * PIECE_BYTES:
+        with contextlib.suppress(pa.ArrowInvalid):  # a row is longer; or the message, which would have another row
+            pieces = reader.ReadOptions(use_threads=True, block_size=PIECE_BYTES)
+            return reader.read_json(pa.BufferReader(block), pieces, options)
+    whole = reader.ReadOptions(use_threads=False, block_size=len(block) + 16)
+    return reader.read_json(pa.BufferReader(block), whole, options)
 
 
 def is_large(column: Any) -> bool:
@@ -173,7 +178,7 @@ def is_large(column: Any) -> bool:
 def too_deep(data: Any) -> int | None:
     """The number of the first JSON value that is nested more than `DEEPEST` levels deep."""
     data = bytes(data)
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b'\\"' in data else data
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     marks = plain.translate(None, bytes(set(range(256)) - set(b'[]{}"')))
     outside = np.frombuffer(b"".join(marks.split(b'"')[::2]), np.uint8)
     opens = (outside == 91) | (outside == 123)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 from tdmap.datasets.arrow import require_utf8
 from tdmap.datasets.extras import compute, need, pyarrow, require_columns
 from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
-from tdmap.datasets.textfiles.blocks import Records, last_line, may_begin_with_zeros
+from tdmap.datasets.textfiles.blocks import Records, last_line, lines_in, may_begin_with_zeros
 from tdmap.datasets.textfiles.kinds import exact_kind
 
 Types = Mapping[str, Any]
@@ -101,7 +101,7 @@ class Csv:
 
     def passed(self, block: bytes) -> None:
         self._row += self._rows
-        self._line += block.count(b"\n")
+        self._line += lines_in(block)
 
     def infer(self, block: bytes, given: Types) -> dict[str, Any]:
         require_columns(self._path, list(given), self._names)
@@ -262,7 +262,7 @@ class JsonLines:
 
     def passed(self, block: bytes) -> None:
         self._row += self._rows
-        self._line += block.count(b"\n")
+        self._line += lines_in(block)
 
     def infer(self, block: bytes, given: Types) -> dict[str, Any]:
         self._require_shallow(block)
