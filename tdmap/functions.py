@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +25,7 @@ from tdmap.job import function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import DefaultDevice, caller_device
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrays import require_unmasked
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class OnKeys(Named):
         ValueError: there are no keys.
 
     Example:
-        >>> from tensordict_lite import TensorDict
+        >>> from tensordict_lite import Ragged, TensorDict
         >>> td = TensorDict({"x": torch.ones(2, 3), "label": torch.arange(2)}, [2])
         >>> OnKeys(lambda x: x.sum(-1), "x", "total")(td)["total"]
         tensor([3., 3.])
@@ -351,7 +352,7 @@ def image_key(chunk: Data) -> Any:
         ValueError: there is none; or there are several, and not exactly one is called image, images, img or pixels.
 
     Example:
-        >>> from tensordict_lite import TensorDict
+        >>> from tensordict_lite import Ragged, TensorDict
         >>> image_key(TensorDict({"photo": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2)}, [2]))
         'photo'
     """
@@ -522,7 +523,7 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     if isinstance(result, np.ndarray):
         require_unmasked(result, "the array that the function returned")
         return torch.from_numpy(np.require(_native(result), requirements=["C", "W"]))
-    result = {name: _column(value) for name, value in result.items()}
+    result = {name: _column(name, value, chunk is not None) for name, value in result.items()}
     try:
         return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
     except (RuntimeError, TypeError, ValueError) as error:
@@ -537,12 +538,35 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _column(value: Any) -> Any:
-    """A column of a dict as a TensorDict takes it: arrays that may be written to."""
+def _column(name: Any, value: Any, has_rows: bool) -> Any:
+    """A column of a dict as a TensorDict takes it: arrays that may be written to, bytes as ragged rows.
+
+    Raises:
+        OutputMismatch: None is among numbers or bytes, which have no value for it; names the column and the row.
+    """
+    if isinstance(value, list) and has_rows:
+        return _listed(name, value)
     if not isinstance(value, np.ndarray):
         return value
     value = _native(value)
     return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
+
+
+_WITHOUT_NONE: tuple[tuple[str, type], ...] = (("numbers", Number), ("bytes", bytes))
+
+
+def _listed(name: Any, rows: list[Any]) -> Any:
+    kinds = set(map(type, rows))
+    found = kinds - {type(None)}
+    what = next((what for what, known in _WITHOUT_NONE if found and all(issubclass(k, known) for k in found)), None)
+    if what is not None and found != kinds:
+        row = next(number for number, value in enumerate(rows) if value is None)
+        blank = "an empty one" if what == "bytes" else "0 or NaN"
+        raise OutputMismatch(
+            f"the function returned {name!r} with None among {what}, in row {row} of its {len(rows)}: {what} have no "
+            f"value for it. Return {blank} there, and a column of bools, {f'{name}.valid'!r}, that is False there."
+        )
+    return Ragged.from_list(rows) if what == "bytes" else rows
 
 
 def plain_group(result: Any) -> Any:

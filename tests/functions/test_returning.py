@@ -128,3 +128,49 @@ def test_async_functions_are_refused_before_anything_runs(fn: Any) -> None:
         with pytest.raises(TypeError, match="is async.*asyncio.run"):
             call()
     assert tdmap.map(DATA, lambda chunk: asyncio.run(later(chunk)), num_workers=2)["x"].tolist() == list(range(ROWS))
+
+
+def ask_map(data: TensorDict, fn: Any, **options: Any) -> Any:
+    return tdmap.map(data, fn, chunksize=3, **options)
+
+
+def ask_flat_map(data: TensorDict, fn: Any, **options: Any) -> Any:
+    return tdmap.flat_map(data, fn, chunksize=3, **options)
+
+
+def ask_groups(data: TensorDict, fn: Any, **options: Any) -> Any:
+    return tdmap.group_by(data, "half").map_groups(fn, **options)
+
+
+def ask_pipeline(data: TensorDict, fn: Any, *, out: Path | None, **options: Any) -> Any:
+    stages = data.pipeline().batch(3).map(fn)
+    return stages.collect(**options) if out is None else stages.write(out, **options)
+
+
+VALUES: dict[str, list[Any]] = {
+    "whole": [0, 1, 2, 3, 4, 5],
+    "bytes": [b"a", b"", b"\xff", b"d", b"e", b"f"],
+    "text": ["a", "", "c", "d", "e", "f"],
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("ask", [ask_map, ask_flat_map, ask_groups, ask_pipeline])
+@pytest.mark.parametrize("place", ["memory", "folder"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_none_is_a_value_among_text_only(tmp_path: Path, values: str, ask: Any, place: str, workers: int) -> None:
+    """Into memory and into a folder, whichever chunk has it; without it, bytes are rows in chunks of any size."""
+    data = TensorDict({"i": torch.arange(6), "half": torch.arange(6) // 3}, [6])
+    for number, missing in enumerate([(), (1,), (4,), (0, 1, 2, 3, 5)]):
+        rows = [None if row in missing else value for row, value in enumerate(VALUES[values])]
+
+        def fn(chunk: TensorDict, rows: list[Any] = rows) -> dict[str, Any]:
+            return {"y": [rows[row] for row in chunk["i"].tolist()]}
+
+        out = tmp_path / str(number) if place == "folder" else None
+        if not missing or values == "text":
+            assert ask(data, fn, out=out, num_workers=workers).get("y").tolist() == rows
+            continue
+        what = "bytes" if values == "bytes" else "numbers"
+        with pytest.raises(OutputMismatch, match=f"'y' with None among {what}, in row . of its 3.*'y.valid'"):
+            ask(data, fn, out=out, num_workers=workers)
