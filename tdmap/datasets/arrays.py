@@ -302,8 +302,6 @@ def _array_of(name: str, column: Any, time: str | None) -> Any:
         if column.kind == "tensor":
             raise TypeError(f"the rows of {name!r} have different lengths, which no array has: pad them before.")
         rows, zero = column.tolist(), "\0" if column.kind == "str" else b"\0"
-        if None in rows:
-            raise ValueError(f"row {rows.index(None)} of {name!r} is None, which NumPy's text has not: fill it before.")
         if any(row.endswith(zero) for row in rows):
             raise ValueError(f"rows of {name!r} end in zeros, which NumPy cuts off: use Parquet.")
         return np.array(rows, np.str_ if column.kind == "str" else np.bytes_)
@@ -425,8 +423,6 @@ def _arrays(part: Any, not_in: str) -> Iterator[tuple[str, Any, str]]:
             continue
         values = np.empty(len(column), dtype=object)
         for number, row in enumerate(objects_of(column)):
-            if row is None:
-                raise ValueError(f"a row of the column {name!r} is None, which no text there is: fill it before.")
             values[number] = numpy_of(name, row) if column.kind == "tensor" else row
         yield _path(name, path), values, column.kind
 

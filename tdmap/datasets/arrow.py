@@ -52,6 +52,9 @@ NULLS = ("raise", "mask")
 NO_TEXT = b"\xff"
 """What `Ragged` holds for None among strings; no byte of UTF-8."""
 
+TO_DO = "encode it as UTF-8, or make it a column of bytes (types= of CSV)"
+"""Advice about text of other encodings."""
+
 NAMES_ONLY = ("arrow.uuid", "arrow.json")
 """Types of extensions whose storage is the value."""
 
@@ -170,7 +173,10 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from None
+        if path in str(error):
+            raise
+        kind = ValueError if isinstance(error, UnicodeError) else type(error)
+        raise kind(f"{path}: {error}") from None
 
 
 def _value_of(pa: Any, array: Any, name: str, nulls: str, start: int) -> Any:
@@ -262,10 +268,7 @@ def require_utf8(array: Any, what: str, start: int) -> None:
         array.slice(first, 1).to_pylist()
     except UnicodeDecodeError as error:
         found = error.object[max(error.start - 20, 0) : error.end + 20]
-        raise ValueError(
-            f"{what} has text in row {start + first} that is not UTF-8 ({found!r}): encode it as UTF-8, or make it a "
-            "column of bytes (types= of CSV)."
-        ) from None
+        raise ValueError(f"{what} has text in row {start + first} that is not UTF-8 ({found!r}): {TO_DO}.") from None
     raise ValueError(f"{what} is damaged: {damage}")
 
 

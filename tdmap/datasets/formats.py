@@ -33,7 +33,7 @@ from tdmap.datasets.arrow import (
     part_to_arrow,
     rows_of,
 )
-from tdmap.datasets.columns import chosen, joined, kinds_in, rows_in
+from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, rows_in
 from tdmap.datasets.extras import need, opened, pyarrow, require_columns, require_file, require_list
 from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
@@ -49,7 +49,7 @@ from tdmap.output.append import append_stream
 from tdmap.output.output import Output
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
@@ -279,7 +279,8 @@ def write(
         having = ", ".join(other for other, form in FORMATS.items() if form.part is not None)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
     types = NestedTypes()
-    attempt(lambda: form.write(path, _parts(path, _batches(rows, size), form, nulls, types)))
+    with naming(path):
+        attempt(lambda: form.write(path, _parts(path, _batches(rows, size), form, nulls, types)))
 
 
 def _batches(rows: Any, size: int) -> Iterator[Any]:
@@ -295,14 +296,30 @@ def _parts(path: str, batches: Iterator[Any], format: Format, nulls: str | None,
     """
     start, types.grew = 0, False
     for rows in batches:
-        part = rows
-        if format.part is not None:
-            with naming(path):
-                part = format.part(rows, nulls, start, types)
+        with naming(path):
+            part = _without_gaps(rows, start) if format.part is None else format.part(rows, nulls, start, types)
         if not types.grew:
             yield part
         start += len(rows)
     types.finish()
+
+
+def _without_gaps(rows: Any, start: int) -> Any:
+    """Rows for a format of arrays or files, which has neither nulls nor JSON values.
+
+    Raises:
+        TypeError, ValueError: a column has some; names it.
+    """
+    for path, column in columns_in(rows).items():
+        if not isinstance(column, Ragged):
+            continue
+        what = f"the column {joined(path)!r}"
+        if column.kind == "json":
+            raise TypeError(f"{what} holds JSON values, which this format does not have: use Parquet or JSON Lines.")
+        if column.has_none:
+            row = start + column.tolist().index(None)
+            raise ValueError(f"{what} is None in row {row}, which this format does not have: fill it before.")
+    return rows
 
 
 def _rows_at_a_time(rows: Any) -> int:
@@ -523,6 +540,9 @@ def _tables_of(
     except Exception as error:
         if path not in str(error):
             if isinstance(error, DAMAGE) and getattr(error, "errno", None) is None:
+                if isinstance(error, UnicodeDecodeError):
+                    found = error.object[max(error.start - 20, 0) : error.end + 20]
+                    error = ValueError(f"the name of a column is not UTF-8 ({found!r}): encode the file as UTF-8.")
                 raise UnreadableFile(f"{path} cannot be read as {format}: {error}") from error
             add_note(error, f"while {path} was read as {format}")
         raise

@@ -685,11 +685,91 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path, ending: str, target: s
     assert str(path) in str(caught.value) and not (tmp_path / "out").exists() and not (tmp_path / "y.csv").exists()
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+TABLE = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in next(part for part in PAGE.split("\n\n") if part.startswith("| format |")).splitlines()
+]
+COLUMNS: dict[str, Any] = {
+    "dtypes": torch.tensor([0.5, float("inf"), -1], dtype=torch.float16),
+    "`[n, ...]`": torch.arange(12, dtype=torch.int16).reshape(3, 2, 2),
+    "text": Ragged.from_list(["a", "", "\u00fc"]),
+    "bytes": Ragged.from_list([b"a\0\xff", b"", b"b"]),
+    "lists": Ragged.from_list([[1, 2], [], [3]]),
+    "JSON values": Ragged.from_objects([[{"role": "user"}], [], [{"role": "bot"}]]),
+    "nested": TensorDict({"b": torch.arange(3)}, [3]),
+    "nulls": torch.tensor([1, 0, 3]),
+    "times": torch.tensor([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("row", TABLE[2:], ids=lambda row: row[0])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_the_page_says_what_each_format_keeps(tmp_path: Path, row: list[str], kind: str) -> None:
+    cell, ending = row[TABLE[0].index(kind)], row[1].split()[0].strip("`").removeprefix(".")
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
+    data = TensorDict({"a": COLUMNS[kind], "b": torch.arange(3)}, [3])
+    nulls = "mask" if kind == "nulls" else None
+    if nulls:
+        data["a.valid"] = torch.tensor([True, False, True])
+    if kind == "times":
+        data.arrow_types = {"a": "timestamp[us]"}
+    if cell == "\u2013":
+        with pytest.raises((TypeError, ValueError), match="no nulls" if nulls else "'a'"):
+            write(data, tmp_path / f"x.{ending}", nulls=nulls)
+        assert not list(tmp_path.iterdir())
+        return
+    write(data, tmp_path / f"x.{ending}", nulls=nulls)
+    found = read(tmp_path / f"x.{ending}", nulls=nulls or "raise", num_workers=0)
+    names = [name for name in found.keys() if str(name).startswith("a") and name != "a.valid"]
+    column = found.get(names[0])
+    kept = found.arrow_types == data.arrow_types
+    if kind != "nested" and kept:
+        same = column.dtype is COLUMNS[kind].dtype and column.tolist() == COLUMNS[kind].tolist()
+        kept = same and (not nulls or found["a.valid"].tolist() == [True, False, True])
+    elif kept:
+        kept = names == ["a"] and column["b"].tolist() == [0, 1, 2]
+    assert kept is (cell == "\u2713"), (cell, found)
+
+
+LATIN = b"caf\xe9"
+NOT_UTF8 = {
+    "value.jsonl": (b'{"a": "x"}\n{"a": "%s"}\n' % LATIN, "the column 'a' has text in row 1 that is not UTF-8"),
+    "list.jsonl": (b'{"a": ["x"]}\n{"a": ["%s"]}\n' % LATIN, "the column 'a' has text in row 1 that is not UTF-8"),
+    "name.jsonl": (b'{"a": "x", "%s": 1}\n' % LATIN, "the name of a column is not UTF-8"),
+    "value.csv": (b"a,b\nx,1\n%s,2\n" % LATIN, "the column 'a' has text in row 1 that is not UTF-8"),
+    "name.csv": (b"a,%s\nx,1\n" % LATIN, "the name of a column is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_UTF8)
+def test_lines_that_are_not_utf8_are_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
+    content, message = NOT_UTF8[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"(?s){name}.*{message} \(b'.*caf\\xe9.*'\): encode"):
+        read(tmp_path / name)
+    if name == "value.csv":
+        with pytest.raises(ValueError, match=rf"{name}: {message}: encode"):
+            read(tmp_path / name, types={"a": str})
+        assert read(tmp_path / name, types={"a": bytes})["a"].tolist() == [b"x", LATIN]
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5", "tar"])
+@pytest.mark.parametrize("column", ["json", "none"])
+def test_what_formats_of_arrays_and_files_lack_is_named(tmp_path: Path, ending: str, column: str) -> None:
+    pytest.importorskip("h5py" if ending == "h5" else "pyarrow")
+    rows = Ragged.from_objects([["a"], []]) if column == "json" else Ragged.from_list(["a", None])
+    message = "holds JSON values" if column == "json" else "is None in row 1"
+    with pytest.raises((TypeError, ValueError), match=rf"x\.{ending}: the column 'n.c' {message}"):
+        write(TensorDict({"n": TensorDict({"c": rows}, [2])}, [2]), tmp_path / f"x.{ending}", batch_rows=1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "tsv", "jsonl"])
 def test_lone_surrogates_are_refused_where_text_is_utf8(tmp_path: Path, ending: str) -> None:
     table = TensorDict({"s": Ragged.from_list(["a"] * 20 + ["\ud83d"])}, [21])
     assert table.memmap(tmp_path / "folder")["s"][20] == "\ud83d"
-    with pytest.raises(ValueError, match="the column 's' has text in row 20 that is not UTF-8"):
+    with pytest.raises(ValueError, match=rf"x.{ending}: the column 's' has text in row 20 that is not UTF-8"):
         write(table, tmp_path / f"x.{ending}", batch_rows=8)
     assert not (tmp_path / f"x.{ending}").exists()
     for convert_to in (to_arrow, to_pandas, to_polars):

@@ -92,6 +92,10 @@ def ingest(
     Pictures are turned as their EXIF orientation says, transparent pixels are put over the background, and 16-bit grey
     loses its lower 8 bits; colour profiles are not applied.
 
+    The content of a file tells its format. These files cannot be read: empty, truncated or damaged ones; pixels of
+    32 bits or floats, whose range is unknown; 16-bit colour with a transparent colour; links out of the folder; pipes
+    and devices, which are not opened.
+
     Args:
         folder: the pictures; folders in it are the classes, in alphabetical order.
         out: folder for the dataset.

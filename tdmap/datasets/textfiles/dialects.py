@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from tdmap.datasets.arrow import require_utf8
+from tdmap.datasets.arrow import TO_DO, require_utf8
 from tdmap.datasets.extras import compute, need, pyarrow, require_columns
 from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
 from tdmap.datasets.textfiles.blocks import Records, last_line, lines_in, may_begin_with_zeros
@@ -157,7 +157,10 @@ class Csv:
     def _raise(self, error: Exception) -> NoReturn:
         text = str(error)
         if (found := _OF_A_COLUMN.match(text)) is not None:
-            text = f"the column {self._names[int(found[1])]!r} in row {self._row + int(found[2]) - 1}: {found[3]}"
+            what = f"the column {self._names[int(found[1])]!r}"
+            text = f"{what} in row {self._row + int(found[2]) - 1}: {found[3]}"
+            if "invalid UTF8" in found[3]:
+                text = f"{what} has text in row {self._row + int(found[2]) - 1} that is not UTF-8: {TO_DO}."
         elif (found := _OF_A_ROW.match(text)) is not None:
             text = f"row {self._row + int(found[1]) - 1}: {found[2]}"
         raise ValueError(f"{self._path}: {text}") from None
