@@ -24,13 +24,13 @@ import torch
 
 from tdmap.events import CallbackList
 from tdmap.job import Job, Source
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.driver import LEASE_COST, Driver
 from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.wire.messages import Done, Joined, Lost, Segment
-from tdmap.sinks import Collect
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind
 from tdmap.tuning import DEFAULT
 
 CHUNK_ROWS = 1000

@@ -28,7 +28,7 @@ from tdmap.runtime.executors.threads import ThreadExecutor
 from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
-from tdmap.sinks import Sink
+from tdmap.sink import Sink
 from tdmap.tuning import Tuning, current
 
 EXECUTORS = ("process", "thread", "serial", "ray")

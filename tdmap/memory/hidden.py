@@ -39,7 +39,7 @@ SHARDS = "shards.json"
 """Beside it: the manifest of a dataset of shards (see `tdmap.stores.manifest`)."""
 
 SHARDS_RUN = f"{HIDDEN}/run.json"
-"""What a run that writes shards is (see `tdmap.stores.targets`); other runs keep that in their journal."""
+"""What a run that writes shards is (see `tdmap.output.store`); other runs keep that in their journal."""
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 

@@ -17,11 +17,12 @@ from tdmap.execution import Execution
 from tdmap.functions import Around
 from tdmap.job import Job, Wrapped
 from tdmap.output.append import append_rows
+from tdmap.output.folder import check_for_folder, no_rows_for_folder
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.run.call import identify_call, parts_of_job, resumable_call
 from tdmap.run.context import Context
-from tdmap.sinks.folder import check_for_folder, no_rows_for_folder, returned_none
+from tdmap.sink import returned_none
 
 
 class Marked(Around, Wrapped):

@@ -30,13 +30,13 @@ from tdmap.expressions import Expression
 from tdmap.functions import user_function
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.output.given import Preallocated
 from tdmap.output.output import SourceRows, Step
 from tdmap.output.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import MapOptions
-from tdmap.sinks import Preallocated
 
 MASK = "mask"
 """Name of the file of answers, a byte a row."""

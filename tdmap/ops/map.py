@@ -30,8 +30,12 @@ from tdmap.functions import Keys, adapted, as_function
 from tdmap.job import Job, Source
 from tdmap.memory import links
 from tdmap.ops.dropping import map_dropping, marking, write_dropping
-from tdmap.output.sharding import write_folder
-from tdmap.output.spilled import placing
+from tdmap.output.device import DeviceBuffer
+from tdmap.output.folder import fill_folder
+from tdmap.output.given import InPlace, Preallocated, map_in_place, map_to_files
+from tdmap.output.memory import Gather
+from tdmap.output.spill import placing
+from tdmap.output.store import write_folder
 from tdmap.plan import CACHE_BYTES
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
@@ -42,14 +46,11 @@ from tdmap.run.context import Context
 from tdmap.run.identity import MAP, identify
 from tdmap.run.operation import placing_operation
 from tdmap.run.options import MapOptions
-from tdmap.run.resumable import fill_folder, map_in_place, map_to_files
 from tdmap.run.run import Resume, check_resume
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.wire.lending import NotLent, cannot_lend
-from tdmap.sinks import Gather, InPlace, Preallocated
-from tdmap.sinks.device import DeviceBuffer
 
 
 @placing_operation

@@ -14,6 +14,7 @@ from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.functions import as_function, check_placement
+from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
@@ -22,7 +23,6 @@ from tdmap.run.call import fold_call
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
-from tdmap.sinks import Fold
 
 FOLD_BYTES = 8 << 20
 """Bytes of a default chunk that is folded as it is: the reducers cut it to the size of the cache themselves, and each

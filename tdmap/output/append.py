@@ -34,15 +34,14 @@ from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.output.copying import copy_bytes
 from tdmap.output.output import Output, Step
-from tdmap.output.spilled import joined_rows
+from tdmap.output.spill import copy_bytes, joined_rows
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.log import SPILL
 from tdmap.run.values import Codec
-from tdmap.sinks import Collect
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind
 
 
 class SpilledRows(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from tdmap.data.objects import (
     piece_of,
     without_paths,
 )
-from tdmap.data.reader import narrow, rows_of
+from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
@@ -49,10 +49,11 @@ from tdmap.execution import Execution
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.scratch import temporary_path
-from tdmap.memory.shm import Arena, shared_region
+from tdmap.memory.shm import Arena
+from tdmap.output.given import require_apart
 from tdmap.output.ragged import ChosenRows, lies_flat
 from tdmap.output.shards import Shards
-from tdmap.output.spilled import SpilledColumn
+from tdmap.output.spill import SpilledColumn
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
@@ -356,54 +357,6 @@ def _check_entry(target: Any, field: Field) -> None:
     if tuple(target.shape[1:]) != field.shape:
         raise wrong_shape(key, target.shape[1:], field.shape, "a row and the result has")
     check_dtype(key, target.dtype, field.dtype, "the result has")
-
-
-def require_apart(source: Data, out: Data) -> None:
-    """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
-    rows = rows_of(source)
-    if rows.folders:
-        _require_elsewhere(rows.folders, out)
-    ours = [span for part in rows.in_memory for span in _spans(part).values()]
-    for name, (key, start, stop) in _spans(out).items():
-        for other_key, other_start, other_stop in ours:
-            if key == other_key and start < other_stop and other_start < stop:
-                raise _shares_memory(name)
-
-
-def _require_elsewhere(folders: Collection[str], out: Data) -> None:
-    """Raise ValueError when a dataset lies in files of one of these folders."""
-    places = [os.path.realpath(folder) + os.sep for folder in folders]
-    for tensor in tensors_of(out):
-        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" and tensor.numel() else None
-        if region is not None and os.path.realpath(region.handle.path).startswith(tuple(places)):
-            raise _shares_memory(region.handle.path)
-
-
-def _shares_memory(name: str) -> ValueError:
-    return ValueError(
-        f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write elsewhere: "
-        "out=None, a folder, or another dataset."
-    )
-
-
-def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
-    """The bytes that each tensor spans, and what file or memory they are of."""
-    spans: dict[str, tuple[Any, int, int]] = {}
-    tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
-    for path, tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
-            continue
-        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
-        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" else None
-        key: Any
-        if region is None:
-            key, start = str(tensor.device), tensor.data_ptr()
-        else:
-            info = os.stat(region.handle.path)
-            key, start = (info.st_dev, info.st_ino), region.offset * tensor.element_size()
-        path = path if isinstance(path, tuple) else (path,)
-        spans[key_name(path) if path else "a tensor"] = (key, start, start + reach * tensor.element_size())
-    return spans
 
 
 class SourceRows:

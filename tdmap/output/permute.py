@@ -29,9 +29,9 @@ from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
-from tdmap.sinks import Collect
 
 LARGE_ROW = 256 << 10
 """Rows of so many bytes are read at random as fast as one after the other, from any disk."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log, run_logged
-from tdmap.sinks import Collect
 from tensordict_lite import Ragged
 from tensordict_lite.gathering import gather_rows
 from tensordict_lite.memmap import text

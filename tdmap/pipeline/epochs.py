@@ -18,6 +18,7 @@ from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import DeviceLink
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import Arena, shared_region
+from tdmap.output.values import Collect
 from tdmap.pipeline.planning import Head, Plan
 from tdmap.pipeline.rows import Concat, Dataset, NumberedRows, Picks, Zip, epoch_seed, tensor_of, window
 from tdmap.pipeline.shares import Share
@@ -26,7 +27,6 @@ from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.run.context import Context
 from tdmap.seeding import Captured, derive, seeded
-from tdmap.sinks import Collect
 
 OUTPUT_FACTOR = 4
 """A row's result is taken to be so many times its bytes (uint8 to float32)."""

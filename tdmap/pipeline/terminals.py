@@ -15,7 +15,11 @@ from tdmap.errors import OutputMismatch
 from tdmap.functions import ANY, plain_rows
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import append_rows, append_stream, each_result
-from tdmap.output.spilled import placing
+from tdmap.output.folder import fill_folder
+from tdmap.output.given import Preallocated
+from tdmap.output.memory import Gather
+from tdmap.output.spill import placing
+from tdmap.output.values import Collect, Fold
 from tdmap.pipeline.epochs import EpochChunks, RunSettings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.iterators import count_of, open_iterator
 from tdmap.pipeline.planning import Head, Plan, is_one_pass, with_chunks
@@ -25,8 +29,6 @@ from tdmap.pipeline.work import apply_stage, with_batches
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.run.context import Context
-from tdmap.run.resumable import fill_folder
-from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
 
 def check_ends(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from tdmap.execution import Execution
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
-from tdmap.output.spilled import PlaceSpilled
+from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.run import disk

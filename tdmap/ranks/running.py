@@ -22,7 +22,9 @@ from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
-from tdmap.output.spilled import PlaceSpilled
+from tdmap.output.folder import Folder, no_rows_for_folder, use_files
+from tdmap.output.given import InPlace, Preallocated, own_folder
+from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
@@ -30,11 +32,8 @@ from tdmap.ranks.shard import Rank
 from tdmap.run import disk
 from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import Log
-from tdmap.run.resumable import own_folder, use_files
 from tdmap.run.run import ONCE_MORE, TRUST, Resume, open_run
-from tdmap.sinks import Folder, InPlace, Preallocated, Sink
-from tdmap.sinks.base import Kind
-from tdmap.sinks.folder import no_rows_for_folder
+from tdmap.sink import Kind, Sink
 from tensordict_lite import is_tensor_collection
 
 
@@ -104,7 +103,7 @@ def map_to_folder(
                 _write_no_rows(folder, job)
             else:
                 place = PlaceSpilled(spill_beside(folder.hidden), execution)
-                log.run(job, RankSink(folder, job.name, log, place), execution.run)
+                log.run(job, RankSink(folder, job.name, log, place), execution)
             log.finish(plan.count(*rank.chunks(plan)), log.files)
     merge(folder)
     first, last = rank.rows(plan)
@@ -136,7 +135,7 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
         if log is not None:
             log.files = [str(log.path), *files_of(out)]
             sink: Sink = RankInPlace(out) if in_place else RankInto(out)
-            log.run(replace(job, ledger=log.ledger), sink, execution.run)
+            log.run(replace(job, ledger=log.ledger), sink, execution)
             log.finish(job.plan.count(*rank.chunks(job.plan)), log.files)
     merge(folder)
     return out

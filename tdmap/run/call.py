@@ -15,6 +15,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
+from tdmap.output.values import Fold
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.run.context import Context
@@ -23,7 +24,6 @@ from tdmap.run.identity import STEPWISE, describe_plan, identity_of
 from tdmap.run.log import STATES, History, changes_of, clean, read_states
 from tdmap.run.run import OVERWRITE, check_resume, open_run
 from tdmap.run.values import modules_of
-from tdmap.sinks import Fold
 from tensordict_lite.paths import absolute_path
 
 
@@ -120,7 +120,7 @@ def fold_call(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], e
     again = "remove the folder to run it again"
     with locked(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
         if log is not None:
-            state = log.run(job, Fold(reducer), execution.run)
+            state = log.run(job, Fold(reducer), execution)
             log.finish(length, [])
             return state
         states = read_states(path / HIDDEN, 0, modules_of(reducer))

@@ -15,11 +15,12 @@ from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.output import Output, spill_folder, travels
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import plan_for
 from tdmap.run.log import Log, run_logged
-from tdmap.sinks import Collect, Sink
+from tdmap.sink import Sink
 from tdmap.tuning import Tuning
 
 T = TypeVar("T")

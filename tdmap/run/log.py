@@ -38,12 +38,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data
 from tdmap.data.store import DATA, OutputFolder, files_of
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
@@ -63,10 +63,9 @@ from tdmap.memory.hidden import (
     replace_file,
     write_frames,
 )
-from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
-from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import PREFIX, Extent, Spill
+from tdmap.output.values import Collect, Fold
 from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
 from tdmap.rowerrors import RowError, RowErrors
@@ -74,9 +73,11 @@ from tdmap.run import disk
 from tdmap.run.identity import COMMAND, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
-from tdmap.runtime.commits import CommitLog, Ranges
-from tdmap.sinks import Collect, Fold, Folder, Preallocated, Sink
+from tdmap.runtime.commits import Ranges
+from tdmap.sink import Sink
 from tdmap.tuning import current
+
+T = TypeVar("T")
 
 STATE_SHARE = 0.02
 """Share of the time that saving a state may take: it is saved less often where that takes long."""
@@ -466,10 +467,10 @@ class Log:
 
     # -- jobs ----------------------------------------------------------------------------------------
 
-    def run(self, job: Job, sink: Sink, run: Callable[[Job, Sink, CommitLog | None], Any]) -> Any:
+    def run(self, job: Job, sink: Sink[T], execution: Execution) -> T:
         """Run the next job of the call, as far as it is not done, and return the result of its sink."""
-        if not lasts(job, sink):
-            return run(job, sink, None)
+        if not sink.lasts(job):
+            return execution.run(job, sink)
         number, known = self._next_job(job)
         job = self._planned(number, job)
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
@@ -477,7 +478,7 @@ class Log:
             if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
                 sink.open(job.plan, None)  # type: ignore[arg-type]
                 return sink.result()
-            return run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
+            return execution.run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
 
     def _next_job(self, job: Job) -> tuple[int, LoggedJob]:
         number, known_by, jobs = self._begun, describe_job(job), self._history.jobs
@@ -615,7 +616,7 @@ class EarlierSkips:
 class JobLog:
     """The chunks of one job, as its driver sees them; a context."""
 
-    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
+    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink[Any]) -> None:
         self._log, self._number, self._known, self._sink, self._plan = log, number, known, sink, job.plan
         self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
         self._modules = modules_of(job.fn)
@@ -706,7 +707,7 @@ class JobLog:
 class StateLog(JobLog):
     """The same of a reduction, whose merged states say themselves which chunks they stand for."""
 
-    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink) -> None:
+    def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink[Any]) -> None:
         super().__init__(log, number, known, job, sink)
         self._next_disk, self._checked = time.monotonic() + log.tuning.sync_seconds, False
 
@@ -766,17 +767,6 @@ def _is_node(node: Any) -> bool:
     return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
 
 
-def lasts(job: Job, sink: Sink) -> bool:
-    """Whether what a job leaves is there in another session: in the output, in intermediate files, or as a state."""
-    if isinstance(sink, (Fold, Folder)):
-        return True
-    if isinstance(sink, Preallocated):
-        regions = [region_of(leaf) for leaf in tensors_of(sink.out)]
-        return all(region is not None and not region.handle.anonymous for region in regions)
-    where = getattr(job.fn, "places", None) or getattr(job.fn, "spill", None)
-    return isinstance(sink, Collect) and isinstance(where, (Places, Spill)) and where.lasts
-
-
 def describe_job(job: Job) -> str:
     """What tells a job from another one in its place: what runs, how rows are cut, ranges of keys."""
     if job.ledger is not None:
@@ -804,9 +794,9 @@ def _version() -> str:
     return ""
 
 
-def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink) -> Any:
+def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink[T]) -> T:
     """Run a job of a call; with a log, as far as it is not done."""
-    return execution.run(job, sink) if log is None else log.run(job, sink, execution.run)
+    return execution.run(job, sink) if log is None else log.run(job, sink, execution)
 
 
 def clean(folder: Path) -> None:

@@ -15,6 +15,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import UNKNOWN, Holder, holder_of
 from tdmap.memory.hidden import HIDDEN, printable
 from tdmap.output.shards import ROWS
+from tdmap.output.store import PER_SHARD, RUN
 from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.rowerrors import RowError
@@ -23,7 +24,6 @@ from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, plan_of
 from tdmap.run.log import History
 from tdmap.run.run import AFTER_CRASH
 from tdmap.stores.manifest import MANIFEST
-from tdmap.stores.targets import PER_SHARD, RUN
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""

@@ -42,8 +42,7 @@ from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.control import Control
 from tdmap.runtime.writeahead import WriteAhead
 from tdmap.seeding import Captured, ChunkStreams
-from tdmap.sinks.base import Kind
-from tdmap.sinks.folder import returned_none
+from tdmap.sink import Kind, returned_none
 from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005

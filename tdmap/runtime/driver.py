@@ -36,8 +36,7 @@ from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Lost, Message, Refused, Segment, Skipped
-from tdmap.sinks import Sink
-from tdmap.sinks.base import Kind, Taken
+from tdmap.sink import Kind, Sink, Taken
 from tdmap.tuning import DEFAULT, Tuning
 
 STREAM_BYTES = 4 << 20

@@ -35,7 +35,7 @@ from tdmap.runtime.undo import same_bits
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop

@@ -13,9 +13,9 @@ from tdmap.data.reader import narrow
 from tdmap.devices import check_device_out
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.output.device import DeviceBuffer
 from tdmap.run.arguments import plan_for
 from tdmap.runtime.workers.pool import WorkerPool
-from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
 from tests.device.fakelink import POISON, FakeLink
 

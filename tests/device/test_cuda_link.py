@@ -13,8 +13,8 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory.links import CudaLink
 from tdmap.ops.iteration.prefetch import prefetch_over
+from tdmap.output.device import DeviceBuffer
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.device import DeviceBuffer
 
 HERE = torch.device("cpu")
 

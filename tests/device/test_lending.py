@@ -17,10 +17,10 @@ from tdmap.devices import DevicePlan
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
+from tdmap.output.given import Preallocated
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.executors import processes
 from tdmap.runtime.wire import lending, packing, payload
-from tdmap.sinks import Preallocated
 from tests.device.fakelink import FakeLink
 
 FAKE = torch.device("mtia:0")

@@ -9,12 +9,12 @@ import torch
 
 from tdmap.events import CallbackList
 from tdmap.job import Job, Source
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.driver import Driver
 from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Joined
-from tdmap.sinks import Collect
 
 
 class Asleep(Workers):

@@ -13,8 +13,8 @@ import tdmap
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory.spill import ALIGNMENT, Extent, Spill
+from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
-from tdmap.sinks import Collect
 from tests import interpreters
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from tdmap import tuning
 from tdmap.job import Job, Source
 from tdmap.memory import hidden
+from tdmap.output.folder import Folder
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.run import disk, log
 from tdmap.run.log import History, Log, begun
-from tdmap.sinks import Folder
 from tests import interpreters, journals
 
 IDENTITY = {

@@ -106,7 +106,7 @@ def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
             raise ArithmeticError("stop")
 
     if name == "map without rows":
-        monkeypatch.setattr("tdmap.sinks.folder.result_of_no_rows", lambda *arguments: 1 / 0)
+        monkeypatch.setattr("tdmap.output.folder.result_of_no_rows", lambda *arguments: 1 / 0)
     with pytest.raises(ArithmeticError):
         OUT_OF_PLACE[name](make(), tmp_path / "out", num_workers=0, callbacks=[Stop()])
     if name == "cache":  # it goes on

@@ -12,7 +12,7 @@ import torch
 import tdmap
 from tdmap import reducers as r
 from tdmap import tuning
-from tdmap.sinks import Fold
+from tdmap.output.values import Fold
 from tensordict_lite import TensorDict
 
 

@@ -105,7 +105,7 @@ class _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
         from tdmap.memory.hidden import HIDDEN, open_file, printable
-        from tdmap.stores.targets import RUN
+        from tdmap.output.store import RUN
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"

@@ -30,11 +30,11 @@ from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.prepare import KeyedData, plan_rows
 from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.output.given import Preallocated
 from tdmap.output.output import Step
 from tdmap.output.permute import block_rows
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
-from tdmap.sinks import Preallocated
 from tensordict_lite import TensorDict
 
 AT, COUNT = "__at__", "__count__"

@@ -12,8 +12,8 @@ from typing import Any
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.links import DeviceLink
+from tdmap.output.values import Stream
 from tdmap.runtime.commits import KnownChunks
-from tdmap.sinks import Stream
 
 _open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
 

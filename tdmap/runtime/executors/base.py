@@ -25,7 +25,7 @@ from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo, undo_room
 from tdmap.runtime.wire.messages import Done, Failed, Joined, Message
 from tdmap.runtime.workers import control as at
-from tdmap.sinks import Sink
+from tdmap.sink import Sink
 
 News = Lease | RowWriter | ChunkPlan
 """A lease for one worker; for all of them, where results go, or how later chunks are cut. Both come once, in time."""

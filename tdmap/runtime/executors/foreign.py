@@ -37,7 +37,7 @@ from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers.control import local_control
-from tdmap.sinks import Sink
+from tdmap.sink import Sink
 from tensordict_lite.memmap.disk.mapping import release
 
 KEPT_JOBS = 4

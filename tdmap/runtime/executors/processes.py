@@ -41,8 +41,7 @@ from tdmap.runtime.wire.messages import (
 from tdmap.runtime.wire.payload import JobPacker
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import PoolMember, WorkerPool
-from tdmap.sinks import Sink
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind, Sink
 from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
 

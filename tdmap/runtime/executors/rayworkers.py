@@ -50,8 +50,7 @@ from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import PoolMember
 from tdmap.runtime.workers.surroundings import Surroundings
-from tdmap.sinks import Sink
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind, Sink
 from tdmap.tuning import DEFAULT, Tuning
 
 CANNOT_START = ("RuntimeEnvSetupError", "ActorUnschedulableError", "ActorPlacementGroupRemoved")

@@ -11,7 +11,7 @@ from tdmap.runtime.executors.base import Executor, LocalWorkers, Seat, Workers, 
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Joined, Message
 from tdmap.seeding import own_streams
-from tdmap.sinks import Sink
+from tdmap.sink import Sink
 
 
 class SerialExecutor(Executor):

@@ -16,7 +16,7 @@ from tdmap.runtime.executors.serial import SerialWorkers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Joined, Message
 from tdmap.runtime.workers import control as at
-from tdmap.sinks import Sink
+from tdmap.sink import Sink
 from tdmap.tuning import DEFAULT
 
 

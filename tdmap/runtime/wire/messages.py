@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tdmap.events import Measures
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Kind
+from tdmap.sink import Kind
 
 
 class Begin(NamedTuple):

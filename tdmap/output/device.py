@@ -16,7 +16,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
+from tdmap.sink import Allocate, Demands, Kind, Sink
 
 LEASE_BYTES = 16 << 20
 """Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
@@ -33,7 +33,7 @@ class _Copying(NamedTuple):
     stop: int
 
 
-class DeviceBuffer(PlainSink):
+class DeviceBuffer(Sink[Data]):
     """Copies each result that travels into the rows of `out` that its chunk has; a None result leaves them as they are.
 
         worker ──► slot, page-locked ──copy()──► out
@@ -49,8 +49,6 @@ class DeviceBuffer(PlainSink):
         in_flight_bytes: results whose copies have begun and not ended, beyond the last chunk's.
         group_bytes: small results share their copies' mark until they are so many bytes.
     """
-
-    writer: RowWriter | None = None
 
     def __init__(
         self,
@@ -163,7 +161,7 @@ class DeviceBuffer(PlainSink):
             self._bytes -= oldest.nbytes
             del oldest
 
-    def result(self) -> Any:
+    def result(self) -> Data:
         return self.out
 
 

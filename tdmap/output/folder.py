@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable, result_of_no_rows
 from tdmap.data.kinds import Data, entries_of, is_dense
-from tdmap.data.objectlog import ObjectLog, check_storable
+from tdmap.data.objectlog import OBJECTS, ObjectLog, check_storable
 from tdmap.data.objects import (
     KeyPath,
     ObjectColumns,
@@ -22,12 +23,17 @@ from tdmap.data.objects import (
     spill_pieces,
     without_objects,
 )
-from tdmap.data.store import require_room_for_hidden
+from tdmap.data.store import OutputFolder, files_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.execution import Execution
 from tdmap.job import Job
+from tdmap.memory.scratch import temporary_path
+from tdmap.memory.spill import Spill, spill_beside
+from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
+from tdmap.run.log import Log, run_logged
+from tdmap.sink import Allocate, Demands, Kind, Sink, returned_none
 
 
 class NewDataset(Protocol):
@@ -44,14 +50,6 @@ class NewDataset(Protocol):
     def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
         """Add the entries that are no tensors to a dataset that was created without them, in the order of entries."""
         ...
-
-
-def returned_none(where: str) -> OutputMismatch:
-    """The error for a function that returns nothing."""
-    return OutputMismatch(
-        f"{where}: the function returned None, and out is a folder that results go to. "
-        "Return a TensorDict; or, to change the dataset itself, pass out=data."
-    )
 
 
 def check_for_folder(value: Data, rows: int, plan: ChunkPlan, where: str) -> None:
@@ -96,7 +94,7 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
     return f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Pad them, or leave out=None."
 
 
-class Folder(PlainSink):
+class Folder(Sink[Data]):
     """Writes every result into files, and refuses those that do not look like the first one.
 
     Entries that are no tensors come with the reports of chunks, and are written when all of them are there.
@@ -119,7 +117,6 @@ class Folder(PlainSink):
         self._created = created
         self._log = log
         self._place = place
-        self.writer: RowWriter | None = None
         self._objects = ObjectColumns(())
         self._data: Data = None
         self._order: tuple[KeyPath, ...] = ()
@@ -197,7 +194,10 @@ class Folder(PlainSink):
     def _rows(self, chunk: int) -> str:
         return describe_rows(*self._plan.rows(chunk))
 
-    def result(self) -> Any:
+    def lasts(self, job: Job) -> bool:
+        return True
+
+    def result(self) -> Data:
         return self._data if self._place is not None else self.complete()
 
     def complete(self) -> Data:
@@ -209,3 +209,42 @@ class Folder(PlainSink):
                 self._objects.add(chunk, pieces)
         columns = self._objects.columns(self._plan, self._data, place=self._place)
         return self._store.complete(self._data, columns, self._order)
+
+
+def fill_folder(
+    job: Job,
+    store: OutputFolder,
+    execution: Execution,
+    log: Log | None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Run a job of a call that has claimed the folder, bring ragged results to their places, and publish the dataset.
+
+    Raises:
+        OutputMismatch: a folder cannot hold the results, or they differ in schema.
+        FileExistsError: another program has put files there meanwhile.
+    """
+    if not job.plan.length:
+        return store.save(no_rows_for_folder(job))
+    if log is not None and store.load() is None:
+        log.lost("output")
+    if log is None and spill_dir is not None:
+        os.makedirs(spill_dir, exist_ok=True)
+        spill = Spill(temporary_path("tdmap-spill", spill_dir))
+    else:
+        spill = spill_beside(store.hidden)
+    objects = None if log is None else ObjectLog(store.hidden)
+    sink = Folder(store, lambda data: use_files(log, data), objects, PlaceSpilled(spill, execution, store.ragged))
+    try:
+        run_logged(log, execution, job, sink)
+        sink.complete()
+    finally:
+        if log is None:
+            spill.remove()
+    return store.publish()
+
+
+def use_files(log: Log | None, data: Data) -> None:
+    """Have the files of an output reach the disk before its chunks are durable."""
+    if log is not None:
+        log.files = [str(log.path), *files_of(data), str(log.folder / OBJECTS)]

@@ -27,10 +27,10 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.frames import warn_user
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Kind, PlainSink
+from tdmap.sink import Allocate, Kind, Sink
 
 
-class Gather(PlainSink):
+class Gather(Sink[Any]):
     """Concatenates results along the plan's dimension (stacks them when the plan unbinds).
 
     The first results travel. If they have as many rows as their chunks, one output of the full length is

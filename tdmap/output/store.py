@@ -1,4 +1,5 @@
-"""Where a dataset of several folders is written: a folder here, or a place in an object store.
+"""Where a dataset of several folders is written: a folder here, or a place in an object store; and how a worker makes
+one of these folders there.
 
     OUT/shard-<run>-00000/   written by a worker, whole with its own meta.json; a folder is made in OUT/.tdmap/new
     OUT/.tdmap/<run>/00000   the worker's note that it is, where the run can be resumed
@@ -13,21 +14,43 @@ until the manifest of the new one takes its place.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tdmap.data.kinds import Data
+import torch
+from torch import Tensor
+
+from tdmap.data.failures import failure
+from tdmap.data.join import allocate_like
+from tdmap.data.kinds import Data, data_length, tensors_of
+from tdmap.data.objects import KeyPath, with_objects
+from tdmap.data.schema import Schema
+from tdmap.data.sizes import row_bytes_of
+from tdmap.data.store import OutputFolder
+from tdmap.execution import Execution
+from tdmap.job import Job, Source, function_name
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, SHARDS_RUN
 from tdmap.memory.scratch import temporary_folder
+from tdmap.output.folder import Folder, fill_folder
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
+from tdmap.stores.sharded import ShardedDataset
+from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
+from tensordict_lite.paths import is_url
 
 RUN, WRITING, NEW = SHARDS_RUN, f"{HIDDEN}/writing.json", f"{HIDDEN}/new"
+
+MEMORY_BYTES = 128 << 20
+"""A shard of at most so many bytes of input is made in the worker's memory, where it goes to a store."""
 
 Read = Callable[[list[str]], list[bytes]]
 
@@ -216,3 +239,161 @@ class StoreTarget:
         known = [f"{HIDDEN}/{name}" for name in self._store().find(f"{self.name}/{HIDDEN}")]
         folders = tuple(f"{path}/" for path in paths)
         self.remove([name for name in known if name in paths or name.startswith(folders)])
+
+
+# -- in the worker -------------------------------------------------------------------------------------
+
+
+class WrittenShard(NamedTuple):
+    """What a worker says of a shard that it has written."""
+
+    rows: int
+    meta: str
+    nbytes: int
+    schema: list[Any] | None
+    """Its fields, as plain values; None where every row raised, and the shard is not written yet."""
+    skipped: list[tuple[int, PackedError]]
+    """Rows that raised, counted from the first of the shard; none of a shard of an earlier session."""
+
+
+class ShardWriter:
+    """Makes one shard of the rows that it is called with: runs in a worker."""
+
+    takes_start = True
+
+    def __init__(self, job: Job, target: Target, run: str, rows_per_shard: int, noted: bool, execute: Any) -> None:
+        self.fn = job.fn
+        self.plan = job.plan
+        self.policy = job.policy
+        self.collects = job.policy.skip != ""
+        self.chunk_bytes = job.chunk_bytes
+        self.target = target
+        self.run = run
+        self.rows_per_shard = rows_per_shard
+        self.noted = noted
+        self.write = execute
+        self.__qualname__ = function_name(job.fn)
+
+    def shared_tensors(self) -> Any:
+        """The parameters that the function would share with other workers."""
+        shared = getattr(self.fn, "shared_tensors", None)
+        return () if shared is None else shared()
+
+    def __call__(self, rows: Data, start: int = 0) -> Any:
+        number = start // self.rows_per_shard
+        skipped: list[tuple[int, PackedError]] = []
+        count = data_length(rows, 0)
+
+        def collect(error: BaseException, at: tuple[int, int]) -> None:
+            skipped.append((at[0] - start, pack_error(error)))
+
+        job = Job(
+            Source(rows.window(0, count, lazy=False) if isinstance(rows, ShardedDataset) else rows),
+            replace(self.plan, length=count, origin=start),
+            self.fn,
+            replace(self.policy, timeout=None, part_of_call=True),
+            on_row_error=collect if self.collects else None,
+            chunk_bytes=self.chunk_bytes,
+        )
+        try:
+            done = WrittenShard(*self._written(job, rows, count, number), skipped)
+        except Exception:
+            if not count or len(skipped) < count:
+                raise
+            done = WrittenShard(count, "", 0, None, skipped)
+        if self.noted:
+            raised = [failure(start + offset, unpack_error(packed), packed.text) for offset, packed in skipped]
+            note = {**done._asdict(), "skipped": raised}
+            self.target.write(f".tdmap/{self.run}/{number:05d}", json.dumps(note).encode())
+        return tuple(done)
+
+    def _written(self, job: Job, rows: Data, count: int, number: int) -> tuple[int, str, int, list[Any]]:
+        """Write the shard of these rows; the first fields of `WrittenShard`."""
+        written: list[Any] = []
+
+        def make(folder: str) -> Data:
+            written[:] = facts_of(result := self.write(job, folder))
+            return result
+
+        ahead = getattr(rows, "fetch_next", None)
+        small = row_bytes_of(rows, count) * count <= MEMORY_BYTES
+        if small and count and hasattr(rows, "prefetch"):
+            rows.prefetch(0, count)  # in as few requests as can be, where the chunks would make one each
+        if is_url(self.target.name) and count and small and self.write is write_folder:
+            made = _in_memory(job)
+            written = facts_of(made.data)
+            if ahead is not None:
+                ahead()
+            meta = self.target.write_rows(shard_name(self.run, number), made.data, made.buffers)
+            made.give_back()
+        else:
+            meta = self.target.write_shard(shard_name(self.run, number), make)
+        length, nbytes, schema = written
+        return length, digest_of_bytes(meta), nbytes, schema
+
+
+def facts_of(result: Data) -> list[Any]:
+    """Rows, bytes and fields of a shard."""
+    fields = [[list(f.path), f.kind, str(f.dtype), list(f.shape)] for f in Schema(result[:0]).fields]
+    return [int(result.shape[0]), sum(leaf.nbytes for leaf in tensors_of(result)), fields]
+
+
+class _Memory:
+    """A place for a shard that is sent from the memory of the worker (see `tdmap.output.folder`)."""
+
+    def __init__(self) -> None:
+        self.data: Data = None
+        self.buffers: dict[int, bytearray] = {}
+        """What the tensors lie in, by their addresses: the libraries of stores take no other memory without a copy."""
+
+    def load(self) -> Data | None:
+        return None
+
+    def create(self, example: Data) -> Data:
+        self.data = allocate_like(example, ChunkPlan(len(example), len(example)), self._empty)
+        return self.data
+
+    def _empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        if not shape.numel():
+            return torch.empty(shape, dtype=dtype)
+        nbytes = shape.numel() * dtype.itemsize
+        spare = _spare.get(nbytes)
+        buffer = spare.pop() if spare else bytearray(nbytes)
+        tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+        self.buffers[tensor.data_ptr()] = buffer
+        return tensor
+
+    def give_back(self) -> None:
+        """The shard has been sent: the next one of this process uses its memory, whose pages are there."""
+        self.data = None
+        _spare.clear()
+        for buffer in self.buffers.values():
+            _spare.setdefault(len(buffer), []).append(buffer)
+        self.buffers = {}
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
+        self.data = with_objects(data, columns, order)
+        return self.data
+
+
+_spare: dict[int, list[bytearray]] = {}
+"""Memory of the last shard that this process has sent."""
+
+
+def _in_memory(job: Job) -> _Memory:
+    """The result of a job, with every row in its place, as `write_folder` would write it."""
+    memory = _Memory()
+    Execution(num_workers=0).run(job, Folder(memory, lambda data: None))
+    return memory
+
+
+def write_folder(job: Job, folder: str, spill_dir: str | None = None) -> Data:
+    """The result of a job, in a folder; every row has its place."""
+    store = OutputFolder(folder)
+    with store.claimed(f"map({job.name})"):
+        return fill_folder(job, store, Execution(num_workers=0), None, spill_dir)
+
+
+def shard_name(run: str, number: int) -> str:
+    """The folder of a shard."""
+    return f"shard-{run}-{number:05d}"

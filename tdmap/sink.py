@@ -1,15 +1,18 @@
-"""What every sink is: the place where results go, seen from the driver."""
+"""A sink: where the results of a job go, seen from the driver. `tdmap/output/` has one for each kind of output."""
 
 from __future__ import annotations
 
 import enum
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
+from tdmap.errors import OutputMismatch
+from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 
@@ -33,6 +36,16 @@ class Kind(enum.IntEnum):
         """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
         return self in (Kind.PARCEL, Kind.OBJECTS)
 
+
+def returned_none(where: str) -> OutputMismatch:
+    """The error for a function that returns nothing."""
+    return OutputMismatch(
+        f"{where}: the function returned None, and out is a folder that results go to. "
+        "Return a TensorDict; or, to change the dataset itself, pass out=data."
+    )
+
+
+T = TypeVar("T")
 
 Allocate: TypeAlias = Callable[[torch.dtype, torch.Size], torch.Tensor]
 """Makes a tensor that the workers of a job can write into."""
@@ -63,59 +76,42 @@ class Demands(NamedTuple):
     """Page-locks the slots of results, which go on to a device."""
 
 
-class Sink(Protocol):
+class Sink(Generic[T]):
     """Takes the results of a job, chunk by chunk, in any order.
 
     A worker writes into the sink's memory through `writer`; what it could not write reaches `accept` as a value.
+
+    Attributes:
+        writer: how workers write results; None as long as (or if) they send them instead.
     """
+
+    writer: RowWriter | None = None
 
     def demands(self, plan: ChunkPlan) -> Demands:
         """What the sink asks of those who run its job."""
-        ...
+        return Demands()
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         """Called once, before the first chunk."""
-        ...
 
-    @property
-    def writer(self) -> RowWriter | None:
-        """How workers write results; None as long as (or if) they send them instead."""
-        ...
-
+    @abstractmethod
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         """The chunks `start..stop` are safe; `values` holds one result each when they travelled."""
-        ...
 
-    def result(self) -> Any:
-        """What `map` returns; called once, after the last chunk."""
-        ...
+    @abstractmethod
+    def result(self) -> T:
+        """What the job gives; called once, after the last chunk."""
 
     def abandon(self) -> None:
         """Called instead of `result` when the job fails: what was accepted, and has no place yet, gets there or not."""
-        ...
 
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled, by a result that comes next."""
-        ...
 
     def value_bytes(self, value: Any) -> int:
         """Bytes of a result that travels."""
-        ...
-
-
-class PlainSink:
-    """What most sinks do where there is nothing special to do."""
-
-    def demands(self, plan: ChunkPlan) -> Demands:
-        """Nothing."""
-        return Demands()
-
-    def abandon(self) -> None:
-        """There is nothing to keep."""
-
-    def replan(self, plan: ChunkPlan) -> None:
-        """Nothing depends on the chunks."""
-
-    def value_bytes(self, value: Any) -> int:
-        """As large as it looks."""
         return result_bytes(value)
+
+    def lasts(self, job: Job) -> bool:
+        """Whether another session of the call finds what the job has left."""
+        return False

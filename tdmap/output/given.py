@@ -1,0 +1,250 @@
+"""Results go into a dataset that exists already, or back into the rows that they came from (`out=data`).
+
+`map_to_files` and `map_in_place` are the calls that can be resumed. `require_apart` keeps operations that read rows in
+another order from writing over them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data, leaves_hold_rows, tensors_of
+from tdmap.data.objectlog import ObjectLog
+from tdmap.data.objects import (
+    ObjectColumns,
+    Pieces,
+    Placer,
+    assign_objects,
+    object_paths,
+    spill_of,
+    spill_pieces,
+    without_gaps_over,
+)
+from tdmap.data.reader import rows_of
+from tdmap.data.schema import key_name
+from tdmap.data.store import files_of, folder_of, require_room_for_hidden
+from tdmap.data.writer import RowWriter
+from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.execution import Execution
+from tdmap.job import Job
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.regions import region_of
+from tdmap.memory.shm import shared_region
+from tdmap.memory.spill import spill_beside
+from tdmap.output.spill import PlaceSpilled
+from tdmap.plan import ChunkPlan
+from tdmap.run.identity import IN_PLACE, MAP, identify
+from tdmap.run.log import Log, clean
+from tdmap.run.run import ONCE_MORE, Resume, open_run
+from tdmap.sink import Allocate, Demands, Kind, Sink
+from tensordict_lite.memmap.plan import replaced_file
+
+
+class Preallocated(Sink[Data]):
+    """Writes each result into the rows of `out` that its chunk has; a None result leaves them as they are.
+
+    Args:
+        out: the output.
+        log: of a run that can be resumed: keeps the results' entries that are no tensors.
+        place: as of `Gather`.
+    """
+
+    aliased = False
+
+    def __init__(self, out: Data, log: ObjectLog | None = None, place: Placer | None = None) -> None:
+        self.out = out
+        self._log = log
+        self._place = place
+        self._objects = ObjectColumns(())
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        self.writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
+        self.writer.spill_to(self._place)
+        self._objects = ObjectColumns(self.writer.objects)
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        if kind is Kind.PARCEL:
+            assert self.writer is not None
+            first, last = self.writer.plan.span(start, stop)
+            raise OutputMismatch(f"the results of {describe_rows(first, last)} did not fit out.")
+        if kind is Kind.OBJECTS:
+            assert self.writer is not None
+            for chunk, pieces in zip(range(start, stop), values):
+                pieces = self._complete(chunk, pieces)
+                if self._log is not None:
+                    self._log.add(chunk, pieces)
+                self._objects.add(chunk, pieces)
+
+    def _complete(self, chunk: int, pieces: Pieces) -> Pieces:
+        assert self.writer is not None
+        plan = self.writer.plan
+        if not plan.dim and not plan.unbind:
+            pieces = without_gaps_over(pieces, self._objects.paths, self.out, slice(*plan.rows(chunk)))
+        return spill_pieces(pieces, plan, spill_of(self._place))
+
+    def lasts(self, job: Job) -> bool:
+        regions = [region_of(leaf) for leaf in tensors_of(self.out)]
+        return all(region is not None and not region.handle.anonymous for region in regions)
+
+    def result(self) -> Data:
+        self._assign()
+        return self.out
+
+    def abandon(self) -> None:
+        """The job has failed: what is done stays done, as for tensors; with a log, it waits there."""
+        if self._log is None:
+            self._assign()
+
+    def _assign(self) -> None:
+        if self.writer is None or not self._objects:
+            return
+        if self._log is not None:
+            for chunk, pieces in self._log.load(self._objects.paths).items():
+                self._objects.add(chunk, pieces)
+        if not self._objects.is_empty:
+            columns = self._objects.columns(self.writer.plan, self.out, before=self.out, place=self._place)
+            assign_objects(self.out, columns)
+
+
+class InPlace(Preallocated):
+    """A `Preallocated` sink whose output is the source: what the function changed in place is not copied again."""
+
+    aliased = True
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(in_place=True)
+
+
+# -- calls that can be resumed --------------------------------------------------------------------------
+
+
+def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
+    """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
+
+    Raises:
+        ValueError: `out` does not lie in a folder of its own.
+        ResumeMismatch: the folder holds another run.
+    """
+    folder = own_folder(out, "out")
+    hidden, known, files = folder / HIDDEN, identify(job, MAP), files_of(out)
+    with locked(folder, f"map({job.name})"), open_run(hidden, known, job, resume, files=files) as log:
+        if log is not None:
+            _run_into(job, Preallocated, out, log, execution)
+    return out
+
+
+def map_in_place(job: Job, execution: Execution, resume: Resume = True) -> Data:
+    """Run a job that changes its own source, so that it can be resumed.
+
+    Raises:
+        ValueError: the source does not lie in a folder of its own, or is a lazy stack; or `undo=False`.
+        ResumeMismatch: the folder holds another run that is not finished.
+    """
+    data = job.source.data
+    if not job.policy.undo:
+        raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
+    if not leaves_hold_rows(data):
+        raise ValueError(
+            f"resume=True with out=data keeps copies of the rows that are being changed, and the tensors of a "
+            f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
+            "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
+        )
+    folder, known, files = own_folder(data, "data"), identify(job, IN_PLACE), files_of(data)
+    with (
+        locked(folder, f"map({job.name}) in place"),
+        open_run(folder / HIDDEN, known, job, resume, files=files, again=ONCE_MORE) as log,
+    ):
+        if log is not None:
+            _run_into(replace(job, ledger=log.ledger), InPlace, data, log, execution)
+    return data
+
+
+def _run_into(job: Job, sink: type[Preallocated], out: Data, log: Log, execution: Execution) -> None:
+    """Run a job whose results go into `out`; entries that are no tensors wait in a file until the run is over."""
+    paths, objects = object_paths(out), ObjectLog(log.folder)
+    if paths and not objects.columns():
+        objects.begin(paths)
+    if paths:
+        log.files = [*log.files, str(objects.path)]
+    place = PlaceSpilled(spill_beside(log.folder), execution)
+    log.run(job, sink(out, objects, place), execution)
+    log.finish(job.plan.length, files_of(out))
+    clean(log.folder)
+
+
+def own_folder(data: Data, name: str) -> Path:
+    """The folder of a dataset that is mapped whole; ValueError when it has none."""
+    folder = folder_of(data)
+    if folder is None:
+        raise ValueError(
+            f"resume=True needs {name} to be a whole memory-mapped dataset, which has a folder to keep the journal "
+            f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
+            "out='folder'."
+        )
+    replaced = replaced_file(data)
+    if replaced is not None:
+        raise ValueError(
+            f"{name} was mapped before a later save put another file in the place of {replaced}, so that what is "
+            f"written into it is not in {folder}: load the dataset again."
+        )
+    require_room_for_hidden(data)
+    return folder
+
+
+# -- memory of the source ------------------------------------------------------------------------------
+
+
+def require_apart(source: Data, out: Data) -> None:
+    """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
+    rows = rows_of(source)
+    if rows.folders:
+        _require_elsewhere(rows.folders, out)
+    ours = [span for part in rows.in_memory for span in _spans(part).values()]
+    for name, (key, start, stop) in _spans(out).items():
+        for other_key, other_start, other_stop in ours:
+            if key == other_key and start < other_stop and other_start < stop:
+                raise _shares_memory(name)
+
+
+def _require_elsewhere(folders: Collection[str], out: Data) -> None:
+    """Raise ValueError when a dataset lies in files of one of these folders."""
+    places = [os.path.realpath(folder) + os.sep for folder in folders]
+    for tensor in tensors_of(out):
+        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" and tensor.numel() else None
+        if region is not None and os.path.realpath(region.handle.path).startswith(tuple(places)):
+            raise _shares_memory(region.handle.path)
+
+
+def _shares_memory(name: str) -> ValueError:
+    return ValueError(
+        f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write elsewhere: "
+        "out=None, a folder, or another dataset."
+    )
+
+
+def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
+    """The bytes that each tensor spans, and what file or memory they are of."""
+    spans: dict[str, tuple[Any, int, int]] = {}
+    tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
+    for path, tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
+        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" else None
+        key: Any
+        if region is None:
+            key, start = str(tensor.device), tensor.data_ptr()
+        else:
+            info = os.stat(region.handle.path)
+            key, start = (info.st_dev, info.st_ino), region.offset * tensor.element_size()
+        path = path if isinstance(path, tuple) else (path,)
+        spans[key_name(path) if path else "a tensor"] = (key, start, start + reach * tensor.element_size())
+    return spans
