@@ -255,27 +255,24 @@ class CallbackList(Callback):
 
     Args:
         callbacks: any number.
+
+    Attributes:
+        takers: those that take `ResultTaken`. An event that comes once a chunk is made only for those that take it.
+        tickers: those that take ticks.
+        measure: what measures leases, for the first one that has a `meter`.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self.callbacks = tuple(callbacks)
-        # Of events that come once a chunk or oftener, only those are told who listen.
-        self._takers = [one for one in self.callbacks if _overrides(one, "on_result_taken")]
-        self._tickers = [one for one in self.callbacks if _overrides(one, "on_tick")]
-
-    @property
-    def watches_consumer(self) -> bool:
-        """Whether a callback takes `ResultTaken`."""
-        return bool(self._takers)
-
-    @property
-    def watches_time(self) -> bool:
-        """Whether a callback takes ticks."""
-        return bool(self._tickers)
-
-    def find_meter(self) -> type[Any] | None:
-        """What is to measure leases, for the first callback that wants it."""
-        return next((type(one).meter for one in self.callbacks if type(one).meter is not None), None)
+        self.takers: list[Callback] = []
+        self.tickers: list[Callback] = []
+        self.measure: type[Any] | None = None
+        for one in self.callbacks:
+            if _overrides(one, "on_result_taken"):
+                self.takers.append(one)
+            if _overrides(one, "on_tick"):
+                self.tickers.append(one)
+            self.measure = self.measure or type(one).meter
 
     def on_job_started(self, event: JobStarted) -> None:
         for callback in self.callbacks:
@@ -298,11 +295,11 @@ class CallbackList(Callback):
             callback.on_rows_skipped(event)
 
     def on_result_taken(self, event: ResultTaken) -> None:
-        for callback in self._takers:
+        for callback in self.takers:
             callback.on_result_taken(event)
 
     def on_tick(self, time: float) -> None:
-        for callback in self._tickers:
+        for callback in self.tickers:
             callback.on_tick(time)
 
     def on_job_ended(self, event: JobEnded) -> None:

@@ -215,9 +215,8 @@ class Execution:
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
         watchers = CallbackList([*self.callbacks, *watching()])
-        meter = watchers.find_meter()
-        if meter is not None:
-            job = replace(job, policy=replace(job.policy, meter=meter))
+        if watchers.measure is not None:
+            job = replace(job, policy=replace(job.policy, meter=watchers.measure))
         with self._executor().start(job) as workers:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
             asked = self.workers if workers.size == job.plan.num_chunks else workers.size

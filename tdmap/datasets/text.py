@@ -23,7 +23,6 @@ from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
-from tdmap.output.output import travels
 from tdmap.pipeline.ragged import require_block_columns
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.operation import entry_point
@@ -377,7 +376,7 @@ def pack_rows(data: Any, key: Any, size: int, out: Any, *, columns: Sequence[str
     count = len(flat) // size
     numbers = TensorDict({"block": torch.arange(count)}, [count])
     execution = Execution(**{name: value for name, value in options.items() if name not in _OWN})
-    shared = SharedTensors([flat, offsets], travels(execution))
+    shared = SharedTensors([flat, offsets], execution.in_processes)
     fn = PackBlocks(shared, key, size, tuple(columns), [flat, offsets])
     chunk = max(min(CHUNK_VALUES // size, -(-count // 8)), 1)
     return map_chunks(numbers, fn, out=out, chunksize=chunk, **options)  # type: ignore[no-any-return]

@@ -255,7 +255,7 @@ def copy_selected(ctx: Context, data: Data, source: SourceRows, mask: Tensor) ->
     if total:
         first = (counts.cumsum(0) - counts).numpy()
         if source.tensors is None:
-            ctx.step(data, plan, CopyChunks(source.schema, SharedTensors([mask], ctx.shares), places, first, plan.size))
+            ctx.step(data, plan, CopyChunks(source.schema, ctx.shared([mask]), places, first, plan.size))
         else:
             near = ctx.near(len(mask) * sum(source.schema.row_bytes))
-            near.step(mask, plan, CopyRows(SharedTensors(source.tensors, near.shares), places, first, plan.size))
+            near.step(mask, plan, CopyRows(near.shared(source.tensors), places, first, plan.size))

@@ -196,7 +196,7 @@ class _Join:
     @property
     def share(self) -> bool:
         """Whether workers are other processes."""
-        return self.ctx.shares
+        return self.ctx.execution.in_processes
 
     def check_indicator(self) -> None:
         """Raise ValueError when its name is taken."""

@@ -62,7 +62,7 @@ def shuffle(
     """
     seed, rows = checked_seed(seed), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
-    shared = ctx.shares and rows > INLINE_ROWS
+    shared = ctx.execution.in_processes and rows > INLINE_ROWS
     place = Arena().empty(torch.int64, torch.Size([rows])) if shared else None
     known = ctx.decide("seed", lambda: seed_or_drawn(seed))
     return permute_rows(ctx, data, permutation(rows, known, place), method)

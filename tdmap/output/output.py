@@ -335,11 +335,6 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
     return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
 
 
-def travels(execution: Execution) -> bool:
-    """Whether what a job works on is sent to other processes."""
-    return execution.in_processes or execution.pool is not None
-
-
 def _entry(data: Data, path: KeyPath) -> Any:
     if not path:
         return data

@@ -57,7 +57,7 @@ def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = N
     """
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
-    output, source, shares = ctx.output, SourceRows(data), ctx.shares
+    output, source = ctx.output, SourceRows(data)
     source.check(output)
     with output.claimed("permute"):
         row_bytes, tensors = source.schema.row_bytes, source.tensors
@@ -69,10 +69,10 @@ def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = N
         elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
             prefetch(tensors, len(order))
             near = ctx.near(len(order) * sum(row_bytes))
-            run_blocks(near, Source(order), GatherRows(SharedTensors(tensors, near.shares), places), row_bytes)
+            run_blocks(near, Source(order), GatherRows(near.shared(tensors), places), row_bytes)
         else:
             with ctx.spill() as spill:
-                scatter_rows(ctx, SharedTensors(tensors, shares), order, places, row_bytes, spill)
+                scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
         return output.result()
 
 

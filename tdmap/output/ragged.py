@@ -60,7 +60,7 @@ class ChosenRows:
         numbers: Any = self.entry._rows
         consecutive = type(numbers) is range and numbers.step == 1
         index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
-        shared = SharedTensors([column.values, column.offsets], execution.in_processes or execution.pool is not None)
+        shared = SharedTensors([column.values, column.offsets], execution.in_processes)
         start = numbers.start if consecutive else None
         fn = GatherRagged(shared, places, plan.size, firsts, execution.tuning.gather_bytes, start)
         run_logged(log, execution, Job(Source(index), plan, fn, Policy(undo=False)), Collect())

@@ -77,7 +77,7 @@ def scatter_rows(
     streams = ctx.decide("streams", lambda: ctx.execution.workers)
     block_rows = max(size // width, 1)  # of a chunk, and of a bucket
     chunks = -(-rows // block_rows)
-    ordered = SharedTensors([order], share=ctx.shares)  # moved once, for three jobs
+    ordered = ctx.shared([order])  # moved once, for three jobs
     order = ordered.tensors[0]
     buckets = ChunkPlan(len(order), block_rows)
 

@@ -372,6 +372,8 @@ class _Run:
         Raises:
             Exception: every row of the call raised, or most results do not fit.
         """
+        if not self.job.policy.skip:
+            return
         plan = ChunkPlan(self.job.plan.length, self.rows)
         skips = SkipLog(replace(self.job, plan=plan), Callback(), EarlierSkips(None, 0, self._skipped))
         skips.begin()

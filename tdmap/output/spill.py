@@ -136,7 +136,7 @@ def placing(execution: Execution) -> Iterator[PlaceSpilled | None]:
 
     None where the function runs in this process, whose memory its results are in already.
     """
-    if not execution.in_processes and not execution.is_foreign:
+    if not execution.in_processes:
         yield None
         return
     with Spill(later=True) as spill:

@@ -12,9 +12,10 @@ from torch import Tensor
 from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
-from tdmap.output.output import Output, spill_folder, travels
+from tdmap.output.output import Output, spill_folder
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
@@ -98,10 +99,9 @@ class Context:
         """Sizes and times that decide how jobs are cut."""
         return self.execution.tuning
 
-    @property
-    def shares(self) -> bool:
-        """Whether what a job works on is sent to other processes."""
-        return travels(self.execution)
+    def shared(self, tensors: Sequence[Tensor]) -> SharedTensors:
+        """Tensors as the workers of this call get them: by the name of their memory, where they are processes."""
+        return SharedTensors(tensors, self.execution.in_processes)
 
     def light(self, nbytes: int) -> Context:
         """The same call, or one in the caller alone where so many bytes are less work than a job costs."""

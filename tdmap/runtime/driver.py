@@ -33,7 +33,7 @@ from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.executors.base import Workers
-from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import NO_LIMIT, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Lost, Message, Refused, Segment, Skipped
 from tdmap.sink import Kind, Sink, Taken
@@ -92,21 +92,16 @@ class Driver:
         self.asked_workers = asked_workers
         self.row_bytes = row_bytes
         self.tuning = tuning
-        done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         self._demands = sink.demands(job.plan)
+        self.rows, self.chunks, self.done_rows = job.plan.length, job.plan.num_chunks, 0
+        self._sizes: dict[int, int | None] = {}
+        """Bytes of the results of the first chunks; None where there is none, or an earlier run has done the chunk."""
+        known = [] if log is None else self._leave_out(log)
         policy = self._policy(row_bytes * job.plan.most_rows)
-        known = merge_ranges([*done, *elsewhere])
         self.scheduler = Scheduler(job.plan.num_known, workers.size, policy, known, *_borders(job))
-        # Of results of the first chunks; what an earlier run has done is not measured again.
-        self._sizes: dict[int, int | None] = dict.fromkeys(
-            chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
-        )
-        self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
-        self.rows = job.plan.length - sum(job.plan.count(start, stop) for start, stop in elsewhere)
-        self.chunks = job.plan.num_chunks - sum(stop - start for start, stop in elsewhere)
         self.changed = False
         self._mutated = self._has_results = False
-        self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
+        self.skips = SkipLog(job, callbacks, None if log is None else log.skips) if job.policy.skip else None
         self._idle: set[int] = set()
         """Workers that hold nothing."""
         self._hungry: set[int] = set()
@@ -118,8 +113,20 @@ class Driver:
         self._lost: dict[int, Lost] = {}
         self._owner = Owner()
 
+    def _leave_out(self, log: CommitLog) -> list[tuple[int, int]]:
+        """The chunks that an earlier run has done, or that other programs do; they are counted."""
+        plan = self.job.plan
+        for start, stop in log.committed:
+            self.done_rows += plan.count(start, stop)
+            if plan.is_open:
+                self._sizes.update(dict.fromkeys(range(start, stop)))
+        for start, stop in log.elsewhere:
+            self.rows -= plan.count(start, stop)
+            self.chunks -= stop - start
+        return merge_ranges([*log.committed, *log.elsewhere])
+
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
-        policy, asked = self.job.policy, self.sink.demands(self.job.plan)
+        policy, asked = self.job.policy, self._demands
         far = rows_of(self.job.source.data).is_remote
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
@@ -152,31 +159,20 @@ class Driver:
             RuntimeError: this is a fork of the process that began the job.
             Exception: whatever the function raised, with a note.
         """
-        plan, began, self._owner = self.job.plan, time.monotonic(), Owner()
-        self.callbacks.on_job_started(
-            JobStarted(
-                self.job.number,
-                self.job.name,
-                self.rows,
-                self.chunks,
-                plan.size,
-                self.workers.size,
-                self.workers.kind,
-                began,
-                self.row_bytes,
-                max(self.asked_workers, self.workers.size),
-                self.done_rows,
-            )
-        )
+        began, self._owner = time.monotonic(), Owner()
+        if self.callbacks.callbacks:
+            self._tell_of_start(began)
         error: BaseException | None = None
         try:
-            self.skips.begin(self.done_rows)
-            self.sink.open(plan, self.workers.allocate)
+            if self.skips is not None:
+                self.skips.begin(self.done_rows)
+            self.sink.open(self.job.plan, self.workers.allocate)
             self._check_files()
             self.workers.open(self.sink)
             self._announced = self.sink.writer is not None
             yield from self._loop()
-            self.skips.finish(self.rows)
+            if self.skips is not None:
+                self.skips.finish(self.rows)
             self._warn_of_changes()
         except BaseException as caught:
             error = caught
@@ -188,6 +184,23 @@ class Driver:
         finally:
             if self._owner.is_here:
                 self._close(error, began)
+
+    def _tell_of_start(self, now: float) -> None:
+        self.callbacks.on_job_started(
+            JobStarted(
+                self.job.number,
+                self.job.name,
+                self.rows,
+                self.chunks,
+                self.job.plan.size,
+                self.workers.size,
+                self.workers.kind,
+                now,
+                self.row_bytes,
+                max(self.asked_workers, self.workers.size),
+                self.done_rows,
+            )
+        )
 
     def _check_files(self) -> None:
         """Raise DatasetError when a mapped file of the rows or of the output was truncated."""
@@ -211,10 +224,11 @@ class Driver:
             if error is not None:
                 self.sink.abandon()
         finally:
-            seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
-            self.callbacks.on_job_ended(
-                JobEnded(self.job.number, error is None, self.done_rows, seconds, error, skipped)
-            )
+            if self.callbacks.callbacks:
+                seconds, skipped = time.monotonic() - began, () if self.skips is None else tuple(self.skips.errors)
+                self.callbacks.on_job_ended(
+                    JobEnded(self.job.number, error is None, self.done_rows, seconds, error, skipped)
+                )
 
     def _loop(self) -> Iterator[tuple[int, Any]]:
         scheduler = self.scheduler
@@ -222,7 +236,6 @@ class Driver:
         ordered = self._demands.ordered
         if ordered is not None:
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
-        ticks = self.callbacks.watches_time
         while not scheduler.finished or self.job.plan.is_open:
             self._require_here()  # a callback may have forked
             events = self.workers.wait(tick)
@@ -231,11 +244,11 @@ class Driver:
                 self._handle(worker, message)
             if self.log is not None:
                 self.log.tick(time.monotonic())
-            if ticks:
+            if self.callbacks.tickers:
                 self.callbacks.on_tick(time.monotonic())
             if ordered is not None:
                 for chunk in range(*scheduler.release()):
-                    if self.callbacks.watches_consumer:
+                    if self.callbacks.takers:
                         yield from self._watched(chunk, ordered)
                     else:
                         yield chunk, ordered.take(chunk)
@@ -253,7 +266,8 @@ class Driver:
         self._require_here()
 
     def _require_here(self) -> None:
-        self._owner.require(f"the job {self.job.name}")
+        if not self._owner.is_here:
+            self._owner.require(f"the job {self.job.name}")
 
     def _watched(self, chunk: int, ordered: Taken) -> Iterator[tuple[int, Any]]:
         began = time.monotonic()
@@ -331,7 +345,7 @@ class Driver:
     def _handle(self, worker: int, message: Message | Joined) -> None:
         if isinstance(message, Done):
             if message.segment is not None:
-                self._segment(message.segment)
+                self._accept(message.segment)
             self.changed |= message.mutated
             self._mutated |= message.mutated
             lease = self.scheduler.get(message.lease)
@@ -339,10 +353,12 @@ class Driver:
                 start = lease.start
                 self.scheduler.done(message.lease, message.upto, message.seconds, time.monotonic())
                 self._note(worker)
-                self._report(worker, start, message)
+                if self.callbacks.callbacks:
+                    self._report(worker, start, message)
         elif isinstance(message, Segment):
-            self._segment(message)
+            self._accept(message)
         elif isinstance(message, Skipped):
+            assert self.skips is not None
             self.skips.add(message)
         elif isinstance(message, Joined):
             self._note(worker)
@@ -358,16 +374,13 @@ class Driver:
         else:
             self._handle_loss(worker, message)
 
-    def _segment(self, segment: Segment) -> None:
-        lease = self.scheduler.get(segment.lease)
-        if lease is None:
+    def _accept(self, segment: Segment) -> None:
+        """Chunks of a lease are safe."""
+        _, number, _, stop, kind, values = segment
+        lease = self.scheduler.get(number)
+        if lease is None or stop <= lease.cursor:
             return
-        self._safe(lease, segment.stop, segment.kind, segment.values)
-
-    def _safe(self, lease: Lease, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         start = lease.cursor
-        if stop <= start:
-            return
         if self.job.plan.is_open:
             for chunk in range(start, stop):
                 self._sizes[chunk] = self._result_bytes(chunk, kind, values[chunk - start] if kind.travels else None)
@@ -376,8 +389,9 @@ class Driver:
         self.changed |= (kind is Kind.NONE and self.job.policy.may_write) or self._demands.in_place
         self._has_results |= kind is not Kind.NONE and kind is not Kind.FAILED
         self.sink.accept(start, stop, kind, values)
-        self.scheduler.commit(lease.id, stop)
-        self.skips.commit(start, stop)
+        self.scheduler.commit(number, stop)
+        if self.skips is not None:
+            self.skips.commit(start, stop)
         if self.log is not None:
             self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)
@@ -408,7 +422,9 @@ class Driver:
         else:
             each = self.row_bytes
         plan = plan.settled(size)
-        self.job = self.skips.job = replace(self.job, plan=plan)
+        self.job = replace(self.job, plan=plan)
+        if self.skips is not None:
+            self.skips.job = self.job
         if self.job.on_settled is not None:
             self.job.on_settled(plan)
         self.sink.replan(plan)
@@ -440,7 +456,8 @@ class Driver:
         self._hungry.discard(worker)
         lease = self.scheduler.get(lost.lease)
         if lease is not None and lease.worker == worker and not lost.kind.travels:
-            self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
+            stop = min(lost.committed, lease.stop)
+            self._accept(Segment(self.job.number, lease.id, lease.start, stop, lost.kind, ()))
         loss, seat = self.scheduler.worker_lost(worker, lost.running), self.workers.seat(worker)
         self.callbacks.on_worker_died(
             WorkerDied(
@@ -459,7 +476,8 @@ class Driver:
         if loss.exhausted:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts)
         if loss.chunk is not None:
-            self.skips.void(loss.chunk)
+            if self.skips is not None:
+                self.skips.void(loss.chunk)
             self.callbacks.on_chunk_retried(
                 ChunkRetried(
                     self.job.number,

@@ -224,19 +224,19 @@ class Lookup:
 
 def lookup_of(ctx: Context, keyed: KeyedData, spill: Spill) -> Lookup:
     """The table of a dataset's keys."""
-    rows, tuning = int(keyed.data.shape[0]), ctx.tuning
+    rows, tuning, shares = int(keyed.data.shape[0]), ctx.tuning, ctx.execution.in_processes
     spec = keyed.reader.spec
     is_small = rows * 8 * (keyed.codec.num_words + 1) <= tuning.lookup_here_bytes
     source = select(keyed.data, spec.names)
     if (is_small or not spec.casts) and len(distinct(keyed.sample)[0]) == len(keyed.sample[0]):  # none occurs twice
         integers = keyed.codec.integers(keyed.reader.values(source, 0))
-        found = None if integers is None else Lookup.of_integers(*integers, ctx.shares, tuning.lookup_bytes)
+        found = None if integers is None else Lookup.of_integers(*integers, shares, tuning.lookup_bytes)
         if found is not None:
             return found
     if is_small:  # sooner done here than sent
         words, kept = keyed.reader.read(source, 0)
         order, words = stable_order(words)
         numbers = order.astype(np.int64) if kept is None else kept[order]
-        return Lookup(numbers, words, ctx.shares)
+        return Lookup(numbers, words, shares)
     index = sorted_rows(ctx, keyed, spill, with_words=True)
-    return Lookup.of_index(index, ctx.shares, tuning.lookup_bytes)
+    return Lookup.of_index(index, shares, tuning.lookup_bytes)

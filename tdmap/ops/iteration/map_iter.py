@@ -14,7 +14,6 @@ from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, called_with, check_placement
 from tdmap.job import Job, Source
 from tdmap.memory.links import Device, open_link, resolve_device
-from tdmap.memory.rowfiles import SharedTensors
 from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
@@ -96,7 +95,7 @@ def map_iter(
         order = None if order_seed is None else permutation(plan.length, order_seed)
         here = called
         if with_indices and order is not None:
-            here = called_with(fn, plan, True, fn_kwargs, SharedTensors([order], ctx.shares))
+            here = called_with(fn, plan, True, fn_kwargs, ctx.shared([order]))
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(
             Source(data, order),
