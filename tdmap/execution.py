@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
@@ -18,18 +19,21 @@ from tdmap.job import Job
 from tdmap.memory.resources import available_memory, usable_cores
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.driver import Driver
-from tdmap.runtime.executors.base import Executor
-from tdmap.runtime.executors.foreign import ForeignExecutor, has_threads, is_foreign_pool
-from tdmap.runtime.executors.processes import ProcessExecutor
+from tdmap.runtime.executors.base import Executor, Workers
+from tdmap.runtime.executors.foreign import ForeignWorkers, has_threads, is_foreign_pool
+from tdmap.runtime.executors.processes import Borrowed, ProcessWorkers
 from tdmap.runtime.executors.raycluster import RayCluster
-from tdmap.runtime.executors.rayworkers import RayExecutor
-from tdmap.runtime.executors.serial import SerialExecutor
-from tdmap.runtime.executors.threads import ThreadExecutor
+from tdmap.runtime.executors.raypool import borrow_ray_pool
+from tdmap.runtime.executors.rayworkers import RayWorkers
+from tdmap.runtime.executors.serial import SerialWorkers
+from tdmap.runtime.executors.threads import ThreadWorkers
 from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sink import Sink
 from tdmap.tuning import Tuning, current
+
+T = TypeVar("T")
 
 EXECUTORS = ("process", "thread", "serial", "ray")
 
@@ -94,7 +98,11 @@ class Execution:
 
     def __post_init__(self) -> None:
         callbacks = tuple(self.callbacks)  # each job of an operation reads them
-        _check_profile(self.profile)
+        if not isinstance(self.profile, (bool, str, os.PathLike)) or self.profile == "":
+            raise TypeError(
+                "profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: "
+                f"got {self.profile!r}."
+            )
         if self.profile is not False and not any(isinstance(one, OperationProfile) for one in callbacks):
             callbacks += (OperationProfile(self.profile),)
         if self.pbar is True and not any(isinstance(one, _Bar) for one in callbacks):
@@ -118,11 +126,10 @@ class Execution:
             )
         if not isinstance(self.pbar, bool):
             raise TypeError(f"pbar must be True or False: got {self.pbar!r}.")
-        _positive("worker_threads", self.worker_threads)
-        if self.max_tasks_per_child is not None:
-            _positive("max_tasks_per_child", self.max_tasks_per_child)
-        if self.max_memory is not None:
-            _positive("max_memory", self.max_memory)
+        for name in ("worker_threads", "max_tasks_per_child", "max_memory"):
+            value = getattr(self, name)
+            if not _is_count(value) and (value is not None or name == "worker_threads"):
+                raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
         if self.mp_start_method is not None:
             require_start_method(self.mp_start_method)
         if self.pool is not None:
@@ -174,7 +181,11 @@ class Execution:
             return 1
         if isinstance(self.pool, WorkerPool):
             return self.pool.num_workers
-        return self._count()
+        if isinstance(self.executor, Executor):
+            return self.executor.size
+        if self.num_workers:
+            return self.num_workers
+        return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
 
     def light(self, nbytes: int) -> Execution:
         """This one; or the caller alone, where so many bytes are less work than a job costs."""
@@ -187,7 +198,7 @@ class Execution:
 
         For steps of the engine, which leave the interpreter lock most of the time: a few threads do not wait for it.
         """
-        busy = worker_module.in_worker or multiprocessing.current_process().daemon
+        busy = worker_module.in_worker or _is_daemon()
         few = nbytes <= self.tuning.near_bytes and self.workers <= MOST_THREADS
         if self.executor != "process" or self.is_foreign or busy or not few:
             return self
@@ -206,45 +217,43 @@ class Execution:
         known = self.tuning.available_memory
         return available_memory() if known is None else known
 
-    def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
+    def run(self, job: Job, sink: Sink[T], log: CommitLog | None = None) -> T:
         """Run a job to its end, and return the sink's result."""
         for _ in self.stream(job, sink, log):
             pass
         return sink.result()
 
-    def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
+    def stream(self, job: Job, sink: Sink[Any], log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
         watchers = CallbackList([*self.callbacks, *watching()])
         if watchers.measure is not None:
             job = replace(job, policy=replace(job.policy, meter=watchers.measure))
-        with self._executor().start(job) as workers:
+        with self._start(job) as workers:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
             asked = self.workers if workers.size == job.plan.num_chunks else workers.size
             yield from Driver(job, sink, workers, watchers, row_bytes, log, asked, self.tuning).run()
 
-    def _count(self) -> int:
-        """Workers that are asked for, or that there is room for."""
+    def _start(self, job: Job) -> Workers:
+        """The workers of a job."""
         if isinstance(self.executor, Executor):
-            return self.executor.size
-        if self.num_workers:
-            return self.num_workers
-        return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
-
-    def _executor(self) -> Executor:
-        """What gives workers to a job."""
-        if isinstance(self.executor, Executor):
-            return self.executor
-        if self.executor == "serial" or (self.in_processes and _nested()):
-            return SerialExecutor()
-        if isinstance(self.executor, RayCluster):
-            return RayExecutor(self.executor, self._count(), self.worker_threads, self.tuning)
-        if self.executor == "thread":
-            return ThreadExecutor(self._count(), self.worker_threads, self.tuning.leave_seconds)
+            return self.executor.start(job)
+        if self.executor == "serial" or (self.in_processes and _is_nested()):
+            return SerialWorkers(job)
         if self.is_foreign:
-            return ForeignExecutor(self.pool)
-        return ProcessExecutor(self.workers, self._borrow, self.tuning)
+            return ForeignWorkers(job, self.pool)
+        wanted = min(self.workers, job.plan.num_chunks)
+        if isinstance(self.executor, RayCluster):
+            borrowed = borrow_ray_pool(self.executor, self.workers, self.worker_threads)
+            return RayWorkers(job, borrowed, wanted, self.tuning)
+        if self.executor == "process":
+            return ProcessWorkers(job, self._borrow(wanted), wanted, self.tuning)
+        if job.policy.seed is not None:
+            # The global generators belong to the whole process. A thread would draw from them while the consumer of an
+            # iteration does, and neither would draw the numbers that it draws alone.
+            return SerialWorkers(job)
+        return ThreadWorkers(job, wanted, self.worker_threads, self.tuning.leave_seconds)
 
-    def _borrow(self, wanted: int) -> tuple[WorkerPool, Callable[[], None]]:
+    def _borrow(self, wanted: int) -> Borrowed:
         """A reserved pool for a job of so many workers, and what to call when the job is over."""
         how = self.mp_start_method, self.worker_threads
         if isinstance(self.pool, WorkerPool):
@@ -255,8 +264,8 @@ class Execution:
             own = WorkerPool(wanted, *how, **limits)
             own.reserve()
             return own, own.close
-        warm = borrow_pool(self._count(), *how)
-        return warm, lambda: give_back(warm)
+        warm = borrow_pool(self.workers, *how)
+        return warm, functools.partial(give_back, warm)
 
 
 class _Bar(ProgressBar):
@@ -267,29 +276,18 @@ def _is_count(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int) and value >= 1
 
 
-def _positive(name: str, value: object) -> None:
-    if not _is_count(value):
-        raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
-
-
-def _nested() -> bool:
+def _is_nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
     if worker_module.in_worker:
         why = "inside a worker process runs serially: the outer map uses the cores already"
-    else:
-        libraries = [multiprocessing, sys.modules.get("multiprocess")]
-        daemons = [library.current_process() for library in libraries if library is not None]
-        if not any(process.daemon for process in daemons):
-            return False
+    elif _is_daemon():
         why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
+    else:
+        return False
     warn_user(f'map {why}. Pass executor="serial" to say so, or executor="thread".')
     return True
 
 
-def _check_profile(profile: object) -> None:
-    if isinstance(profile, bool) or (isinstance(profile, (str, os.PathLike)) and os.fspath(profile)):
-        return
-    raise TypeError(
-        f"profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: got "
-        f"{profile!r}."
-    )
+def _is_daemon() -> bool:
+    other = sys.modules.get("multiprocess")  # the same library under another name
+    return multiprocessing.current_process().daemon or (other is not None and other.current_process().daemon)

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
 from types import BuiltinFunctionType
@@ -64,12 +65,14 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
     """
     require_function(fn)
     if in_keys is not None:
-        return user_function(OnKeys(fn, in_keys, out_keys))
-    if out_keys is not None:
+        fn = OnKeys(fn, in_keys, out_keys)
+    elif out_keys is not None:
         raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
-    if _is_transform(fn):
-        return user_function(OnPictures(fn))
-    return user_function(ModuleFunction(fn) if isinstance(fn, nn.Module) else fn)
+    elif _is_transform(fn):
+        fn = OnPictures(fn)
+    elif isinstance(fn, nn.Module):
+        fn = ModuleFunction(fn)
+    return _in_default_device(fn)
 
 
 def require_function(fn: Any) -> None:
@@ -160,12 +163,16 @@ class InDefaultDevice(Around):
 def user_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` as operations call it: within the default device of their caller, if it has set one.
 
-    A function of the engine stays as it is; it calls those of the user so.
-
     Raises:
         TypeError: it cannot be called, or is async.
     """
     require_function(fn)
+    return _in_default_device(fn)
+
+
+def _in_default_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` within the default device of the caller. A function of the engine stays as it is; it calls those of the user
+    so."""
     default = caller_device()
     ours = type(fn).__module__.startswith("tdmap.") and not isinstance(fn, (ModuleFunction, OnKeys, OnPictures))
     return fn if default is None or ours else InDefaultDevice(fn, default)
@@ -407,6 +414,8 @@ def _key_list(keys: Keys, name: str) -> list[Key]:
 
 def _is_transform(fn: Any) -> bool:
     """Whether `fn` comes from torchvision's transforms; nothing is imported to find out."""
+    if "torchvision" not in sys.modules:
+        return False
     with contextlib.suppress(AttributeError):
         return any(cls.__module__.startswith("torchvision.transforms") for cls in type(fn).__mro__)
     return False

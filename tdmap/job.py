@@ -125,7 +125,7 @@ class Job:
     """With a plan that is open: chunks that there are at least."""
     on_settled: Callable[[ChunkPlan], Any] | None = None
     """Called with the plan once it is settled, before anything but the first chunks is begun."""
-    number: int = field(default_factory=lambda: next(_numbers))
+    number: int = field(default_factory=_numbers.__next__)
 
     def again(self, fn: Callable[[Any], Any]) -> Job:
         """A new job with another function and everything else as it is."""

@@ -488,8 +488,9 @@ _thread = _Thread()
 
 def caller_device() -> torch.device | None:
     """The default device of the caller; None when it has set none."""
-    modes = _get_current_function_mode_stack() if _len_torch_function_stack() else ()
-    found = [mode.device for mode in modes if isinstance(mode, DeviceContext)]
+    if not _len_torch_function_stack():
+        return _thread.device
+    found = [mode.device for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
     return found[-1] if found else _thread.device
 
 

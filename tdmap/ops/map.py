@@ -22,7 +22,6 @@ from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, is_read_anew
 from tdmap.data.objects import object_paths
 from tdmap.data.reader import rows_of
-from tdmap.data.store import folder_of
 from tdmap.devices import DevicePlan, Devices
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.frames import warn_user
@@ -46,7 +45,6 @@ from tdmap.run.context import Context
 from tdmap.run.identity import MAP, identify
 from tdmap.run.operation import placing_operation
 from tdmap.run.options import MapOptions
-from tdmap.run.run import Resume, check_resume
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import DROP
@@ -153,7 +151,7 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
-    resume, on_error = check_resume(ctx.options.get("resume", False)), ctx.options.get("on_error", "raise")
+    resume, on_error = ctx.resume, ctx.options.get("on_error", "raise")
     if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
         raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
     given, shards = ctx.output.given, ctx.output.shards
@@ -186,17 +184,17 @@ def map(
     )
     ctx = replace(ctx, execution=execution)
     if shards is not None:
-        return _to_shards(job, ctx, resume)
+        return _to_shards(job, ctx)
     if ctx.output.store is not None:
-        return _to_folder(job, ctx, rank, resume)
+        return _to_folder(job, ctx, rank)
     if given is not None:
-        return _into_rows(job, ctx, where, rank, resume)
-    return _gathered(job, ctx, rank, resume)
+        return _into_rows(job, ctx, where, rank)
+    return _gathered(job, ctx, rank)
 
 
-def _gathered(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any:
+def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
     """The results, joined into a new value."""
-    if resume:
+    if ctx.resume:
         raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
     if rank is not None:
         whole, job = job, by_ranks.part_of(job, rank)
@@ -216,7 +214,7 @@ def _gathered(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any:
     return result
 
 
-def _to_folder(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any:
+def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
     """A new memory-mapped dataset."""
     store = ctx.output.store
     assert store is not None
@@ -233,28 +231,26 @@ def _to_folder(job: Job, ctx: Context, rank: Rank | None, resume: Resume) -> Any
                 "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
                 "before they begin."
             )
-        return by_ranks.map_to_folder(job, store.path, rank, resume or True, ctx.execution)
-    name = f"map({job.name})"
+        return by_ranks.map_to_folder(job, store.path, rank, ctx.resume or True, ctx.execution)
 
     def work(ctx: Context) -> Data:
         return fill_folder(job, store, ctx.execution, ctx.log, ctx.options.get("spill_dir"))
 
-    with store.claimed(name, folder_of(job.source.data), bool(resume)):
-        return resumable_call(replace(ctx, name=name), lambda: identify(job, MAP), work, job)
+    return resumable_call(ctx, lambda: identify(job, MAP), work, job)
 
 
-def _to_shards(job: Job, ctx: Context, resume: Resume) -> Data:
+def _to_shards(job: Job, ctx: Context) -> Data:
     """A new dataset of several folders, here or in a store."""
     assert ctx.output.shards is not None
     write, spill_dir = write_dropping if job.policy.skip == DROP else write_folder, ctx.options.get("spill_dir")
     if spill_dir is not None:
         write = functools.partial(write, spill_dir=os.fspath(spill_dir))
-    return ctx.output.shards.map(job, bool(resume), write)
+    return ctx.output.shards.map(job, bool(ctx.resume), write)
 
 
-def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None, resume: Resume) -> Any:
+def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None) -> Any:
     """Write into a given dataset, in memory, in files or on a device, or into the source itself."""
-    out, execution = ctx.output.given, ctx.execution
+    out, execution, resume = ctx.output.given, ctx.execution, ctx.resume
     in_place = out is job.source.data
     if job.policy.skip == DROP:
         raise ValueError(

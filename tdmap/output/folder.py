@@ -226,7 +226,7 @@ def fill_folder(
     """
     if not job.plan.length:
         return store.save(no_rows_for_folder(job))
-    if log is not None and store.load() is None:
+    if log is not None and log.resumes and store.load() is None:
         log.lost("output")
     if log is None and spill_dir is not None:
         os.makedirs(spill_dir, exist_ok=True)

@@ -43,7 +43,8 @@ from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
 from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import Log, clean
-from tdmap.run.run import ONCE_MORE, Resume, open_run
+from tdmap.run.options import Resume
+from tdmap.run.run import ONCE_MORE, open_run
 from tdmap.sink import Allocate, Demands, Kind, Sink
 from tensordict_lite.memmap.plan import replaced_file
 

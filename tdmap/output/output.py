@@ -104,14 +104,17 @@ class Output:
         storage_options: Mapping[str, Any] | None = None,
         in_place: bool = False,
     ) -> None:
-        check_no_device(out, source)
+        is_name = isinstance(out, (str, os.PathLike, torch.device))
+        if is_name:
+            check_no_device(out, source)
         self.shards: Shards | None = None
-        if execution is not None and (rows_per_shard is not None or is_url(out)):
+        if execution is not None and (rows_per_shard is not None or (is_name and is_url(out))):
             shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
             self.shards, out = shards, shards.folder
-        else:
+        elif overwrite:
             out = destination(out, overwrite)
         self.store: OutputFolder | None = None
+        self._source: Path | None = None
         self.given: Data | None = None
         self._made: Data | None = None
         self.log: Log | None = None
@@ -123,9 +126,9 @@ class Output:
         self._objects: Mapping[KeyPath, Any] = {}
         self._order: tuple[KeyPath, ...] = ()
         if isinstance(out, (str, os.PathLike, OutputFolder)):
-            self.store = OutputFolder.of(out)
+            self.store, self._source = OutputFolder.of(out), folder_of(source)
             if not in_place:
-                self.refuse(folder_of(source))
+                self.refuse(self._source)
         elif out is not None:
             if not is_data(out):
                 raise TypeError(
@@ -155,7 +158,7 @@ class Output:
             if self.shards is not None:
                 stack.enter_context(self.shards.claimed(call, resume))
             if self.store is not None:
-                stack.enter_context(self.store.claimed(call, resume=resume))
+                stack.enter_context(self.store.claimed(call, self._source, resume))
             yield
 
     def refuse_hidden_key(self, data: Data) -> None:

@@ -32,7 +32,8 @@ from tdmap.ranks.shard import Rank
 from tdmap.run import disk
 from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import Log
-from tdmap.run.run import ONCE_MORE, TRUST, Resume, open_run
+from tdmap.run.options import TRUST, Resume
+from tdmap.run.run import ONCE_MORE, open_run
 from tdmap.sink import Kind, Sink
 from tensordict_lite import is_tensor_collection
 
@@ -134,7 +135,7 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
     with _entered(folder, job, kind, rank, resume, lambda: None) as log:
         if log is not None:
             log.files = [str(log.path), *files_of(out)]
-            sink: Sink = RankInPlace(out) if in_place else RankInto(out)
+            sink: Sink[Any] = RankInPlace(out) if in_place else RankInto(out)
             log.run(replace(job, ledger=log.ledger), sink, execution)
             log.finish(job.plan.count(*rank.chunks(job.plan)), log.files)
     merge(folder)

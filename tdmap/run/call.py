@@ -22,7 +22,7 @@ from tdmap.run.context import Context
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.identity import STEPWISE, describe_plan, identity_of
 from tdmap.run.log import STATES, History, changes_of, clean, read_states
-from tdmap.run.run import OVERWRITE, check_resume, open_run
+from tdmap.run.run import OVERWRITE, open_run
 from tdmap.run.values import modules_of
 from tensordict_lite.paths import absolute_path
 
@@ -69,7 +69,7 @@ def resumable_call(
         ResumeMismatch: the folder holds another run; names what differs.
         FileExistsError: it holds something else.
     """
-    name, output, resume = ctx.name, ctx.output, check_resume(ctx.options.get("resume", False))
+    name, output, resume = ctx.name, ctx.output, ctx.resume
     shards = output.shards
     if not resume:
         is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself

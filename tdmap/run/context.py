@@ -21,6 +21,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.run.arguments import plan_for
 from tdmap.run.log import Log, run_logged
+from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.sink import Sink
 from tdmap.tuning import Tuning
 
@@ -59,16 +60,24 @@ class Context:
         return size
 
     @property
+    def resume(self) -> Resume:
+        """Whether the call keeps a log. Raises ValueError for another value."""
+        value: Resume = self.options.get("resume", False)
+        if value in (False, True, TRUST, REDO):
+            return value
+        raise ValueError(f"resume must be True, False, {TRUST!r} or {REDO!r}: got {value!r}.")
+
+    @property
     def on_row_error(self) -> Callable[[BaseException, tuple[int, int]], Any] | None:
         """The function that is told of each row that raises, if there is one."""
         on_error: OnError = self.options.get("on_error", "raise")
         return None if isinstance(on_error, str) else on_error
 
-    def run(self, job: Job, sink: Sink) -> Any:
+    def run(self, job: Job, sink: Sink[T]) -> T:
         """Run a job, except for chunks that an earlier session of this call has done; the result of its sink."""
         return run_logged(self.log, self.execution, job, sink)
 
-    def step(self, data: Data, plan: ChunkPlan, step: Callable[..., Any]) -> Any:
+    def step(self, data: Data, plan: ChunkPlan, step: Callable[..., T]) -> list[T]:
         """Run a step of the operation's own on each chunk of a dataset; what it returned, in their order."""
         return self.run(Job(Source(data), plan, step, self.steps), Collect())
 

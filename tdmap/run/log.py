@@ -382,6 +382,11 @@ class Log:
         return self._history.is_complete
 
     @property
+    def resumes(self) -> bool:
+        """Whether an earlier session has begun a job."""
+        return bool(self._history.jobs)
+
+    @property
     def files(self) -> list[str]:
         """The files, beside those in the folder, that must be on the disk before chunks are durable."""
         return self._helper.files
@@ -546,8 +551,8 @@ class Log:
             self.write(b"F" + json.dumps(line).encode())
 
     def close(self) -> None:
-        """Close the file. The helper syncs once more, in the background."""
-        if self._owner.is_here:
+        """Close the file. The helper syncs once more, in the background, unless `finish` has asked for that."""
+        if self._owner.is_here and not self.is_complete:
             self._helper.finish()
         os.close(self._fd)
 
@@ -619,13 +624,15 @@ class JobLog:
     def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink[Any]) -> None:
         self._log, self._number, self._known, self._sink, self._plan = log, number, known, sink, job.plan
         self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
-        self._modules = modules_of(job.fn)
+        self._modules = modules_of(job.fn) if isinstance(sink, Collect) else frozenset()
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + log.tuning.log_seconds
         self._warned = False
         self._ledger = log.ledger
         done = self._restore(job.plan.num_known)
-        self._forget_undone(known, done)
+        if known.skipped:
+            self._forget_undone(known, done)
+        known.done = list(done)
         self.elsewhere: Ranges = log.elsewhere
         self.committed = subtract_ranges(done, log.elsewhere)
         self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
@@ -637,7 +644,6 @@ class JobLog:
         void = [chunk for chunk in known.skipped if not any(start <= chunk < stop for start, stop in done)]
         self._log.write(*(skipped_frame(self._number, chunk, ()) for chunk in void))
         known.skipped = {chunk: rows for chunk, rows in known.skipped.items() if chunk not in void}
-        known.done = list(done)
 
     def _restore(self, chunks: int) -> list[tuple[int, int]]:
         """Give the sink what earlier sessions have left; the chunks that need not run again."""

@@ -126,6 +126,9 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         if has_output and looked_at is not None and hasattr(type(looked_at), "check_output"):
             looked_at.check_output(ctx.output)  # it reads other rows, too
 
+        if not has_output:
+            return fn(*args[:at], ctx, *args[at:], **kwargs)
+
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
 
@@ -134,8 +137,6 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
             bound.apply_defaults()
             return identify_call(ctx.name, data, length, _parts(bound.arguments, ctx))
 
-        if not has_output:
-            return work(ctx)
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
         return resumable_call(ctx, identity, work, skipper)

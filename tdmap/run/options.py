@@ -23,12 +23,19 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import torch
 
 from tdmap.execution import STARTS, WorkerOptions
 from tdmap.rowerrors import OnError
+
+TRUST, REDO = "trust", "redo"
+"""After the machine went down during an in-place run: trust the files as they are, or run every chunk again that is not
+known to have reached the disk."""
+
+Resume: TypeAlias = "bool | str"
+"""False, True, `TRUST` or `REDO`."""
 
 
 class RunOptions(WorkerOptions, total=False):
@@ -88,7 +95,7 @@ class OutputOptions(TypedDict, total=False):
     overwrite: bool
     rows_per_shard: int | None
     storage_options: Mapping[str, Any] | None
-    resume: bool | str
+    resume: Resume
     spill_dir: str | os.PathLike[str] | None
 
 

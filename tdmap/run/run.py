@@ -21,7 +21,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.events import Callback
@@ -35,30 +35,11 @@ from tdmap.run.fingerprint import PACKAGE, without_versioned
 from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, refuse
 from tdmap.run.ledger import Ledger
 from tdmap.run.log import EarlierSkips, History, Log, begun, changes_of
+from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.format import REPLACED
 
 HISTORY = "history.jsonl"
-
-TRUST, REDO = "trust", "redo"
-"""After the machine went down during an in-place run: trust the files as they are, or run every chunk again that is not
-known to have reached the disk."""
-
-Resume: TypeAlias = "bool | str"
-"""False, True, `TRUST` or `REDO`."""
-
-
-def check_resume(value: Any) -> Resume:
-    """`value`, if it may be passed as `resume`.
-
-    Raises:
-        ValueError: it may not.
-    """
-    if value in (False, True, TRUST, REDO):
-        checked: Resume = value
-        return checked
-    raise ValueError(f"resume must be True, False, {TRUST!r} or {REDO!r}: got {value!r}.")
-
 
 OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
 ONCE_MORE = "call it without resume=True to change the rows once more"
@@ -140,7 +121,8 @@ class Found(NamedTuple):
 def history_of(folder: Path, identity: dict[str, Any], resume: Resume, ranks: bool = False) -> Found:
     """The log of a run, a new one where there is none. Arguments and errors as `open_run` and `begun`."""
     boot = None if resume == TRUST else disk.boot_number()
-    is_over = _digest(identity) in _history(folder)
+    over = _history(folder)
+    is_over = bool(over) and _digest(identity) in over
     if identity["kind"] != IN_PLACE:
         return Found(History(folder / "journal") if is_over else begun(folder, identity, boot, ranks), is_over)
     history = History(folder / "journal", boot)

@@ -76,7 +76,7 @@ class Driver:
     def __init__(
         self,
         job: Job,
-        sink: Sink,
+        sink: Sink[Any],
         workers: Workers,
         callbacks: CallbackList,
         row_bytes: int,

@@ -353,6 +353,8 @@ def mapped_root(node: Kernel, plan: SavePlan | None = None) -> str | None:
         return str(known)
     root: str | None = None
     if plan is None:
+        if not any(isinstance(leaf, MemoryMappedTensor) for leaf in node._leaves()):
+            return None
         plan = SavePlan(objects=False)
         plan.add(node)
     for leaf in plan.leaves:

@@ -73,7 +73,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     forks: bool = False
 
     @abstractmethod
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         """Give the job to the workers. `sink` says where results go, if that is known."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers, run_lease
+from tdmap.runtime.executors.base import News, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
@@ -112,22 +112,6 @@ def forget_job(key: tuple[int, int]) -> None:
 # -- in the driver -------------------------------------------------------------------------------------
 
 
-class ForeignExecutor(Executor):
-    """Processes of another library's pool, on this machine.
-
-    Args:
-        pool: an open pool; see `is_foreign_pool`.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        sizes = (getattr(pool, name, None) for name in ("_max_workers", "_processes"))
-        self.size = next((size for size in sizes if isinstance(size, int)), usable_cores())
-
-    def start(self, job: Job) -> Workers:
-        return ForeignWorkers(job, self._pool, self.size)
-
-
 def is_foreign_pool(pool: object) -> bool:
     """Whether it runs calls in processes: by `apply_async` of `multiprocessing`, or by `submit`, with a future."""
     of_multiprocessing = all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
@@ -147,16 +131,16 @@ class ForeignWorkers(Workers):
 
     Args:
         job: the job.
-        pool: an open pool.
-        size: calls that run at a time.
+        pool: an open pool; see `is_foreign_pool`.
     """
 
     kind = "pool"
 
-    def __init__(self, job: Job, pool: Any, size: int) -> None:
+    def __init__(self, job: Job, pool: Any) -> None:
         self._job = job
         self._pool = pool
-        self.size = size
+        sizes = (getattr(pool, name, None) for name in ("_max_workers", "_processes"))
+        self.size = next((size for size in sizes if isinstance(size, int)), usable_cores())
         self._packing = JobPacker()
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._reader = ParcelReader()
@@ -190,7 +174,7 @@ class ForeignWorkers(Workers):
 
         self._pool.submit(fn, argument).add_done_callback(tell)
 
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         self._payload = self._publish(self._packing.pack(self._job, sink.writer))
         self._pids = self._alive()
 

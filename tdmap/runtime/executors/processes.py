@@ -17,7 +17,7 @@ from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
-from tdmap.runtime.executors.base import Executor, News, Seat, Workers
+from tdmap.runtime.executors.base import News, Seat, Workers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room
 from tdmap.runtime.wire.lending import Loan, NotLent, take_back
@@ -46,23 +46,6 @@ from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
 
 Borrowed = tuple[WorkerPool, Callable[[], None]]
-
-
-class ProcessExecutor(Executor):
-    """Processes of a pool.
-
-    Args:
-        size: how many there are at most.
-        borrow: gives a pool for a job of so many workers, and what to call when the job is over.
-        tuning: of the call.
-    """
-
-    def __init__(self, size: int, borrow: Callable[[int], Borrowed], tuning: Tuning = DEFAULT) -> None:
-        self.size, self._borrow, self._tuning = size, borrow, tuning
-
-    def start(self, job: Job) -> Workers:
-        wanted = min(self.size, job.plan.num_chunks)
-        return ProcessWorkers(job, self._borrow(wanted), wanted, self._tuning)
 
 
 class ProcessWorkers(Workers):
@@ -110,7 +93,7 @@ class ProcessWorkers(Workers):
     def allocate(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         return self._packing.arena.empty(dtype, shape)
 
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         job = self._job
         asked = sink.demands(job.plan)
         self._in_place, self._locker = asked.in_place, asked.locker

@@ -26,10 +26,9 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.executors.base import Executor, Seat, Workers
+from tdmap.runtime.executors.base import Seat
 from tdmap.runtime.executors.processes import ProcessWorkers
-from tdmap.runtime.executors.raycluster import RayCluster
-from tdmap.runtime.executors.raypool import RayMember, RayPool, borrow_ray_pool
+from tdmap.runtime.executors.raypool import RayMember, RayPool
 from tdmap.runtime.executors.windows import (
     Answer,
     FarOutput,
@@ -60,24 +59,6 @@ WINDOW_BYTES = 32 << 20
 """Rows of a lease that travel, of the source and of the output: a worker has two leases."""
 
 
-class RayExecutor(Executor):
-    """Actors of a cluster.
-
-    Args:
-        cluster: where, and what each takes.
-        size: how many there are at most.
-        worker_threads: threads that torch uses in each.
-        tuning: of the call.
-    """
-
-    def __init__(self, cluster: RayCluster, size: int, worker_threads: int, tuning: Tuning = DEFAULT) -> None:
-        self.size, self._cluster, self._threads, self._tuning = size, cluster, worker_threads, tuning
-
-    def start(self, job: Job) -> Workers:
-        borrowed = borrow_ray_pool(self._cluster, self.size, self._threads)
-        return RayWorkers(job, borrowed, min(self.size, job.plan.num_chunks), self._tuning)
-
-
 class RayWorkers(ProcessWorkers):
     """The actors of a pool, for one job.
 
@@ -101,7 +82,7 @@ class RayWorkers(ProcessWorkers):
         self._travel: _Travel | None = None
         self._careful = 0
 
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         job = self._job
         if self._shares_memory:
             super().open(sink)

@@ -7,20 +7,11 @@ from collections import deque
 from typing import Any
 
 from tdmap.job import Job
-from tdmap.runtime.executors.base import Executor, LocalWorkers, Seat, Workers, run_lease
+from tdmap.runtime.executors.base import LocalWorkers, Seat, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Joined, Message
 from tdmap.seeding import own_streams
 from tdmap.sink import Sink
-
-
-class SerialExecutor(Executor):
-    """Runs leases in the caller."""
-
-    size = 1
-
-    def start(self, job: Job) -> Workers:
-        return SerialWorkers(job)
 
 
 class SerialWorkers(LocalWorkers):
@@ -35,7 +26,7 @@ class SerialWorkers(LocalWorkers):
         self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
         self._leases: deque[Lease] = deque()
 
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         self._loop = self.add_loop(self._emit, in_caller=True)
         if self._loop.reader.fetches:
             self._loop.reader.follow = self._loop.reader.in_order

@@ -5,19 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from typing import Any
 
 import torch
 
 from tdmap.job import Job
 from tdmap.process_state import ThreadSettings, use_threads
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.executors.base import Executor, LocalWorkers, Seat, Workers, run_lease
-from tdmap.runtime.executors.serial import SerialWorkers
+from tdmap.runtime.executors.base import LocalWorkers, Seat, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Joined, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sink import Sink
-from tdmap.tuning import DEFAULT
 
 
 def _serve(
@@ -55,28 +54,15 @@ def _run_leases(
             return
 
 
-class ThreadExecutor(Executor):
-    """Threads of this process, new ones for each job.
+class ThreadWorkers(LocalWorkers):
+    """New threads of this process, for one job whose chunks have no random streams.
 
     Args:
+        job: the job.
         num_workers: how many threads.
         worker_threads: threads that torch uses in each of them.
         leave_seconds: an iteration that is left waits so long for the chunks that run. They end unheard then.
     """
-
-    def __init__(self, num_workers: int, worker_threads: int, leave_seconds: float = DEFAULT.leave_seconds) -> None:
-        self.size, self._how = num_workers, (worker_threads, leave_seconds)
-
-    def start(self, job: Job) -> Workers:
-        if job.policy.seed is not None:
-            # The global generators belong to the whole process. A thread would draw from them while the consumer of an
-            # iteration does, and neither would draw the numbers that it draws alone.
-            return SerialWorkers(job)
-        return ThreadWorkers(job, min(self.size, job.plan.num_chunks), *self._how)
-
-
-class ThreadWorkers(LocalWorkers):
-    """Threads for one job, whose chunks have no random streams."""
 
     kind = "thread"
 
@@ -90,7 +76,7 @@ class ThreadWorkers(LocalWorkers):
         self._threads: list[threading.Thread] = []
         self._streaming = False
 
-    def open(self, sink: Sink) -> None:
+    def open(self, sink: Sink[Any]) -> None:
         self._streaming = sink.demands(self.job.plan).ordered is not None
         inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
