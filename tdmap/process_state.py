@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import operator
 import os
 import re
 import signal
@@ -313,19 +314,10 @@ _FLAGS = (
 _AUTOCAST = ("cpu", "cuda")
 
 
-def _flag_holder(flag: str) -> tuple[Any, str]:
-    path, _, name = flag.rpartition(".")
-    holder: Any = torch.backends
-    for part in path.split(".") if path else ():
-        holder = getattr(holder, part)
-    return holder, name
-
-
 def _read_flag(flag: str) -> Any:
     """The value of a flag; None where this torch has none, or where its two spellings were set to different values."""
     with contextlib.suppress(AttributeError, RuntimeError):
-        holder, name = _flag_holder(flag)
-        return getattr(holder, name)
+        return operator.attrgetter(flag)(torch.backends)
     return None
 
 
@@ -361,7 +353,7 @@ class ProcessSettings(NamedTuple):
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             _float32_precision(),
-            tuple(_read_flag(flag) for flag in _FLAGS),
+            tuple(map(_read_flag, _FLAGS)),
             sys.getrecursionlimit(),
             tuple(warnings.filters),
         )
@@ -382,8 +374,8 @@ class ProcessSettings(NamedTuple):
         for flag, wanted in zip(_FLAGS, self.flags):
             if wanted is not None and wanted != _read_flag(flag):
                 with contextlib.suppress(AttributeError, RuntimeError):
-                    holder, name = _flag_holder(flag)
-                    setattr(holder, name, wanted)
+                    path, _, name = flag.rpartition(".")
+                    setattr(operator.attrgetter(path)(torch.backends) if path else torch.backends, name, wanted)
         if self.warning_filters != tuple(warnings.filters):  # modules that the above imports add some
             warnings.resetwarnings()  # and forget which warnings were shown
             warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]

@@ -64,7 +64,6 @@ class Preallocated(Sink[Data]):
         self.out = out
         self._log = log
         self._place = place
-        self._objects = ObjectColumns(())
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self.writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)

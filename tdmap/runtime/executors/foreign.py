@@ -226,8 +226,8 @@ class ForeignWorkers(Workers):
             raise data
         messages = [self._reader.open(message) for message in pickle.loads(data)]
         for message in messages:
-            if isinstance(message, (Done, Failed)):
-                self._packing.check_mutation(message.mutated)
+            if isinstance(message, (Done, Failed)) and message.mutated:
+                self._packing.check_mutation()
         return messages
 
     def _look_for_deaths(self) -> None:

@@ -231,13 +231,13 @@ class ProcessWorkers(Workers):
         if isinstance(message, (Done, Failed)):
             member.outstanding -= 1
             member.heard = time.monotonic()
+            if message.mutated:
+                self._in_place = True
+                self._packing.check_mutation()
         if isinstance(message, Done):
             first = self._starts.pop(message.lease, message.upto)
             member.chunks += message.upto - first
             member.rows += self._job.plan.count(first, message.upto)
-        if isinstance(message, (Done, Failed)):
-            self._in_place |= message.mutated
-            self._packing.check_mutation(message.mutated)
         if isinstance(message, Segment):
             self._safe[member.number] = (message.lease, message.stop)
         try:
@@ -321,7 +321,8 @@ class ProcessWorkers(Workers):
                     # After an error it is unknown which slots the worker still believes to be in use.
                     member.keeps_slots = ok and self._locker is not None
                     member.send(Drop(self._job.number, member.keeps_slots, number in self._loans))
-            self._have_back()
+            if self._loans:
+                self._have_back()
         finally:
             with torch.no_grad():
                 self._packing.write_back(changed)

@@ -188,7 +188,7 @@ class RayWorkers(ProcessWorkers):
             return
         assert self._travel is not None
         if answer.changed is not None:
-            self._packing.check_mutation(True)
+            self._packing.check_mutation()
         messages = self._travel.settle(grant, answer)
         self._careful = max(self._careful - (answer.upto - grant.start), 0)
         yield from messages

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import Region, SharedHandle, bytes_of
+from tdmap.memory.regions import Region, SharedHandle, bytes_of, region_of
 from tdmap.memory.shm import Arena, shared_region, unexpanded, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
@@ -147,8 +147,12 @@ class Packer:
 
     def dumps(self, value: Any) -> bytes:
         """The bytes of `value`."""
-        file, apart = io.BytesIO(), _Apart()
-        _Pickler(self, file, (lambda buffer: self._stays(buffer, apart)) if self.private else None).dump(value)
+        file = io.BytesIO()
+        if not self.private:
+            _Pickler(self, file, None).dump(value)
+            return file.getvalue()
+        apart = _Apart()
+        _Pickler(self, file, lambda buffer: self._stays(buffer, apart)).dump(value)
         apart.data = file.getvalue()
         return pickle.dumps(apart, pickle.HIGHEST_PROTOCOL) if apart.buffers else apart.data
 
@@ -188,15 +192,16 @@ class Packer:
         return as_parameter, (parameter.data, parameter.requires_grad)
 
     def _reduce_tensor(self, tensor: Tensor, private: bool) -> Any:
-        if not private and is_lendable(tensor):
-            # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
-            memory, conj, neg = _memory_of(tensor.detach())
-            build, fields, loan = lend(memory)
-            self._loans.append(loan)
-            return open_lazily, (build, fields, conj, neg)
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.device.type == "cpu":
+            is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+            return self._reduce_here(tensor.detach(), private) if is_plain else NotImplemented
+        if private or not is_lendable(tensor):
             return NotImplemented
-        return self._reduce_here(tensor.detach(), private)
+        # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
+        memory, conj, neg = _memory_of(tensor.detach())
+        build, fields, loan = lend(memory)
+        self._loans.append(loan)
+        return open_lazily, (build, fields, conj, neg)
 
     def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
         if tensor.is_conj() or tensor.is_neg():  # no region says that its memory is not its values
@@ -215,7 +220,7 @@ class Packer:
 
     def _reduce_copy(self, copy: Tensor, private: bool = True) -> Any:
         """How to pack what was copied to shared memory, and will not be written to if it is private."""
-        region = shared_region(copy)
+        region = region_of(copy)
         assert region is not None
         own = open_own if copy.numel() * copy.element_size() >= LARGE_BYTES else open_private
         return own if private else open_shared, (tuple(region.handle), *region[1:])

@@ -120,9 +120,9 @@ class JobPacker:
             undo.restore(chunk)
         undo.release()
 
-    def check_mutation(self, mutated: bool) -> None:
-        """Raise PermissionError when a function changes rows that may only be read."""
-        if mutated and self._read_only_source:
+    def check_mutation(self) -> None:
+        """Raise PermissionError where rows may only be read, and the function has changed some."""
+        if self._read_only_source:
             raise PermissionError(
                 f"{self._name} changes rows in place, and the data lie in files that may only be read: "
                 "nothing was written. Open the dataset for writing, or pass out=."
