@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -46,7 +47,9 @@ def do(opened, *ranges):
             chunks.add(start, stop)
             chunks.flush()
 
-    opened.run(Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), run)
+    opened.run(
+        Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), SimpleNamespace(run=run)
+    )
 
 
 def write(path, *ranges):
@@ -166,7 +169,9 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
         opened.files = []
         chunks.add(10, 20)
 
-    opened.run(Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), run)
+    opened.run(
+        Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), SimpleNamespace(run=run)
+    )
     assert History(path, here).ranges == [(0, 20)]
     assert History(path, here + 1).ranges == [(0, 10)]
     opened.finish(100, [])
@@ -235,6 +240,7 @@ def test_the_helper_goes_on_to_the_disk_when_the_driver_is_killed(tmp_path):
     code = """
 import os, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from tdmap import tuning
 from tests.faults.test_log import do, open_log
 with tuning.use(log_seconds=0, sync_seconds=0):
