@@ -56,7 +56,8 @@ class DevicePlan:
             ValueError: a device does not exist, or `out` lies on several.
         """
         out_device = None if out is None else check_device_out(out)
-        return cls(devices_of(device), None if out_device is None else resolve_device(out_device, "out"))
+        devices = () if device is None else devices_of(device)
+        return cls(devices, None if out_device is None else resolve_device(out_device, "out"))
 
     @property
     def chunk_factor(self) -> int:
@@ -135,14 +136,12 @@ def check_no_device(out: Any, data: Data) -> None:
     )
 
 
-def devices_of(device: Devices) -> tuple[torch.device, ...]:
+def devices_of(device: Device | Sequence[Device]) -> tuple[torch.device, ...]:
     """The devices that are meant; none for the CPU.
 
     Raises:
         ValueError: one does not exist, the CPU is one of several, or there are none.
     """
-    if device is None:
-        return ()
     several = isinstance(device, Sequence) and not isinstance(device, str)
     wanted: Sequence[Any] = device if several else [device]  # type: ignore[assignment]
     found = tuple(resolve_device(one) for one in wanted)

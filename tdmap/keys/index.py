@@ -215,7 +215,7 @@ def sorted_rows(
         cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
         cut.__qualname__ = keyed.reader.what
     nbytes_read = length * plan_bytes if keyed.reader.spec.fn is None else sys.maxsize  # which may do anything
-    runs = ctx.light(0 if plan.num_chunks <= 1 else nbytes_read).step(source, plan, cut) if length else []
+    runs: list[Any] = ctx.light(0 if plan.num_chunks <= 1 else nbytes_read).step(source, plan, cut) if length else []
     partitions = Partitions(spill, runs, words, [] if packs else [Shape(torch.int64, ())])
     counts = partitions.rows
     total = int(counts.sum())

@@ -192,7 +192,8 @@ def count(plan: Plan, settings: RunSettings) -> int:
     execution = settings.execution
     if is_one_pass(plan) and execution is not None:
         job = one_job(plan, settings, then=_Tally(batched), empty=int)
-        return sum(execution.run(job, Collect())) if job.plan.length else 0
+        counts: list[int] = execution.run(job, Collect()) if job.plan.length else []
+        return sum(counts)
     with contextlib.closing(open_iterator(plan, settings)) as pieces:
         return sum(count_of(piece, batched) for piece in pieces)
 

@@ -34,7 +34,8 @@ from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.run.identity import IN_PLACE, identify
 from tdmap.run.log import History, Log
-from tdmap.run.run import TRUST, history_of
+from tdmap.run.options import TRUST
+from tdmap.run.run import history_of
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader

@@ -480,7 +480,8 @@ class Log:
         job = self._planned(number, job)
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
         with kind(self, number, known, job, sink) as log:
-            if isinstance(sink, Collect) and not job.policy.skip and log.has_all:
+            all_known = isinstance(sink, Collect) and not job.policy.skip and log.has_all
+            if all_known:
                 sink.open(job.plan, None)  # type: ignore[arg-type]
                 return sink.result()
             return execution.run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)

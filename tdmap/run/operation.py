@@ -123,11 +123,10 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options, skip)
-        if has_output and looked_at is not None and hasattr(type(looked_at), "check_output"):
-            looked_at.check_output(ctx.output)  # it reads other rows, too
-
         if not has_output:
             return fn(*args[:at], ctx, *args[at:], **kwargs)
+        if looked_at is not None and hasattr(type(looked_at), "check_output"):
+            looked_at.check_output(ctx.output)  # it reads other rows, too
 
         def work(ctx: Context) -> Any:
             return fn(*args[:at], ctx, *args[at:], **kwargs)

@@ -551,6 +551,5 @@ def _borders(job: Job) -> tuple[list[int], list[int]]:
     """The chunks with which the rows of another folder begin, and those of another block."""
     if job.source.order is not None:
         return [], []
-    rows = rows_of(job.source.data)
-    borders, blocks = (sorted(set(map(job.plan.chunk_from, at))) for at in (rows.borders, rows.blocks))
-    return borders, blocks
+    rows, chunk_from = rows_of(job.source.data), job.plan.chunk_from
+    return sorted(set(map(chunk_from, rows.borders))), sorted(set(map(chunk_from, rows.blocks)))

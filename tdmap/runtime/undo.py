@@ -119,12 +119,14 @@ class Undo:
     def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
         """Room for one chunk, in memory: that of `empty`, or of the device where rows are."""
 
-        def room(leaf: Tensor) -> Tensor:
+        buffers = []
+        for leaf in tensors_of(data):
             shape = torch.Size((*leaf.shape[: plan.dim], plan.most_rows, *leaf.shape[plan.dim + 1 :]))
             here = leaf.device.type == "cpu"
-            return empty(leaf.dtype, shape) if here else torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
-
-        return Room([room(leaf) for leaf in tensors_of(data)])
+            buffers.append(
+                empty(leaf.dtype, shape) if here else torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+            )
+        return Room(buffers)
 
     def save(self, chunk: int) -> None:
         """Copy the rows of `chunk` into the buffers."""

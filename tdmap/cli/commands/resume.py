@@ -54,7 +54,7 @@ def resume(
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
-    from tdmap.run.run import REDO, TRUST
+    from tdmap.run.options import REDO, TRUST
 
     found = _status_of(path)
     command = _Command.of(found, path)

@@ -136,7 +136,7 @@ class ProcessWorkers(Workers):
     def _join(self, member: PoolMember) -> Joined:
         member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
         taken = {int(self.pool.members[number].control[at.RANK]) for number in self._begun}
-        member.control[at.RANK] = next(rank for rank in range(self.size) if rank not in taken)
+        member.control[at.RANK] = min(set(range(self.size)) - taken)
         member.new_job(self._locker)
         member.control[at.UNDO] = 0
         member.control[at.LEASE] = -1

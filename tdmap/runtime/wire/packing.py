@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of, region_of
-from tdmap.memory.shm import Arena, shared_region, unexpanded, write_bytes
+from tdmap.memory.shm import Arena, shared_region, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 
@@ -241,11 +241,6 @@ class Packer:
             copy = self._copies[key] = self._arena.copy_of(tensor)
             self.staged.append((tensor, copy))
         return copy
-
-    def write_back(self, start: int = 0) -> None:
-        """Copy the staged memory, from the pair `start` on, back to the tensors that it stands for."""
-        for tensor, copy in self.staged[start:]:
-            unexpanded(tensor).copy_(unexpanded(copy))
 
 
 def _is_file(region: Region) -> bool:

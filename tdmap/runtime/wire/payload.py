@@ -13,7 +13,7 @@ from tdmap.errors import SerializationError
 from tdmap.job import Job, Policy, Source, reader_of
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.regions import region_of
-from tdmap.memory.shm import Arena
+from tdmap.memory.shm import Arena, unexpanded
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.undo import Room, Undo, undo_room
@@ -130,7 +130,8 @@ class JobPacker:
 
     def write_back(self, changed: bool) -> None:
         """Bring what workers wrote into copies of ordinary memory back to where it belongs."""
-        self._packer.write_back(0 if changed else self._num_source)
+        for tensor, copy in self._packer.staged[0 if changed else self._num_source :]:
+            unexpanded(tensor).copy_(unexpanded(copy))
 
 
 def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
