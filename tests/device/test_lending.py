@@ -58,8 +58,8 @@ class Lender:
 @pytest.fixture
 def lender(tmp_path, monkeypatch):
     lender = Lender(tmp_path)
+    monkeypatch.setattr(packing, "is_lendable", lender.is_lendable)
     for module in (packing, lending):
-        monkeypatch.setattr(module, "is_lendable", lender.is_lendable)
         monkeypatch.setattr(module, "lend", lender.lend)
     for module in (processes, payload):
         monkeypatch.setattr(module, "take_back", lender.take_back)

@@ -44,11 +44,6 @@ class Loan(NamedTuple):
     """Where in it."""
 
 
-def is_lendable(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is a device's that torch can lend."""
-    return tensor.device.type == "cuda"
-
-
 def lend(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...], Loan]:
     """What opens a tensor in one other process, its arguments, and the loan.
 

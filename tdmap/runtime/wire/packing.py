@@ -21,7 +21,7 @@ from torch import Tensor
 from tdmap.memory.regions import Region, SharedHandle, bytes_of, region_of
 from tdmap.memory.shm import Arena, shared_region, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
-from tdmap.runtime.wire.lending import Loan, is_lendable, lend
+from tdmap.runtime.wire.lending import Loan, lend
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -192,16 +192,15 @@ class Packer:
         return as_parameter, (parameter.data, parameter.requires_grad)
 
     def _reduce_tensor(self, tensor: Tensor, private: bool) -> Any:
-        if tensor.device.type == "cpu":
-            is_plain = tensor.layout is torch.strided and not tensor.is_quantized
-            return self._reduce_here(tensor.detach(), private) if is_plain else NotImplemented
-        if private or not is_lendable(tensor):
+        if not private and is_lendable(tensor):
+            # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
+            memory, conj, neg = _memory_of(tensor.detach())
+            build, fields, loan = lend(memory)
+            self._loans.append(loan)
+            return open_lazily, (build, fields, conj, neg)
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             return NotImplemented
-        # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
-        memory, conj, neg = _memory_of(tensor.detach())
-        build, fields, loan = lend(memory)
-        self._loans.append(loan)
-        return open_lazily, (build, fields, conj, neg)
+        return self._reduce_here(tensor.detach(), private)
 
     def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
         if tensor.is_conj() or tensor.is_neg():  # no region says that its memory is not its values
@@ -241,6 +240,11 @@ class Packer:
             copy = self._copies[key] = self._arena.copy_of(tensor)
             self.staged.append((tensor, copy))
         return copy
+
+
+def is_lendable(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is a device's that torch can lend."""
+    return tensor.device.type == "cuda"
 
 
 def _is_file(region: Region) -> bool:
