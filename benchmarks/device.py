@@ -34,7 +34,7 @@ from tdmap.memory import links as device_module
 from tdmap.memory.links import DeviceLink, open_link
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.output.device import DeviceBuffer
-from tdmap.run.arguments import plan_for
+from tdmap.run.context import plan_for
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.mapping import release
 from tests.device.fakelink import FakeLink

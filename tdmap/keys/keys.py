@@ -16,7 +16,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
 from tdmap.reducers.base import Key
-from tdmap.run.call import parts_of
+from tdmap.run.identity import parts_of
 from tensordict_lite.ragged import is_ragged
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"

@@ -20,8 +20,9 @@ from tdmap.output.append import append_rows
 from tdmap.output.folder import check_for_folder, no_rows_for_folder
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
-from tdmap.run.call import identify_call, parts_of_job, resumable_call
 from tdmap.run.context import Context
+from tdmap.run.identity import identify_call, parts_of_job
+from tdmap.run.operation import resumable_call
 from tdmap.sink import returned_none
 
 

@@ -39,11 +39,9 @@ from tdmap.plan import CACHE_BYTES
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
-from tdmap.run.arguments import plan_for
-from tdmap.run.call import resumable_call
-from tdmap.run.context import Context
+from tdmap.run.context import Context, plan_for
 from tdmap.run.identity import MAP, identify
-from tdmap.run.operation import placing_operation
+from tdmap.run.operation import placing_operation, resumable_call
 from tdmap.run.options import MapOptions
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice

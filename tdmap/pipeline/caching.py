@@ -22,9 +22,10 @@ from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.stages import Cache, ConcatWith, Stage, ZipWith
 from tdmap.pipeline.work import stage_parts
-from tdmap.run.call import identify_call, resumable_call
 from tdmap.run.context import Context
 from tdmap.run.fingerprint import source_parts
+from tdmap.run.identity import identify_call
+from tdmap.run.operation import resumable_call
 
 if TYPE_CHECKING:
     from tdmap.pipeline.chain import Chain

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tdmap.data.kinds import Data, is_data
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory.hidden import printable
@@ -46,6 +47,29 @@ def identity_of(
         "seed": seed,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
     }
+
+
+def parts_of(name: str, value: Any) -> dict[str, str]:
+    """The parts of something that a call was given: of a function, a reducer, another dataset.
+
+    Example:
+        >>> list(parts_of("reducer 'n'", max))
+        ["reducer 'n': its version", "reducer 'n': its callable"]
+    """
+    found = source_parts(value) if is_data(value) else function_parts(value)
+    return {f"{name}: {part}": digest for part, digest in found.items()}
+
+
+def parts_of_job(job: Job) -> dict[str, str]:
+    """The parts of a job with a function of the user's: the function, how rows are cut, the seed, their order."""
+    plan = {f"the plan's {key}": str(value) for key, value in describe_plan(job.plan).items()}
+    order = {} if job.source.order is None else parts_of("order", job.source.order)
+    return parts_of("function", job.fn) | order | plan | {"the seed": str(job.policy.seed)}
+
+
+def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
+    """What tells a call from others: the operation, its dataset, and the parts that its result depends on."""
+    return identity_of(STEPWISE, name, parts, source_parts(data), ChunkPlan(length, max(length, 1)))
 
 
 BY_RESULT = "by the first result"

@@ -21,24 +21,27 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from tdmap.data.kinds import Data, is_data
+from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import Execution
 from tdmap.frames import without_engine
-from tdmap.job import Policy, function_name
+from tdmap.job import Job, Policy, function_name
 from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
-from tdmap.run.arguments import policy_for
-from tdmap.run.call import identify_call, parts_of, resumable_call
-from tdmap.run.context import Context, require_rows
+from tdmap.run.context import Context, policy_for, require_rows
+from tdmap.run.identity import identify_call, parts_of
+from tdmap.run.log import History, changes_of, clean
 from tdmap.run.options import options_of, with_defaults, worker_options
 from tdmap.run.options import unknown_option as unknown_option  # tensordict_lite takes it from here
+from tdmap.run.run import OVERWRITE, open_run
 from tdmap.runtime.skipping import DROP, PAD
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -229,6 +232,67 @@ def hide_engine(error: BaseException) -> None:
     """Leave frames of the engine out of a traceback, unless the error may be the engine's own."""
     told = isinstance(error, TdmapError) or isinstance(error.__cause__, RemoteTraceback)
     error.__traceback__ = without_engine(error.__traceback__, all_of_it=told)
+
+
+# -- calls that can be resumed -------------------------------------------------------------------------
+
+
+def resumable_call(
+    ctx: Context,
+    identity: Callable[[], dict[str, Any]],
+    work: Callable[[Context], Data],
+    job: Job | None = None,
+) -> Data:
+    """Do what an operation does; with the option `resume`, from where an earlier session of the same call was.
+
+    Args:
+        ctx: the call. With `resume`, `work` is called with its log.
+        identity: what tells the call from others; called with `resume` alone.
+        work: runs the jobs, the same each time as long as nothing else is decided, and returns the result.
+        job: the one whose function may skip rows.
+
+    Raises:
+        ValueError: `resume`, and the output is no folder.
+        ResumeMismatch: the folder holds another run; names what differs.
+        FileExistsError: it holds something else.
+    """
+    name, output, resume = ctx.name, ctx.output, ctx.resume
+    shards = output.shards
+    if not resume:
+        is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself
+        with output.claimed(name):
+            made = work(ctx)
+            return made if shards is None or is_part else shards.write(made)
+    if output.store is None:
+        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+    known = identity()
+    output.known_by(known)
+    store = output.store
+    with output.claimed(name, resume=True):
+        whole = None if shards is None else shards.complete(known, name)
+        if whole is not None:
+            return whole
+        if _is_gone(store, known):
+            store.begin_anew()
+        again = OVERWRITE if shards is None else ""  # the rows were complete, and not the shards
+        with open_run(store.hidden, known, job, resume, lists=shards is None, again=again) as log:
+            if log is None:
+                result = store.publish()
+            else:
+                output.log = log
+                result = work(replace(ctx, log=log))
+                log.finish(known["plan"]["rows"], files_of(result))  # whose names have changed
+        clean(store.hidden)  # also of a session that was killed before it did
+        return result if shards is None else shards.write(result, known)
+
+
+def _is_gone(store: OutputFolder, identity: dict[str, Any]) -> bool:
+    """Whether the call was complete before, and its dataset has been removed since."""
+    if not store.has_journal or store.load() is not None:
+        return False
+    path = store.hidden / "journal"
+    history = History(path)
+    return history.is_complete and not changes_of(history, identity, False, path)
 
 
 # -- what tells a call from others ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tdmap.devices import check_device_out
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.output.device import DeviceBuffer
-from tdmap.run.arguments import plan_for
+from tdmap.run.context import plan_for
 from tdmap.runtime.workers.pool import WorkerPool
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
 from tests.device.fakelink import POISON, FakeLink

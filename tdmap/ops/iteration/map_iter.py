@@ -18,8 +18,7 @@ from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.plan import CACHE_BYTES, ChunkPlan
-from tdmap.run.arguments import plan_for
-from tdmap.run.context import Context
+from tdmap.run.context import Context, plan_for
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
 from tdmap.seeding import permutation, seed_or_drawn
