@@ -1,5 +1,7 @@
-"""What an operation is given: who runs its jobs, where its rows go, and what earlier sessions have done; and how arguments
-become a plan and a policy."""
+"""What an operation is given: who runs its jobs, where its rows go, and what earlier sessions have done.
+
+`plan_for` and `policy_for` make a plan and a policy of its arguments.
+"""
 
 from __future__ import annotations
 

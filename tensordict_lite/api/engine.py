@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tdmap.functions import Keys
     from tdmap.memory.links import Device
     from tdmap.rowerrors import OnError
-    from tdmap.run.run import Resume
+    from tdmap.run.options import Resume
     from tdmap.types import MapIterator
 
 __all__ = ["EngineOps"]
