@@ -259,7 +259,7 @@ SCRIPT = """
     sys.path.insert(0, {root!r})
     import tdmap
     from tests.columns.test_ragged_columns import OPERATIONS, TensorDict, files, tuning
-    from tdmap.output import copying, ragged
+    from tdmap.output import ragged, spill
     kill = sys.argv[1]
     def dying(step):
         call = step.__call__
@@ -271,7 +271,7 @@ SCRIPT = """
     if kill == "gather":
         dying(ragged.GatherRagged)
     elif kill == "copy":
-        dying(copying.CopyTasks)
+        dying(spill.CopyTasks)
     with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
         OPERATIONS[{name!r}][0](TensorDict.load_memmap({source!r}), out={out!r}, resume=True, num_workers=0)
 """

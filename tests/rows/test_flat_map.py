@@ -181,7 +181,7 @@ def test_pieces_larger_than_a_task_are_cut(tmp_path):
 
 
 def test_copies_without_help_of_the_kernel(monkeypatch):
-    monkeypatch.setattr("tdmap.output.copying._copies_in_kernel", False)
+    monkeypatch.setattr("tdmap.output.spill._copies_in_kernel", False)
     data = make()
     assert bits(tdmap.flat_map(data, repeat, num_workers=0, chunksize=7)) == bits(wanted_rows(data, 7))
 
