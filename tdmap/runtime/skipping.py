@@ -102,10 +102,8 @@ class Skipper:
                 self._mark(chunk, [])
                 return result
             failure = misfit
-        search.put_back(0, stop - start, failure)
-        if stop - start == 1:
-            search.errors.append((0, failure))
-        else:
+        search.failed(0, stop - start, failure)
+        if stop - start > 1:
             self._row_by_row = search.try_parts(0, stop - start, False)
         return self._found(lease, chunk, target, search)
 
@@ -125,7 +123,10 @@ class Skipper:
         if bad:
             self._report(lease, chunk, search)
         self._mark(chunk, bad)
-        return self._settle(search, bad, target)
+        result = self._settle(search, bad, target)
+        for _, error in search.errors:
+            error.__traceback__ = None  # as in `_Search.failed`
+        return result
 
     def _report(self, lease: int, chunk: int, search: _Search) -> None:
         start = self.loop.plan.rows(chunk)[0]
@@ -267,10 +268,16 @@ class _Search:
                 self.parts.append(_Part(start, stop, self.fresh(value)))
                 return True
             failure = misfit
-        self.put_back(start, stop, failure)
-        if stop - start == 1:
-            self.errors.append((start, failure))
+        self.failed(start, stop, failure)
         return False
+
+    def failed(self, start: int, stop: int, error: Exception) -> None:
+        """The function raised on some rows: put them back. A single row is bad."""
+        self.put_back(start, stop, error)
+        if stop - start == 1:
+            self.errors.append((start, error))
+        else:
+            error.__traceback__ = None  # its frames hold the rows, and the error: a circle
 
     def _target(self, start: int, stop: int) -> Any:
         plan = self.loop.plan

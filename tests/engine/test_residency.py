@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,15 +24,20 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("to_files", [True, False], ids=["memmap", "shared memory"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_pages_that_were_passed_are_let_go_of(tmp_path: Path, to_files: bool, num_workers: int) -> None:
-    row = TensorDict({"x": torch.zeros(ROW_BYTES, dtype=torch.uint8)}, [])
+@pytest.mark.parametrize("on_error", ["raise", tdmap.RowErrors()], ids=["raise", "skip"])
+def test_pages_that_were_passed_are_let_go_of(tmp_path: Path, to_files: bool, num_workers: int, on_error: Any) -> None:
+    row = TensorDict({"x": torch.zeros(ROW_BYTES, dtype=torch.uint8), "row": torch.tensor(0)}, [])
     data = row.expand(ROWS).memmap_like(tmp_path / "data") if to_files else row.expand(ROWS).clone().memmap_()
+    data["row"].copy_(torch.arange(ROWS))
 
     def touch(chunk: TensorDict) -> int:
         chunk["x"].numpy()[...] += 1  # each page becomes memory of this process
+        if on_error != "raise" and int(chunk["row"]) % 20 == 19:
+            raise ValueError("its rows are put back")
         return resident_bytes()
 
-    seen = list(tdmap.map_iter(data, touch, num_workers=num_workers, chunksize=1))
+    found = tdmap.map_iter(data, touch, num_workers=num_workers, chunksize=1, on_error=on_error)
+    seen = [resident for resident in found if resident is not None]
     # A process that has run other tests may give their memory back meanwhile: only what is gained counts.
     gained = [now - lowest for now, lowest in zip(seen, itertools.accumulate(seen, min), strict=True)]
     assert max(gained) < ROWS * ROW_BYTES // 2
