@@ -91,7 +91,7 @@ class Reader:
         plan = self.plan
         assert self.order is not None
         for first in range(begin, end, size):
-            rows = self.order[first : min(first + size, end)]
+            rows = self.order[first : first + size]
             index: Any = rows[0].item() if plan.unbind else rows
             yield self.data[(slice(None),) * plan.dim + (index,)]
 

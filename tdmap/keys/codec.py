@@ -95,8 +95,7 @@ class KeyColumn:
             return [flat.numpy(force=True).astype(np.uint64)]
         sign = np.uint64(1 << (bits - 1))
         if self.dtype in _SIGNED:
-            word = flat.numpy(force=True).astype(np.int64, copy=False).view(np.uint64) + sign
-            return [word if bits == 64 else word & np.uint64((1 << bits) - 1)]
+            return [flat.numpy(force=True).astype(np.int64, copy=False).view(np.uint64) + sign]
         flat = flat + 0.0  # -0.0 becomes 0.0; and a copy of our own
         flat[flat.isnan()] = torch.nan
         raw = flat.view(_INTEGER_VIEW[bits]).numpy(force=True)

@@ -216,7 +216,6 @@ class ChunkLoop:
         control, began, self._generation = self.control, time.perf_counter(), _generation
         control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
         control[at.LEASE] = lease
-        control[at.COMMITTED] = start
         segments = _Segments(self, lease, start)
         guarded = self.undo is not None
         done = None if self.undo is None else self.undo.done

@@ -405,7 +405,7 @@ class Scheduler:
 
     def consumed(self, upto: int) -> None:
         """The consumer has taken the results of every chunk below `upto`: the window moves on."""
-        self._consumed = max(self._consumed, upto)
+        self._consumed = upto
 
     def cancel(self) -> None:
         """Give out nothing any more."""
