@@ -30,7 +30,7 @@ def in_child(work: Callable[[], Any]) -> int:
 
 
 def kill_at(number: int, work: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> bool:
-    """Run `work` in a fork that kills itself before its n-th step. False: it came to its end.
+    """Run `work` in a fork that kills itself before its n-th step, which a fork of its own does not. False: it ended.
 
     Args:
         number: of the step, counted from 1.
@@ -39,9 +39,11 @@ def kill_at(number: int, work: Callable[[], Any], steps: Iterable[tuple[Any, str
     """
 
     def killed_work() -> None:
+        process = os.getpid()
+
         def kill(count: int) -> None:
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if count == number and os.getpid() == process:
+                os.kill(process, signal.SIGKILL)
 
         before_each(steps, kill)
         work()

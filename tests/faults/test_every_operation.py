@@ -1,8 +1,9 @@
 """Every operation of the table resumes to the same rows, in a folder, in shards and in a store.
 
 The driver is killed before a system call, and again when it resumes; workers are killed in each job, or drivers and
-workers at random; or the machine goes down, and what had not reached the disk is zeros. The rows are those of an
-undisturbed call: none is lost, none is there twice, what is done is not done again, and no other file is left.
+workers at random; or the machine goes down, and what had not reached the disk is zeros. Workers run the last job of
+some operations, or threads of the driver. The rows are those of an undisturbed call: none is lost, none is there twice,
+what is done is not done again, and no other file is left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import tempfile
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from .operations import VARIANTS, quietly
 ROWS = 120
 NAMES = resumable()
 OUTPUTS = ("folder", "shards", "URL")
+BY_THREADS = [(name, "folder, by threads") for name in ("filter", "shuffle", "sort", "drop_duplicates")]
+"""The last job runs in threads of the driver, those before it in two processes."""
 CALLS = ("open", "close", "write", "pwrite", "mkdir", "rename", "replace", "unlink", "rmdir", "ftruncate", "link")
 STEPS = [(os, name) for name in CALLS]
 STATE = {"journal", "lock", "run.json"}
@@ -47,7 +51,7 @@ STATE = {"journal", "lock", "run.json"}
 def _small_jobs(monkeypatch):
     """Many jobs, chunks and partitions of few rows, all of which are noted at once."""
     monkeypatch.setattr(disk.Helper, "_start", lambda self: False)  # the death of processes counts, not the disk
-    with tuning.use(log_seconds=0, partition_bytes=700, gather_bytes=512):
+    with tuning.use(log_seconds=0, partition_bytes=700, gather_bytes=512, light_bytes=0):
         yield
 
 
@@ -60,7 +64,11 @@ class Place:
         self.operation = OPERATIONS[name] if name in OPERATIONS else Operation(VARIANTS[name], list)
         self.out, self.temporary = folder / "out", folder / "temporary"
         self.temporary.mkdir()
-        self.options: dict[str, Any] = {"out": self.out, **({} if output == "folder" else {"rows_per_shard": 16})}
+        self.options: dict[str, Any] = {"out": self.out}
+        if output in ("shards", "URL"):
+            self.options |= {"rows_per_shard": 16}
+        if output == "folder, by threads":
+            self.options |= {"num_workers": 2, "mp_start_method": "fork"}
         if output == "URL":
             self.options |= {"out": f"local://{self.out}", "storage_options": {"auto_mkdir": True}}
         undisturbed = self.operation.call(self.data, out=None, num_workers=0)
@@ -120,7 +128,7 @@ def kill_twice(place: Place, number: int) -> bool:
     return killed
 
 
-CASES = [(name, output) for name in NAMES for output in OUTPUTS] + [(name, "folder") for name in VARIANTS]
+CASES = [*product(NAMES, OUTPUTS), *((name, "folder") for name in VARIANTS), *BY_THREADS]
 
 
 @pytest.mark.parametrize("name, output", CASES)
@@ -130,12 +138,22 @@ def test_a_driver_is_killed_twice(name, output, tmp_path):
         number *= 6
 
 
-@pytest.mark.parametrize("end", ["killed", "interrupted"])
-@pytest.mark.parametrize("name, output", [("map", "folder"), *(("filter", output) for output in OUTPUTS)])
-def test_a_driver_is_stopped_while_it_cleans_up(name, output, end, tmp_path):
+CLEANING = [("map", "folder"), *(("filter", output) for output in OUTPUTS)]
+
+
+@pytest.mark.parametrize(
+    "name, output, end, last, every",
+    [
+        *((*case, "killed", 60, 3) for case in CLEANING),
+        *((*case, "interrupted", 60, 8) for case in CLEANING),
+        *((*case, "killed", 120, 6) for case in BY_THREADS),
+    ],
+)
+def test_a_driver_is_stopped_in_its_last_steps(name, output, end, last, every, tmp_path):
+    """While it cleans up, and while threads of it run the last job."""
     place = Place(name, output, tmp_path)
     steps = place.steps()
-    for number in range(steps - 60 + OUTPUTS.index(output), steps + 1, 3 if end == "killed" else 8):
+    for number in range(steps - last + len(output) % every, steps + 1, every):
         (place.die if end == "killed" else place.stop)(number)
         place.resume()
 
@@ -240,7 +258,7 @@ class InEachJob(tdmap.events.Callback):
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *VARIANTS) if name != "pack"])  # which retries nothing
 def test_a_worker_is_killed_in_each_job(name, tmp_path):
     place, killer = Place(name, "folder", tmp_path), InEachJob()
-    with tuning.use(light_bytes=0, near_bytes=0):
+    with tuning.use(near_bytes=0):
         found = place.call(resume=False, num_workers=2, retries=9, chunksize=10, callbacks=[killer])
     assert place.read(found) == place.wanted
     assert killer.killed == killer.jobs != set()
@@ -252,9 +270,13 @@ class AtRandom(tdmap.events.Callback):
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.in_processes = False
+
+    def on_job_started(self, event: tdmap.events.JobStarted) -> None:
+        self.in_processes = event.executor == "process"
 
     def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
-        victim = self.random.choice([event.worker, os.getpid(), 0, 0, 0])
+        victim = self.random.choice([event.worker if self.in_processes else 0, os.getpid(), 0, 0, 0])
         if victim:
             os.kill(victim, signal.SIGKILL)
 
@@ -264,7 +286,7 @@ def test_workers_and_drivers_are_killed_at_random(name, output, seed, tmp_path):
     place, deaths, status = Place(name, output, tmp_path), 0, -1
     while status:
         chaos = AtRandom(1000 * seed + deaths)
-        with tuning.use(light_bytes=0, near_bytes=0):
+        with tuning.use(near_bytes=seed % 2 << 20):  # the last job of some operations: by threads, or by workers
             status = in_child(lambda: place.call(num_workers=2, retries=1000, callbacks=[chaos]))  # noqa: B023
         assert status in (0, signal.SIGKILL)
         deaths += 1
