@@ -236,6 +236,10 @@ def test_nan_as_a_group_or_left_out():
     assert kept["s"].tolist() == [5, 0, 5]
     left_out = tdmap.group_by(data, "k", dropna=True).reduce({"s": Sum("v")}, num_workers=2)
     assert left_out["k"].tolist() == [0.0, 1.0] and left_out["s"].tolist() == [5, 0]
+    data["f"] = torch.tensor([2.0, 2.0, torch.nan, 2.0, torch.nan])
+    for keys in (["k", "f"], ["f", "k"]):
+        both = tdmap.group_by(data, keys, dropna=True).reduce({"s": Sum("v")}, num_workers=2)
+        assert both["k"].tolist() == [0.0, 1.0] and both["s"].tolist() == [3, 0]
 
 
 def test_a_function_as_key_and_a_plain_tensor():

@@ -51,6 +51,23 @@ def test_rows_along_another_dimension(run, lazy):
         assert torch.equal(result["x"], expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
+@pytest.mark.parametrize("through_numpy", [False, True])
+def test_changed_and_returned_rows_are_both_seen(run, data, through_numpy):
+    before = data.clone()
+
+    def increment(td):
+        if through_numpy:
+            td["x"].numpy()[:] += 1  # which counts no version
+        else:
+            td["x"].add_(1)
+        return td.clone()
+
+    result = run(data, increment, chunksize=7)
+    assert torch.equal(result["x"], before["x"] + 1)
+    assert torch.equal(data["x"], before["x"] + 1)
+
+
 def test_other_row_counts_are_concatenated_in_order(run, data):
     result = run(data, lambda td: td[: td.shape[0] // 2], chunksize=7)
     expected = torch.cat([part[: len(part) // 2] for part in data["x"].split(7)])
@@ -91,13 +108,15 @@ def test_out_may_be_the_data(run, data):
     assert torch.equal(data["x"], before * 2)
 
 
+@pytest.mark.parametrize("keys", [("x", "meta"), ("x",)], ids=["nested", "flat"])
 @pytest.mark.parametrize("kind", ["memory", "mapped"])
-def test_chunks_are_locked_and_named_as_the_data(run, data, kind, tmp_path):
+def test_chunks_are_locked_and_named_as_the_data(run, data, kind, keys, tmp_path):
+    data = data.select(*keys)
     data.names = ["rows"]
     data = data.lock_() if kind == "memory" else data.memmap(tmp_path)
 
     def look(td):
-        assert td.is_locked and td["meta"].is_locked and td.names == data.names == ["rows"]
+        assert td.is_locked and td.get("meta", td).is_locked and td.names == data.names == ["rows"]
         return td.select("x").clone()
 
     assert torch.equal(run(data, look, chunksize=7)["x"], data["x"])

@@ -247,6 +247,16 @@ def test_an_idle_worker_gets_half_of_a_long_lease():
     assert scheduler.get(lease.id) is None and not scheduler.leases_of(1)
 
 
+def test_a_worker_that_has_answered_is_asked_again():
+    scheduler = Scheduler(9, 1, SchedulerPolicy(target_seconds=1.0))
+    scheduler.done(scheduler.lease(0, 0.0).id, 1, 0.001, 0.0)
+    leases = [scheduler.lease(worker, 0.0) for worker in range(4)]
+    assert scheduler.pending == 0
+    assert [scheduler.straggler(5.0) for _ in range(3)] == [*leases[:2], None]
+    scheduler.shrunk(leases[0].id, leases[0].stop)
+    assert scheduler.straggler(5.0) is leases[0]
+
+
 def test_a_lease_of_one_chunk_is_not_shared():
     scheduler = Scheduler(4, 4)
     for worker in range(4):  # nothing is known of what a chunk takes, so that each gets one
@@ -293,6 +303,15 @@ def test_workers_that_die_between_leases_that_others_end_end_no_job():
         assert not scheduler.worker_lost(0, None).exhausted
 
 
+def leased_at(scheduler, seconds):
+    """All leases, whose chunks take so long."""
+    found = []
+    while (lease := scheduler.lease(0, 0.0)) is not None:
+        found.append((lease.start, lease.stop))
+        scheduler.done(lease.id, lease.stop, seconds * (lease.stop - lease.start), 0.0)
+    return found
+
+
 def leased(scheduler):
     """The leases of one worker, one after another, each of which takes no time."""
     found = []
@@ -312,6 +331,24 @@ def test_leases_end_at_borders_and_where_chunks_change_their_size():
     scheduler.done(scheduler.lease(0, now=0.0).id, 1, 0.0, 0.0)
     scheduler.extend(400, 1.0, SchedulerPolicy())
     assert 40 in {stop for _, stop in leased(scheduler)}
+
+
+def test_leases_are_sized_by_the_work_of_the_chunks_that_come():
+    """The first chunks are a tenth of the later ones."""
+    scheduler = Scheduler(4, num_workers=1, policy=SchedulerPolicy(target_seconds=1.0))
+    for _ in range(4):
+        lease = scheduler.lease(0, now=0.0, limit=1)
+        assert lease.stop - lease.start == 1
+        scheduler.done(lease.id, lease.stop, 0.05, now=0.0)
+    scheduler.extend(400, 0.1, SchedulerPolicy(target_seconds=1.0))
+    sizes = [stop - start for start, stop in leased_at(scheduler, 0.5)]
+    assert sizes[0] == 2 and max(sizes) == 2
+
+
+def test_blocks_end_where_the_consumer_lags_behind():
+    policy = SchedulerPolicy(ordered=True, window=6)
+    scheduler = Scheduler(40, num_workers=1, policy=policy, blocks=[10, 20, 30, 40])
+    assert scheduler.lease(0, now=0.0).stop == 6
 
 
 def test_ranges_of_earlier_sessions_may_overlap():

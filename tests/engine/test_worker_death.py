@@ -13,6 +13,15 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
+from tdmap.data.reader import Reader
+from tdmap.job import Policy
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.chunkloop import ChunkLoop
+from tdmap.runtime.executors.base import as_it_is
+from tdmap.runtime.undo import Undo
+from tdmap.runtime.wire.messages import GaveBack
+from tdmap.runtime.workers import control as at
 from tensordict_lite import TensorDict
 from tests.processes import comes_true
 
@@ -41,17 +50,21 @@ class Log(tdmap.events.Callback):
         self.ended.append(event)
 
 
+def once(path):
+    """True the first time, in whatever process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+
 def dying(how, marker, times):
     """A function that ends its process on row 50 as often as told, and doubles its rows else."""
 
     def double(x):
-        if 50 in x:
-            for number in range(times):
-                try:
-                    os.close(os.open(f"{marker}{number}", os.O_CREAT | os.O_EXCL))
-                except FileExistsError:
-                    continue
-                how()
+        if 50 in x and any(once(f"{marker}{number}") for number in range(times)):
+            how()
         return x * 2
 
     return double
@@ -170,6 +183,112 @@ def test_in_place_work_is_done_exactly_once(tmp_path, mapped, undo):
     assert torch.equal(data["meta", "y"], torch.arange(400) * 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
+@pytest.mark.parametrize("first, lease_seconds", [(0, 10), (40, 0)], ids=["leases of many chunks", "only later chunks"])
+def test_rows_are_put_back_whichever_chunk_of_a_lease_the_function_changes(first, lease_seconds, tmp_path):
+    x = torch.arange(60.0)
+    die = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=1)
+
+    def change(part):
+        row = part.clone()
+        if int(row) >= first:
+            part.add_(1000)
+            die(row)
+        return part.repeat(2)  # more rows: they travel
+
+    with tuning.use(lease_seconds=lease_seconds):
+        found = tdmap.map(x, change, num_workers=1, chunksize=1)
+    assert torch.equal(x, torch.arange(60.0) + 1000 * (torch.arange(60) >= first))
+    assert torch.equal(found, x.repeat_interleave(2))
+
+
+class Slots:
+    """A control block that tells of each store before it is made."""
+
+    def __init__(self, slots, before):
+        self.slots, self.before = slots, before
+
+    def __getitem__(self, slot):
+        return self.slots[slot]
+
+    def __setitem__(self, slot, value):
+        self.before()
+        self.slots[slot] = value
+
+
+def kill_before(number, armed, monkeypatch):
+    """Kill one worker before its n-th step since a file is there: a store to its control block, or a copy of rows."""
+    driver, left, map_control, save = os.getpid(), [number], at.map_control, Undo.save
+
+    def before():
+        if os.getpid() != driver and armed.exists():
+            left[0] -= 1
+            if not left[0] and once(f"{armed}, killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def saved(undo, chunk):
+        before()
+        save(undo, chunk)
+
+    monkeypatch.setattr(at, "map_control", lambda path: Slots(map_control(path), before))
+    monkeypatch.setattr(Undo, "save", saved)
+
+
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
+@pytest.mark.parametrize("travels", [False, True], ids=["in place", "results travel"])
+@pytest.mark.parametrize("number", range(1, 8))
+@tuning.use(lease_seconds=0)
+def test_a_worker_killed_before_any_step_with_an_earlier_chunk(number, travels, tmp_path, monkeypatch):
+    """One worker dies in the first chunk when the other has done the rest, and then that dies, too."""
+    x = torch.arange(16.0)
+
+    def change(part):
+        row = int(part)
+        part.add_(100)
+        (tmp_path / str(row)).touch()
+        if row == 0 and not (tmp_path / "died").exists():
+            assert comes_true(lambda: len(os.listdir(tmp_path)) >= 15)  # one may wait for this worker
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        part.mul_(3)
+        return part.repeat(2) if travels else None
+
+    kill_before(number, tmp_path / "died", monkeypatch)
+    with tdmap.WorkerPool(2, "fork") as pool:
+        found = tdmap.map(x, change, pool=pool, chunksize=1, out=None if travels else x)
+    assert torch.equal(x, 3 * (torch.arange(16.0) + 100))
+    assert not travels or torch.equal(found, x.repeat_interleave(2))
+    assert (tmp_path / "died, killed").exists()
+
+
+def read(marker, driver):
+    if os.getpid() != driver and once(marker):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.neg
+
+
+class KillsItsReader:
+    """A function: the first worker that reads it is killed; others negate rows."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return read, (self.marker, os.getpid())
+
+    def __call__(self, x):
+        raise AssertionError("workers have it from `read`")
+
+
+def test_a_worker_that_dies_before_its_first_chunk_is_blamed_for_none(tmp_path):
+    """Whatever it ran in an earlier job: without retries, a chunk that is blamed ends this one."""
+    x = torch.ones(1)
+    with tdmap.WorkerPool(1) as pool:
+        assert tdmap.map(x, torch.neg, pool=pool) == -x
+        assert tdmap.map(x, KillsItsReader(str(tmp_path / "died")), pool=pool, retries=0) == -x
+    assert len(os.listdir(tmp_path)) == 1
+
+
 def test_a_stuck_chunk_is_stopped_and_named():
     def stuck(x):
         if 50 in x:
@@ -217,14 +336,38 @@ def test_a_straggler_shares_its_chunks(tmp_path):
     assert len(os.listdir(tmp_path)) == 2
 
 
+def test_a_worker_that_is_asked_gives_half_of_a_lease_back_once():
+    said, ran, control = [], [], at.local_control()
+    reader = Reader(torch.arange(16), ChunkPlan(16, 1))
+    loop = ChunkLoop(1, reader, lambda rows: ran.append(int(rows)), Policy(), control, as_it_is, said.append)
+    control[at.GIVE_BACK] = 1
+    assert loop.run(7, 0, 16).upto == 8
+    assert said == [GaveBack(1, 7, 8)] and ran == list(range(8))
+    assert loop.run(8, 8, 16).upto == 16
+    assert len(said) == 1 and ran == list(range(16))
+
+
+def test_a_worker_that_is_asked_to_stop_ends_its_chunk():
+    ran, control = [], at.local_control()
+
+    def stop(rows):
+        ran.append(int(rows))
+        control[at.CANCEL] = int(rows) == 3
+
+    loop = ChunkLoop(1, Reader(torch.arange(16), ChunkPlan(16, 1)), stop, Policy(), control, as_it_is, print)
+    assert loop.run(7, 0, 16).upto == 4
+    assert ran == [0, 1, 2, 3]
+
+
 def test_max_tasks_per_child_replaces_workers(tmp_path):
     def who(x):
-        (tmp_path / str(os.getpid())).touch()
+        with open(tmp_path / str(os.getpid()), "a") as file:
+            file.write("x")
         return x
 
-    x = torch.arange(20)
+    x = torch.arange(40)
     assert torch.equal(tdmap.map(x, who, num_workers=2, chunksize=1, max_tasks_per_child=4), x)
-    assert len(list(tmp_path.iterdir())) >= 5
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 4
 
 
 class SlowStream(io.StringIO):

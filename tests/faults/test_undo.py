@@ -13,6 +13,7 @@ import tdmap
 from tdmap.plan import ChunkPlan
 from tdmap.run import ledger as ledgers
 from tdmap.run.ledger import Ledger
+from tdmap.runtime import undo as undos
 from tdmap.runtime.undo import Undo
 from tensordict_lite import TensorDict
 
@@ -198,8 +199,11 @@ def test_a_chunk_that_runs_again_finds_the_rows_as_they_were(tmp_path):
     assert not x.any()
 
 
-def test_without_undo_a_death_in_place_ends_the_job(tmp_path):
+@pytest.mark.parametrize("too_large", [False, True])
+def test_without_undo_a_death_in_place_ends_the_job(too_large, tmp_path, monkeypatch):
     x = torch.zeros(400)
+    if too_large:
+        monkeypatch.setattr(undos, "MAX_BYTES", 31)
 
     def count(part):
         part.add_(1)
@@ -207,7 +211,7 @@ def test_without_undo_a_death_in_place_ends_the_job(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(tdmap.errors.WorkerLost, match="undo=False"):
-        tdmap.map(x, count, num_workers=2, chunksize=8, undo=False, out=x)
+        tdmap.map(x, count, num_workers=2, chunksize=8, undo=too_large, out=x)
 
 
 def test_two_workers_that_die_at_once_are_both_accounted_for(tmp_path):

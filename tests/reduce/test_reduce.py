@@ -88,6 +88,22 @@ def test_an_error_names_the_rows(data: TensorDict) -> None:
     with pytest.raises(KeyError, match="nope") as caught:
         tdmap.map_reduce(data, same, r.Mean("nope"), num_workers=2, chunksize=100)
     assert any("same" in note and "rows" in note for note in caught.value.__notes__)
+    with pytest.raises(tdmap.errors.SerializationError) as error:  # when the last chunk of a lease has been run
+        tdmap.map_reduce(data, NotPacked, NotPacked.first, num_workers=1, chunksize=500)
+    assert "rows 0:500 (chunk 0)" in error.value.__notes__[0]
+
+
+class NotPacked:
+    """A state that cannot be sent."""
+
+    def __init__(self, rows: TensorDict) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        raise ValueError
+
+    def first(self, other: NotPacked) -> NotPacked:
+        return self
 
 
 def same(chunk: TensorDict) -> TensorDict:
