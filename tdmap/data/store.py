@@ -277,7 +277,7 @@ class OutputFolder:
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
-        hidden.remove_tree(self._data)
+        remove_unfinished(self._data)
 
     def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
         """Add non-tensor entries to a dataset that `create` has made; its metadata is replaced at once.
@@ -355,7 +355,17 @@ class OutputFolder:
         with contextlib.suppress(FileNotFoundError):  # another process has removed it all
             for name in os.listdir(self.hidden):
                 if name != LOCK:
-                    hidden.remove_tree(self.hidden / name)
+                    remove_unfinished(self.hidden / name)
+
+
+def remove_unfinished(path: str | os.PathLike[str]) -> None:
+    """Remove an unfinished dataset, or another file or folder of a call.
+
+    Its metadata go first: what a process leaves that is killed meanwhile is no dataset.
+    """
+    if os.path.isdir(path) and not os.path.islink(path):
+        hidden.remove(f"{os.fspath(path)}/{META}")
+    hidden.remove_tree(path)
 
 
 def folder_of(data: Data) -> Path | None:

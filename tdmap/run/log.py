@@ -44,7 +44,7 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
 from tdmap.data.kinds import Data
-from tdmap.data.store import DATA, OutputFolder, files_of
+from tdmap.data.store import DATA, OutputFolder, files_of, remove_unfinished
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -59,7 +59,6 @@ from tdmap.memory.hidden import (
     parse_json,
     read,
     remove,
-    remove_tree,
     replace_file,
     write_frames,
 )
@@ -810,4 +809,4 @@ def clean(folder: Path) -> None:
     """Remove what a call that is over has kept beside its log."""
     for name in os.listdir(folder):
         if name.startswith((SPILL, STATES)) or name == DATA:
-            remove_tree(folder / name)
+            remove_unfinished(folder / name)

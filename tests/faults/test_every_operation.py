@@ -25,7 +25,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.run import disk
+from tdmap.run import disk, log
 from tdmap.runtime import driver
 from tensordict_lite import TensorDict
 from tests import journals
@@ -155,6 +155,15 @@ def test_a_driver_is_stopped_in_its_last_steps(name, output, end, last, every, t
     steps = place.steps()
     for number in range(steps - last, steps + 1, every):
         (place.die if end == "killed" else place.stop)(number)
+        place.resume()
+
+
+def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
+    """A dataset of which a part is removed is none."""
+    place = Place("filter", "folder", tmp_path)
+    for number in range(1, 9):
+        assert kill_at(4, place.call, [(log.Log, "_note_made")])  # the files are there, and the log does not say so
+        kill_at(number, place.call, [(os, "unlink")])
         place.resume()
 
 
