@@ -541,8 +541,8 @@ def _tables_of(
         if path not in str(error):
             if isinstance(error, DAMAGE) and getattr(error, "errno", None) is None:
                 if isinstance(error, UnicodeDecodeError):
-                    found = error.object[max(error.start - 20, 0) : error.end + 20]
-                    error = ValueError(f"the name of a column is not UTF-8 ({found!r}): encode the file as UTF-8.")
+                    shown = error.object[max(error.start - 20, 0) : error.end + 20]
+                    error = ValueError(f"the name of a column is not UTF-8 ({shown!r}): encode the file as UTF-8.")
                 raise UnreadableFile(f"{path} cannot be read as {format}: {error}") from error
             add_note(error, f"while {path} was read as {format}")
         raise
