@@ -284,7 +284,9 @@ x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
 x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
     x.update(TD({"x": torch.ones(2, 7)}, [2, 7]), update_batch_size=True); x.batch_size, x["x"].shape
 x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]);
-    x.update(lazy_stack([TD({"x": torch.ones(1)}, [1]) for _ in range(2)]), update_batch_size=True, inplace=True)
+    x.update(lazy_stack([TD({"x": torch.ones(1)}, [1]) for _ in range(3)]), update_batch_size=True, inplace=True)
+x = lazy_stack([TD({"x": torch.ones(3)}, [3]) for _ in range(2)]); y = lazy_stack([TD({"x": torch.ones(1)}, [1])] * 3);
+    x.update(y, update_batch_size=True, keys_to_update=["x"])
 x = TD({"x": torch.ones(2, 3), "n": {"y": torch.ones(2, 3)}}, [2, 3]);
     x.update(TD({"x": torch.ones(2, 4), "n": {"z": torch.ones(2, 4)}}, [2, 4]), update_batch_size=True)
 td.set_at_("a", np.ones(4), 1); td["a"]
@@ -296,7 +298,10 @@ td.set_at_("a", [1, 2], 0)
 x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]); x[torch.tensor([0, 2])] = TD({"a": torch.zeros(3, 2)}, [3]);
     x["a"][:, 0, 0]
 x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]).to_lazystack(1); x[...] = TD({"a": torch.zeros(3, 2)}, [3]); x["a"].sum()
+x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]).to_lazystack(0); x[0:1] = TD({"a": torch.zeros(3, 2)}, [3]); x["a"].sum()
 x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]); x[:1] = TD({"a": torch.zeros(5, 2)}, [5])
+x = TD({"a": torch.ones(4, 3, 2)}, [4, 3]); x[:1] = TD({"a": torch.zeros(2, 5, 2)}, [2, 5])
+x = TD({"a": torch.ones(4, 3)}, [4]); x[:2] = TD({"a": torch.zeros(3)}, [])
 td[:2] = TD({"a": torch.zeros(4)}, [])
 """,
 )
