@@ -196,7 +196,7 @@ ERRORS = [
     ("MetaData[int | None]('x')", TypeError, "Expected data of type"),
     ("x = MetaData[int](3); x.data = 'y'", TypeError, r"Expected data of type int.*MetaData\[int\]"),
     ("TD({'m': MetaData[int](3)}, [2]).set_('m', 'y')", Exception, "Expected data of type|Failed to update"),
-    ("tall['q'] = ['x', 'y', 'z']", RuntimeError, "a list with a value a member"),
+    ("tall['q'] = ['x', 'y', 'z']", RuntimeError, "a list with one value per member"),
     (
         "x = lazy_stack([TD({'s': f't{n}'}, [n]) for n in (2, 3)]); x['s'][0] = 'new'",
         ValueError,
