@@ -120,7 +120,7 @@ def check(result: Any, a: TensorDict, b: TensorDict, how: str) -> None:
         assert result["__matched__", "right"].tolist() == [y > 0 for _, y in rows]
 
 
-@pytest.mark.parametrize("kind, pair, how, way", sampled(6, KEYS, PAIRS, HOWS, WAYS))
+@pytest.mark.parametrize("kind, pair, how, way", sampled(10, KEYS, PAIRS, HOWS, WAYS))
 def test_pairs_are_those_of_pandas(kind: str, pair: str, how: str, way: str) -> None:
     a, b = sides(kind, pair)
     with tuning.use(**WAYS[way]):

@@ -95,7 +95,7 @@ def check(result, rows, bad, mode):
     assert mode != "mark" or torch.equal(result["__valid__"], ~zero)
 
 
-@pytest.mark.parametrize("bad, mode, place, workers", sampled(2, BAD, MODES, PLACES, WORKERS))
+@pytest.mark.parametrize("bad, mode, place, workers", sampled(4, BAD, MODES, PLACES, WORKERS))
 def test_rows_on_which_a_function_raises(rows, bad, mode, place, workers, tmp_path):
     errors = tdmap.RowErrors(mode)
     result = tdmap.map(rows, failing(throw, BAD[bad]), on_error=errors, **PLACES[place](tmp_path), **WORKERS[workers])
@@ -108,7 +108,7 @@ def test_rows_on_which_a_function_raises(rows, bad, mode, place, workers, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "misfit, mode, place, workers", sampled(2, MISFITS, ["skip", "mark"], ["folder", "resumed folder"], WORKERS)
+    "misfit, mode, place, workers", sampled(4, MISFITS, ["skip", "mark"], ["folder", "resumed folder"], WORKERS)
 )
 def test_rows_whose_results_do_not_fit_a_new_dataset(rows, misfit, mode, place, workers, tmp_path):
     """The first result, whatever it is, says how the others must look."""
@@ -119,9 +119,12 @@ def test_rows_whose_results_do_not_fit_a_new_dataset(rows, misfit, mode, place, 
     assert errors.rows == bad and all(isinstance(error.error, OutputMismatch) for error in errors)
 
 
-@pytest.mark.parametrize("fail", [throw, *list(MISFITS.values())[:4]], ids=["raises", *list(MISFITS)[:4]])
-@pytest.mark.parametrize("kind", ["memory", "mapped", "nested", "lazy"])
-@pytest.mark.parametrize("workers", WORKERS)
+FITTING_NO_OUTPUT = {"raises": throw, **{name: MISFITS[name] for name in list(MISFITS)[:4]}}
+
+
+@pytest.mark.parametrize(
+    "fail, kind, workers", sampled(2, FITTING_NO_OUTPUT, ["memory", "mapped", "nested", "lazy"], WORKERS)
+)
 def test_bad_rows_of_an_existing_output_keep_what_they_had(rows, fail, kind, workers, tmp_path):
     out = TensorDict({"row": torch.full((ROWS,), -1), "y": torch.full((ROWS, 3), -1.0)}, [ROWS])
     if kind == "nested":
@@ -132,7 +135,7 @@ def test_bad_rows_of_an_existing_output_keep_what_they_had(rows, fail, kind, wor
         out["__valid__"] = torch.zeros(ROWS, dtype=torch.bool)
     out = out.memmap_(tmp_path / "out") if kind == "mapped" else out
     errors = tdmap.RowErrors()
-    tdmap.map(rows.exclude("name"), failing(fail), out=out, on_error=errors, **WORKERS[workers])
+    tdmap.map(rows.exclude("name"), failing(FITTING_NO_OUTPUT[fail]), out=out, on_error=errors, **WORKERS[workers])
     assert errors.rows == SOME
     assert torch.equal(out["y"][GOOD], rows["x"][GOOD] * 2) and torch.equal(out["row"][GOOD], torch.tensor(GOOD))
     assert (out["y"][SOME] == -1).all() and (out["row"][SOME] == -1).all()

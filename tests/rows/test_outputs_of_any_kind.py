@@ -10,6 +10,7 @@ from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict, lazy_stack
 from tests.cells.kinds import plain
 from tests.cells.operations import OPERATIONS, resumable
+from tests.products import sampled
 
 CALLS = {
     "map": lambda data, out: tdmap.map(data, lambda rows: rows, out=out, num_workers=0),
@@ -97,8 +98,7 @@ WRONG = {
 """Outputs that cannot be, the error and what it says."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name, wrong", sampled(2, NAMES, WRONG))
 def test_an_output_that_cannot_be_is_refused_and_nothing_is_written(name, wrong, tmp_path):
     make, error, message = WRONG[wrong]
     if name in IN_PLACE and wrong in ("the data", "rows of the data", "files that may only be read"):
