@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import OutputMismatch, add_note
-from tdmap.job import function_name, takes_start
+from tdmap.job import FirstRow, function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import DefaultDevice, caller_device
@@ -491,10 +491,12 @@ class Numbered(Around):
     def __call__(self, chunk: Any, start: int = 0) -> Any:
         if self.single:
             return self.fn(chunk, start if self.numbers is None else int(self.numbers.tensors[0][start]))
-        stop = start + int(chunk.shape[self.dim])
-        if self.numbers is None:
-            return self.fn(chunk, torch.arange(start, stop, device=self.device))
-        numbers = self.numbers.tensors[0][start:stop].clone()  # others read these numbers too
+        if isinstance(start, FirstRow):
+            numbers = start.rows
+        else:
+            numbers = torch.arange(start, start + int(chunk.shape[self.dim]))
+        if self.numbers is not None:
+            numbers = self.numbers.tensors[0][numbers]
         return self.fn(chunk, numbers if self.device is None else numbers.to(self.device))
 
 

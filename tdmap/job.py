@@ -168,6 +168,23 @@ def takes_start(fn: object) -> bool:
     return bool(getattr(fn, "takes_start", False))
 
 
+class FirstRow(int):
+    """The number of the first row of a chunk that lacks some rows.
+
+    Attributes:
+        rows: the numbers of all rows that the chunk has, int64.
+    """
+
+    rows: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> FirstRow:
+        """That of the rows with these numbers."""
+        first = cls(rows[0])
+        first.rows = rows
+        return first
+
+
 class Wrapped:
     """A function of the engine's around one of the user's: messages and progress bars name what the user wrote.
 

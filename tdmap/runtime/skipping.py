@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tdmap.data.alike import VALID
 from tdmap.data.failures import note_skipped
+from tdmap.data.join import join, joinable
 from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces, without_gaps
 from tdmap.data.reader import cut, narrow
 from tdmap.data.trees import FreshResults
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
-from tdmap.job import takes_start
+from tdmap.job import FirstRow, takes_start
 from tdmap.runtime.undo import same_bits
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
@@ -181,18 +183,21 @@ class Skipper:
         return Settled(Kind.OBJECTS, writer.kept(tuple(map(concat_pieces, columns)), first, last))
 
     def _join(self, search: _Search, parts: list[_Part], bad: list[int], complete: bool) -> Any:
-        """The results of parts as one value."""
+        """The result of the rows that are left: joined, where results have one row for each of theirs."""
         plan = self.loop.plan
+        values = [part.value for part in parts]
         if plan.unbind:
-            return parts[0].value
-        if not all(is_data(part.value) and part.value.dim() > plan.dim for part in parts):
-            return search.again(bad)
-        per_row = all(part.value.shape[plan.dim] == part.stop - part.start for part in parts)
-        values = [(part.start, part.value) for part in parts]
-        if per_row and complete and self.mode == PAD:
-            blank = blank_like(narrow(parts[0].value, plan.dim, 0, 1))
-            values = sorted([*values, *((offset, blank) for offset in bad)], key=lambda pair: pair[0])
-        return values[0][1] if len(values) == 1 else torch.cat([value for _, value in values], plan.dim)
+            return values[0]
+        per_row = all(_count(part.value, plan.dim) == part.stop - part.start for part in parts)
+        whole = join(values, plan) if per_row and joinable(values, plan) else search.again(bad)
+        start, stop = plan.rows(search.chunk)
+        if not bad or not complete or self.mode != PAD or _count(whole, plan.dim) != stop - start - len(bad):
+            return whole
+        blank = blank_like(narrow(whole, plan.dim, 0, 1))
+        places = torch.ones(stop - start, dtype=torch.int64)
+        places[bad] = 0
+        places = torch.where(places > 0, places.cumsum(0) - 1, stop - start - len(bad))
+        return torch.cat([whole, blank], plan.dim)[(slice(None),) * plan.dim + (places,)]
 
     def _mark(self, chunk: int, bad: list[int]) -> None:
         writer = self.loop.writer
@@ -283,12 +288,13 @@ class _Search:
         plan = self.loop.plan
         return self.target if plan.unbind else _part_of(self.target, plan.dim, start, stop)
 
-    def _call(self, rows: Data, start: int) -> Any:
+    def _call(self, rows: Data, start: int, offsets: Tensor | None = None) -> Any:
+        """Call the function with rows of the chunk from `start` on, or with those at `offsets`."""
         loop = self.loop
         first = loop.plan.original_row(self.chunk) + start
         loop.control[at.SINCE] = time.monotonic_ns()
         loop.streams.start(first)
-        return self.skipper._invoke(rows, first)
+        return self.skipper._invoke(rows, first if offsets is None else FirstRow.of(offsets + first))
 
     def _rows(self, start: int, stop: int) -> Data:
         rows = next(self.loop.reader.read(self.chunk, self.chunk + 1))
@@ -327,7 +333,12 @@ class _Search:
         good = torch.tensor([offset for offset in range(stop - start) if offset not in set(bad)])
         rows = self._rows(0, stop - start)
         index: Any = (slice(None),) * plan.dim + (good,)
-        return self._call(rows[index], 0)
+        return self._call(rows[index], 0, good)
+
+
+def _count(value: Any, dim: int) -> int:
+    """Rows of a result; -1 where it has none."""
+    return int(value.shape[dim]) if is_data(value) and len(value.shape) > dim else -1
 
 
 def _part_of(target: Any, dim: int, start: int, stop: int) -> Any:

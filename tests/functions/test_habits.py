@@ -104,6 +104,46 @@ def test_streams_get_numbers_and_arguments(data: Any, workers: int, shuffle: boo
     assert (rows == sorted(rows)) is not shuffle
 
 
+FORMS: dict[str, Any] = {
+    "lists": lambda x, numbers: list(zip(x.tolist(), numbers.tolist(), strict=True)),
+    "dicts": lambda x, numbers: {"x": x, "numbers": numbers},
+    "rows of another width for each chunk": lambda x, numbers: torch.stack([x, numbers], 1)[:, None].expand(
+        -1, int(x.max()) + 1, -1
+    ),
+    "other rows than those of the chunk": lambda x, numbers: torch.cat([x, numbers, numbers]),
+}
+
+
+@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("form", FORMS)
+def test_results_that_cannot_be_joined_are_those_of_the_rows_that_are_left(
+    form: str, dim: int, shuffle: bool, executor: str
+) -> None:
+    rows, bad = 40, [0, 5, 6, 21]
+    data = torch.arange(rows) if dim == 0 else torch.arange(rows)[None].repeat(2, 1)
+
+    def fn(chunk: Any, numbers: Any) -> Any:
+        x = chunk if dim == 0 else chunk[0]
+        if set(x.tolist()) & set(bad):
+            raise ValueError("a bad row")
+        return FORMS[form](x, numbers)
+
+    options: Any = {"executor": executor, "num_workers": 1, "chunksize": 20, "shuffle": shuffle, "seed": 3}
+    errors = tdmap.RowErrors()
+    found = list(tdmap.map_iter(data, fn, dim, with_indices=True, on_error=errors, **options))
+    chunks = list(tdmap.map_iter(data, lambda chunk, numbers: numbers, dim, with_indices=True, **options))
+    assert len(found) == len(chunks) and len(errors.rows) == len(bad)
+    for result, chunk in zip(found, chunks, strict=True):
+        left = torch.tensor([row for row in chunk.tolist() if row not in bad])
+        wanted = FORMS[form](left, left)
+        if isinstance(wanted, torch.Tensor):
+            assert torch.equal(result, wanted)
+        else:
+            assert str(result) == str(wanted)
+
+
 def test_arguments_of_streams_are_checked_at_once(data: Any) -> None:
     with pytest.raises(TypeError, match="fn_kwargs must be a dict"):
         data.map_iter(lambda chunk: chunk, fn_kwargs=[3], num_workers=0)
