@@ -262,14 +262,26 @@ def _times(array: Any) -> Any:
     unit = _UNITS[kind].get(unit, unit)
     if unit not in ("s", "ms", "us", "ns") and (kind, unit) != ("M8", "D"):
         raise TypeError(f"it is {array.dtype}, a unit that Arrow has not: save it as {kind}[s], [ms], [us] or [ns]")
-    found = array.astype(f"{kind}[{unit}]")
-    whole = found.view(np.int64)
-    lost = found.astype(array.dtype).view(np.int64) != array.view(np.int64)
-    if unit == "D":
-        lost |= ~np.isnat(found) & (whole != whole.astype(np.int32))
+    target = np.dtype(f"{kind}[{unit}]")
+    lost = _lost(array, target)
     if lost.any():
-        raise ValueError(f"row {int(lost.argmax())} of these is {array[lost][0]}, which is too large for {found.dtype}")
-    return pyarrow().array(found)
+        row, arrow = int(lost.argmax()), pyarrow().from_numpy_dtype(target)
+        raise ValueError(f"row {row} of these is {array.view(np.int64)[row]} in {array.dtype}, too large for {arrow}")
+    return pyarrow().array(array.astype(target))
+
+
+def _lost(times: Any, target: Any) -> Any:
+    """Which of the times another unit cannot hold, in Arrow."""
+    try:
+        found = times.astype(target)
+    except OverflowError:  # NumPy before 2.5 lets the numbers wrap around
+        halves = np.array_split(times, 2)
+        return np.concatenate([_lost(half, target) for half in halves]) if len(times) > 1 else np.array([True])
+    lost = found.astype(times.dtype).view(np.int64) != times.view(np.int64)
+    if target == np.dtype("M8[D]"):
+        whole = found.view(np.int64)
+        lost |= ~np.isnat(found) & (whole != whole.astype(np.int32))
+    return lost
 
 
 def write_numpy(path: str, parts: Iterator[Any]) -> None:
