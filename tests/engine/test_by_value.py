@@ -517,7 +517,7 @@ SCRIPT = """
 import re, sys, traceback, torch, tdmap
 
 options = {"executor" if sys.argv[1] in ("thread", "serial") else "mp_start_method": sys.argv[1], "num_workers": 1}
-cases = re.findall("^# (.+)$\\s((?:.+\\s)+)", open(sys.argv[2]).read(), re.MULTILINE)
+cases = re.findall(r"^# (.+)$\\s((?:.+\\s)+)", open(sys.argv[2]).read(), re.MULTILINE)
 for name, source in cases:
     if name == "held lock" and "executor" in options:
         continue  # the lock of the caller, which holds it

@@ -67,8 +67,11 @@ def _error_difference(error: Exception, found: Outcome, relaxation: str | None) 
 
 
 def _public_bases(error: Exception) -> type[Exception]:
-    """The nearest public exception type: a caller can only catch what has a public name."""
-    for cls in type(error).__mro__:
+    """The nearest public exception type: a caller can only catch what has a public name.
+
+    A RecursionError counts as a RuntimeError: under Python 3.12, the reference runs into it where it refuses objects.
+    """
+    for cls in type(error).__mro__[isinstance(error, RecursionError) :]:
         public = getattr(builtins, cls.__name__, None) is cls or not cls.__name__.startswith("_")
         if public and cls.__module__.partition(".")[0] != namespace.REFERENCE:
             return cls
