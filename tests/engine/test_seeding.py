@@ -276,6 +276,7 @@ class Interrupt:
 
     def __enter__(self):
         self._before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for such a frame when a trace is set, and not later
         sys.settrace(self._trace)
         return self
 

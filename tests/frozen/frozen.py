@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 import torch
@@ -101,11 +101,12 @@ def _own_names(module: ModuleType) -> list[str]:
 
 
 def _signature(value: Any) -> str:
+    """The signature, in the same words under every Python; none of the alias of a type."""
     try:
-        signature = str(inspect.signature(value))
+        signature = "" if get_origin(value) is not None else str(inspect.signature(value))
     except (TypeError, ValueError):
         return ""
-    return re.sub(r" at 0x[0-9a-f]+", "", signature)
+    return re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", re.sub(r" at 0x[0-9a-f]+", "", signature))
 
 
 def load_digests() -> dict[str, str]:
