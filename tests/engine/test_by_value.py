@@ -605,7 +605,8 @@ def test_annotations_that_cannot_be_evaluated_are_left_out(real, monkeypatch):
     if real and sys.version_info < (3, 14):
         pytest.skip("annotations were evaluated by `def`")
     space = {"__name__": "__main__"}
-    exec(f"def fn(x: {'Missing' if real else int.__name__}, by=2, *, more=3):\n    return x * by + more", space)
+    text = f"def fn(x: {'Missing' if real else int.__name__}, by=2, *, more=3):\n    return x * by + more"
+    exec(compile(text, "<text>", "exec", dont_inherit=True), space)
     fn = space["fn"]
     fn.note = "kept"
     if not real:

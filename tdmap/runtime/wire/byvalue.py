@@ -141,11 +141,11 @@ def _has_name(value: Any) -> bool:
     return found is value
 
 
-def _can_be_annotated(fn: types.FunctionType) -> bool:
+def _can_be_annotated(value: types.FunctionType | type) -> bool:
     """Whether annotations can be read, as cloudpickle does. Python 3.14 evaluates them then, and a name may be imported
     for type checkers alone."""
     try:
-        return fn.__annotations__ is not None
+        return value.__annotations__ is not None
     except Exception:
         return False
 
@@ -192,6 +192,7 @@ def _reduce_variable(variable: Any) -> Any:
 
 
 def _reduce_class(cls: type) -> Any:
+    _can_be_annotated(cls)  # Python 3.14 keeps in the class what it has read
     entries = {key: entry for key, entry in vars(cls).items() if not isinstance(entry, _MADE_BY_TYPE)}
     entries.pop("__annotate_func__", None)  # Python 3.14: it holds the namespace of the class
     fixed = {key: entry for key, entry in entries.items() if type(entry) in _PLAIN}
