@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
 from tdmap.data.kinds import is_data
+from tdmap.data.reader import require_entry
 from tdmap.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
 from tensordict_lite.ragged import is_ragged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tdmap.data.kinds import Dataset
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.expressions import Expression
 from tdmap.ops.group_by import GroupBy
@@ -13,6 +14,7 @@ from tdmap.stores import OpenRows, RowSource, ShardedDataset
 
 __all__ = [
     "ChunkPlan",
+    "Dataset",
     "Expression",
     "GroupBy",
     "MapIterator",

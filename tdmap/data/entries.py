@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,40 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Rows, is_dense
+from tdmap.data.kinds import Data, is_dense
 from tensordict_lite import TensorDict
-from tensordict_lite.errors import KeyThroughLeafError
-from tensordict_lite.views import is_leaf_nontensor
-
-
-def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
-    """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none."""
-    if isinstance(data, Tensor):
-        raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
-    if isinstance(data, Rows):  # no column is read for its name
-        data = data.like
-    with contextlib.suppress(KeyThroughLeafError):
-        if data.get(name, None) is not None:
-            return
-    keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
-    there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
-    close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)
-    hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""
-    if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
-        hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
-    raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
-
-
-def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:
-    """The entries that are wanted, in a collection of their own; None for the data as they are."""
-    if names is None:
-        return data
-    if isinstance(data, Rows):
-        return data.select(*names)
-    found = TensorDict({}, data.shape[:1])
-    for name in names:
-        found.set(name, data.get(name))
-    return with_types(found, data)
 
 
 def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None) -> Data:

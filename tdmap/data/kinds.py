@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.ops.put import signed_view as signed_view
+
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
 
 
 class Rows:
@@ -79,6 +82,11 @@ class Rows:
         raise NotImplementedError
 
     @property
+    def length(self) -> int | None:
+        """Number of rows; None while it is not known."""
+        return self.shape[0]
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row, objects included."""
         raise NotImplementedError
@@ -111,9 +119,17 @@ class Rows:
         """
         raise NotImplementedError
 
+    def take(self, index: Picks) -> Data:
+        """Rows in any order, in memory that no other rows are given in."""
+        raise NotImplementedError
+
     def window(self, first: int, last: int) -> Data:
         """Rows `first..last` as a dataset. Nothing is read."""
         raise NotImplementedError
+
+    def at(self, epoch: int, keep: Callable[[Data], Data]) -> Rows:
+        """The rows of an epoch of a pipeline; `keep` gives what is in memory a place where workers can read it."""
+        return self
 
     def select(self, *keys: Any) -> Data:
         """The same rows with some of the entries. Nothing is read."""
@@ -139,8 +155,25 @@ class Rows:
         return []
 
 
+class Dataset(Protocol[R_co]):
+    """What operations take: a tensor, a collection of tensors, or a dataset that is read by rows, as `open` gives it.
+
+    `R` is what its rows are in memory: the type of the tensor or the collection.
+    """
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def clone(self) -> R_co: ...
+
+    def __len__(self) -> int: ...
+
+
 Data: TypeAlias = "Any"
 """A tensor, a collection of `tensordict_lite`, or `Rows`."""
+
+Picks: TypeAlias = "range | Tensor"
+"""Row numbers: a run of them, or int64 in any order."""
 
 Ahead: TypeAlias = Callable[[int, int], "tuple[int, int] | None"]
 
@@ -250,18 +283,11 @@ def leaves_hold_rows(data: Data) -> bool:
     """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
     if isinstance(data, Tensor):
         return True
-    if isinstance(data, Rows):
-        return False
     if is_dense(data):
         return all(leaves_hold_rows(value) for value in data._source.values())
-    return not data._leaves()
+    return isinstance(data, TensorCollection) and not data._leaves()
 
 
 def tensor_bytes(data: Data, length: int) -> int:
-    """Bytes that the tensors of `data` take in one of its `length` rows; see `tdmap.data.sizes` for all of a row.
-
-    Of `Rows` with objects, which they read anyway.
-    """
-    if isinstance(data, Rows):
-        return data.row_bytes
+    """Bytes that the tensors of `data` take in one of its `length` rows; see `row_bytes_of` for all of a row."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data)) // max(length, 1)

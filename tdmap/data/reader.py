@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdmap.data.entries import select, with_room
-from tdmap.data.kinds import Ahead, Data, Rows, is_dense, tensors_of, with_tensors
-from tdmap.data.sizes import row_bytes_of
+from tdmap.data.entries import with_room, with_types
+from tdmap.data.kinds import Ahead, Data, Picks, Rows, is_dense, tensors_of, with_tensors
+from tdmap.data.sizes import row_bytes
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import KeyThroughLeafError
+from tensordict_lite.views import is_leaf_nontensor
 
 BLOCK = 256
 """Chunks whose views are made in one call."""
@@ -139,7 +144,7 @@ class InMemory(Rows):
 
     @property
     def row_bytes(self) -> int:
-        return row_bytes_of(self.data, self.data.shape[self.dim])
+        return row_bytes(self.data, self.data.shape[self.dim])
 
     @property
     def like(self) -> Data:
@@ -155,11 +160,22 @@ class InMemory(Rows):
             return iter(narrow(self.data, self.dim, first, last).unbind(self.dim))
         return iter(cut(self.data, self.dim, first, last, size))
 
+    def take(self, index: Picks) -> Data:
+        if isinstance(index, range):
+            return narrow(self.data, self.dim, index.start, index.stop).clone()
+        return self.data[(slice(None),) * self.dim + (index,)]
+
     def window(self, first: int, last: int) -> Data:
         return narrow(self.data, self.dim, first, last)
 
+    def at(self, epoch: int, keep: Callable[[Data], Data]) -> Rows:
+        return InMemory(keep(self.data), self.dim)
+
     def select(self, *keys: Any) -> Data:
-        return select(self.data, keys)
+        found = TensorDict({}, self.data.shape[:1])
+        for key in keys:
+            found.set(key, self.data.get(key))
+        return with_types(found, self.data)
 
     def with_columns(self, columns: Any) -> Data:
         wider = with_room(self.data)
@@ -182,10 +198,41 @@ class InMemory(Rows):
     def identities(self) -> Iterator[tuple[str, Any]]:
         yield "", self.data
 
+    def _leaves(self) -> list[Tensor]:
+        return tensors_of(self.data)
+
 
 def rows_of(data: Data, dim: int = 0) -> Rows:
     """A dataset as the engine reads it, with rows along `dim`."""
     return data if isinstance(data, Rows) else InMemory(data, dim)
+
+
+def row_bytes_of(data: Data, rows: int) -> int:
+    """Mean bytes of one of `rows` rows of a dataset; objects are estimated from some of them."""
+    found = rows_of(data)
+    return row_bytes(data, rows) if found.is_view else found.row_bytes
+
+
+def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
+    """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none."""
+    if isinstance(data, Tensor):
+        raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
+    data = rows_of(data).like  # no column is read for its name
+    with contextlib.suppress(KeyThroughLeafError):
+        if data.get(name, None) is not None:
+            return
+    keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
+    there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
+    close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)
+    hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""
+    if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
+        hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
+    raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
+
+
+def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:
+    """The entries that are wanted, in a collection of their own; None for the data as they are."""
+    return data if names is None else rows_of(data).select(*names)
 
 
 def narrow(data: Data, dim: int, begin: int, end: int) -> Data:

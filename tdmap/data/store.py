@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Rows, is_dense, tensors_of
+from tdmap.data.kinds import Data, is_dense, tensors_of
 from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
@@ -28,6 +28,7 @@ from tdmap.memory.folderlock import LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
@@ -370,7 +371,7 @@ def remove_unfinished(path: str | os.PathLike[str]) -> None:
 
 def folder_of(data: Data) -> Path | None:
     """The folder that a whole dataset is mapped from; None for a part of one, or data in memory."""
-    if not hasattr(data, "batch_size") or isinstance(data, Rows):
+    if not isinstance(data, TensorCollection):
         return None
     root = mapped_root(data)
     return None if root is None else Path(root)

@@ -43,7 +43,8 @@ def read_parquet(
     table = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
     fn: Any = ReadGroup(files, columns, nulls) if numbers else _Nothing(empty)
-    return flat_map(index, fn, out=store, chunksize=1, resume=resume, **options)  # type: ignore[no-any-return]
+    place: Any = store
+    return flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)  # type: ignore[no-any-return]
 
 
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import Shape
-from tdmap.data.entries import select
 from tdmap.data.kinds import Data
-from tdmap.data.sizes import row_bytes_of
+from tdmap.data.reader import row_bytes_of, select
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
+from tdmap.data.reader import require_entry
 from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
 from tdmap.reducers.base import Key

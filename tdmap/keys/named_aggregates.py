@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import path_of, require_entry
+from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, require_entry
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import sorted_rows
 from tdmap.keys.keys import KeySpec

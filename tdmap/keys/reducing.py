@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
-from tdmap.data.entries import path_of, select
+from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, select
 from tdmap.keys.aggregates import Grouped, States, join_states, pick
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader

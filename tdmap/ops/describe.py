@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import objects_of
 from tdmap.diagnostics.columns import ColumnReducer, Columns, is_number
 from tdmap.ops.reduce import fold
@@ -50,7 +51,7 @@ class Summary(dict[str, Any]):
 
 
 @operation
-def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
+def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) -> Summary:
     """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
 
     All elements of a column count alike; figures are of the finite ones. Dates and times (`arrow_types`) are printed
@@ -71,14 +72,14 @@ def describe(ctx: Context, data: Any, **options: Unpack[RunOptions]) -> Summary:
     others: dict[str, str] = {}
     types = getattr(data, "arrow_types", {})
     times = {key if isinstance(key, str) else ".".join(key): name for key, name in types.items()}
-    rows = data
+    rows: Data = data
     ragged = {}
-    for key in data.keys(True, True, is_leaf_nontensor) if not isinstance(data, Tensor) else ():
-        column = _ragged(data.get(key))
+    for key in rows.keys(True, True, is_leaf_nontensor) if not isinstance(rows, Tensor) else ():
+        column = _ragged(rows.get(key))
         if column is not None:
             ragged[key] = column
     if ragged:
-        rows = data.exclude(*ragged)
+        rows = rows.exclude(*ragged)
         for key, entry in ragged.items():
             path = key if isinstance(key, tuple) else (key,)
             rows.set((*path[:-1], f"{path[-1]} (length)"), entry.lengths)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset
 from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.ops.group_by import GroupBy, reduce_groups
 from tdmap.output.permute import deliver
@@ -21,10 +21,10 @@ from tdmap.run.options import Options
 @operation
 def unique(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     key: KeyLike,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     dropna: bool = False,
     **options: Unpack[Options],
 ) -> Data:
@@ -56,10 +56,10 @@ def unique(
 @operation
 def value_counts(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     key: KeyLike,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     dropna: bool = False,
     sort: bool = True,
     name: str = "count",

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset, R
 from tdmap.keys.aggregates import GroupedEnd, Starts, States
 from tdmap.keys.group_jobs import Reduction
 from tdmap.keys.keys import KeyLike, KeySpec
@@ -35,13 +35,13 @@ from tdmap.run.options import Options
 @operation
 def drop_duplicates(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     key: KeyLike,
     keep: Literal["first", "last"] | None = "first",
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """The rows of a dataset without those whose key another row has, in their order, with all their entries.
 
     Args:
@@ -84,7 +84,8 @@ def drop_duplicates(
         for rows in _answers(reduction, spill):
             marks[rows if keep is not None else rows[rows >= 0]] = True
         copy_selected(ctx, data, source, mask)
-    return ctx.output.result()
+    found: R = ctx.output.result()
+    return found
 
 
 _ROW = "row"

@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from tdmap.data.columns import row_words
-from tdmap.data.entries import require_entry, select
-from tdmap.data.kinds import Data
-from tdmap.data.reader import narrow, rows_of
+from tdmap.data.kinds import Data, Dataset, R
+from tdmap.data.reader import narrow, require_entry, row_bytes_of, rows_of, select
 from tdmap.data.schema import Schema
-from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
@@ -51,12 +49,12 @@ LIGHT = 64 << 20
 @operation
 def filter(
     ctx: Context,
-    data: Data,
-    predicate: Callable[[Any], Any],
+    data: Dataset[R],
+    predicate: Callable[[R], Any],
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
-) -> Data:
+) -> R:
     """The rows of a dataset for which a predicate is true, in their order.
 
     Args:
@@ -99,13 +97,15 @@ def filter(
         mask = torch.empty(plan.length, dtype=torch.bool)
         _fill(mask, job)
         copy_selected(ctx, data, source, mask)
-        return ctx.output.result()
+        kept: R = ctx.output.result()
+        return kept
     with ctx.spill() as spill:
         mask = spill.mapped(MASK, plan.length).view(torch.bool)
         if plan.length:
             ctx.run(job, Preallocated(mask))
         copy_selected(ctx, data, source, mask)
-    return ctx.output.result()  # the mask lies in the folder that it publishes, until then
+    kept = ctx.output.result()  # the mask lies in the folder that it publishes, until then
+    return kept
 
 
 CUT_BY = ("chunksize", "num_chunks", "seed", "generator")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset
 from tdmap.data.schema import Schema, take_apart
 from tdmap.functions import user_function
 from tdmap.output.append import append_rows, each_result
@@ -20,10 +20,10 @@ from tdmap.run.options import MapOptions
 @operation
 def flat_map(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     fn: Callable[[Any], Any],
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
 ) -> Data:
     """Map each chunk to any number of rows, and concatenate them in the order of the chunks.

@@ -19,8 +19,8 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, Dataset, is_data
+from tdmap.data.reader import require_entry
 from tdmap.data.schema import Schema
 from tdmap.functions import user_function
 from tdmap.keys.aggregates import grouped_form
@@ -40,7 +40,7 @@ from tdmap.run.options import MapGroupsOptions, Options
 
 @entry_point
 def group_by(
-    data: Data,
+    data: Dataset[Any],
     key: KeyLike,
     *,
     dropna: bool | None = None,
@@ -107,7 +107,7 @@ class GroupBy:
         ctx: Context,
         reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
         *,
-        out: Data | str | os.PathLike[str] | None = None,
+        out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
     ) -> Data:
         """One row for each key: what `tdmap.reduce` gives for the rows of its group.
@@ -144,7 +144,7 @@ class GroupBy:
         ctx: Context,
         fn: Callable[[Any], Any],
         *,
-        out: Data | str | os.PathLike[str] | None = None,
+        out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[MapGroupsOptions],
     ) -> Data:
         """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
@@ -190,7 +190,7 @@ class GroupBy:
         ctx: Context,
         spec: Mapping[Any, Any],
         *,
-        out: Data | str | os.PathLike[str] | None = None,
+        out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
     ) -> Data:
         """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
@@ -249,7 +249,7 @@ class GroupBy:
         key: Key,
         k: int,
         *,
-        out: Data | str | os.PathLike[str] | None = None,
+        out: Dataset[Any] | str | os.PathLike[str] | None = None,
         largest: bool = True,
         **options: Unpack[Options],
     ) -> Data:

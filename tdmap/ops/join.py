@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.entries import as_tensordict, path_of, with_types
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import entry_at, object_paths
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, row_bytes_of
 from tdmap.data.schema import Schema, take_apart
-from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
 from tdmap.keys.joins import chunks
 from tdmap.keys.joins.chunks import JoinChunk
@@ -66,12 +65,12 @@ METHODS = ("inner", "left", "right", "outer", "semi", "anti")
 @operation
 def join(
     ctx: Context,
-    a: Data,
-    b: Data,
+    a: Dataset[Any],
+    b: Dataset[Any],
     on: On | None = None,
     how: str = "inner",
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     left_on: Key | list[Key] | None = None,
     right_on: Key | list[Key] | None = None,
     suffix: str = "_right",

@@ -19,7 +19,7 @@ import torch
 
 from tdmap.data.alike import VALID, check_rows
 from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data, is_read_anew
+from tdmap.data.kinds import Data, Dataset, is_read_anew
 from tdmap.data.objects import object_paths
 from tdmap.data.reader import rows_of
 from tdmap.devices import DevicePlan, Devices
@@ -52,11 +52,11 @@ from tdmap.runtime.wire.lending import NotLent, cannot_lend
 @placing_operation
 def map(
     ctx: Context,
-    data: Data,
-    fn: Callable[[Any], Any],
+    data: Dataset[Any],
+    fn: Callable[..., Any],
     dim: int = 0,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     device: Devices = None,
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,

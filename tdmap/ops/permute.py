@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Dataset, R
 from tdmap.output.permute import check_order, permute_rows
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -17,13 +17,13 @@ from tdmap.run.options import Options
 @operation
 def permute(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     order: Tensor,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     method: str | None = None,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
 
     Args:

@@ -12,9 +12,8 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, is_data
-from tdmap.data.sizes import row_bytes_of
+from tdmap.data.kinds import Data, Dataset, is_data
+from tdmap.data.reader import require_entry, row_bytes_of
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job
@@ -78,7 +77,7 @@ class FoldChunk:
 @operation
 def map_reduce(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     mapper: Callable[[Any], Any] | None,
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     *,
@@ -133,7 +132,7 @@ def map_reduce(
 @operation
 def reduce(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     *,
     dim: int = 0,

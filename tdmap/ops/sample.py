@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset, R
+from tdmap.data.reader import require_entry
 from tdmap.output.permute import permute_rows
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -23,17 +23,17 @@ from tdmap.seeding import checked_seed, seed_or_drawn
 @operation
 def sample(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     n: int | None = None,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     frac: float | None = None,
     weights: str | tuple[str, ...] | Tensor | NDArray[Any] | Sequence[float] | None = None,
     replace: bool = False,
     shuffle: bool = False,
     seed: int | None = None,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """Rows drawn at random, each at most once unless `replace`.
 
     Args:

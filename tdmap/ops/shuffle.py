@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Dataset, R
 from tdmap.memory.shm import Arena
 from tdmap.output.permute import permute_rows
 from tdmap.run.context import Context
@@ -22,13 +22,13 @@ INLINE_ROWS = 1 << 16
 @operation
 def shuffle(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     seed: int | None = None,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     method: str | None = None,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """Write the rows of a dataset in a random order.
 
     Every order is equally likely, over the whole dataset, and it depends on the number of rows and the seed alone: it

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from tdmap.data.columns import Shape, reordered
 from tdmap.data.entries import path_of
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset, R
 from tdmap.data.schema import take_apart
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import PartitionWork, sorted_rows
@@ -41,13 +41,13 @@ from tdmap.run.options import Options
 @operation
 def sort(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     key: KeyLike,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     descending: bool | Sequence[bool] = False,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
 
     Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order. Rows that
@@ -91,7 +91,8 @@ def sort(
     if ctx.decide("rows travel", lambda: _sorts_rows(ctx, keyed, data, rows)):
         with ctx.spill() as spill:
             sort_rows(ctx, keyed, rows, spill)
-        return ctx.output.result()
+        in_order: R = ctx.output.result()
+        return in_order
     with ctx.inner().spill() as spill:
         index = sorted_rows(ctx, keyed, spill, with_words=False, chunksize=ctx.chunksize)
         return permute_rows(ctx, data, index.rows)

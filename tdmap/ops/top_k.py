@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, Dataset, R
+from tdmap.data.reader import require_entry
 from tdmap.ops.reduce import fold
 from tdmap.output.permute import permute_rows
 from tdmap.reducers import TopK
@@ -19,14 +19,14 @@ from tdmap.run.options import Options
 @operation
 def top_k(
     ctx: Context,
-    data: Data,
+    data: Dataset[R],
     key: Key,
     k: int,
     *,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     largest: bool = True,
     **options: Unpack[Options],
-) -> Data:
+) -> R:
     """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
 
     Args:
@@ -49,5 +49,6 @@ def top_k(
         tensor([1, 2])
     """
     require_entry(data, key, "the entry of top_k")
-    best = fold(ctx, data.select(key), TopK(key, k, largest))["row"]
+    rows: Data = data
+    best = fold(ctx, rows.select(key), TopK(key, k, largest))["row"]
     return permute_rows(ctx, data, best)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.kinds import Dataset, R
 from tdmap.devices import check_no_device
 from tdmap.ops.permute import permute
 from tdmap.run.operation import entry_point
@@ -20,7 +21,7 @@ from tensordict_lite.paths import local_path
 
 @entry_point
 def train_test_split(
-    data: Any,
+    data: Dataset[R],
     test_size: float | int = 0.25,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -28,7 +29,7 @@ def train_test_split(
     stratify: Any = None,
     shuffle: bool = True,
     **options: Unpack[Options],
-) -> tuple[Any, Any]:
+) -> tuple[R, R]:
     """Two parts of the rows: one to train with, and one to test with.
 
     Args:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.columns import row_words
-from tdmap.data.kinds import Data, is_data, signed_view
+from tdmap.data.kinds import Data, Dataset, R, is_data, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.job import Job, Source
 from tdmap.memory.regions import region_of
@@ -45,7 +45,7 @@ READ_AHEAD = 1 << 20
 METHODS = ("gather", "scatter")
 
 
-def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = None) -> Data:
+def permute_rows(ctx: Context, data: Dataset[R], order: Tensor, method: str | None = None) -> R:
     """Rows of a dataset in a given order, which is not looked through first.
 
     Args:
@@ -73,7 +73,8 @@ def permute_rows(ctx: Context, data: Data, order: Tensor, method: str | None = N
         else:
             with ctx.spill() as spill:
                 scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
-        return output.result()
+        result: R = output.result()
+        return result
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
-from tdmap.data.reader import narrow
+from tdmap.data.reader import narrow, require_entry
 from tdmap.output.output import Output
 from tdmap.pipeline.caching import dataset_of, identity
 from tdmap.pipeline.epochs import RunSettings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tdmap.data.kinds import is_data
-from tdmap.data.sizes import row_bytes_of
+from tdmap.data.reader import row_bytes_of
 from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from tdmap.data.alike import describe_difference, fits
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
 from tdmap.expressions import Expression
@@ -265,11 +265,11 @@ class Pipeline(Chain):
 
     # -- several datasets ------------------------------------------------------------------------------
 
-    def zip(self, other: Pipeline | Data) -> Pipeline:
+    def zip(self, other: Pipeline | Dataset[Any]) -> Pipeline:
         """Entries of both, row by row. Both must have as many rows, and no entry in common. Seeds: see `concat`."""
         return self._then(ZipWith(_pipeline(other, "zip")))
 
-    def concat(self, other: Pipeline | Data) -> Pipeline:
+    def concat(self, other: Pipeline | Dataset[Any]) -> Pipeline:
         """The rows of `other` after these. Both must have the same entries, dtypes and row shapes.
 
         All parts draw from one seed: this pipeline's `seed=`, or if it has none, that of the first part which has one.
@@ -414,7 +414,7 @@ class Pipeline(Chain):
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
     @operation_method
-    def write(self, ctx: Context, out: Data | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Data:
+    def write(self, ctx: Context, out: Dataset[Any] | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Data:
         """Write all rows; batches are joined.
 
         Args:

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Ahead, Data, Rows, data_length, tensors_of
-from tdmap.data.reader import narrow, rows_of
+from tdmap.data.reader import narrow, row_bytes_of, rows_of
 from tdmap.data.schema import join_pieces
-from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import folder_of
 from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages

@@ -127,7 +127,8 @@ class Runner:
             MemoryError: no chunk fits on the device.
         """
         plan = reader.plan
-        nbytes = tensor_bytes(reader.data, plan.length) * plan.most_rows
+        rows = reader.rows
+        nbytes = (tensor_bytes(reader.data, plan.length) if rows.is_view else rows.row_bytes) * plan.most_rows
         free, total = self.link.memory()
         if nbytes > free:
             fit = max(free * plan.most_rows // max(nbytes, 1) // DEPTH, 1)

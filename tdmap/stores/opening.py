@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, entries_of, is_data, is_dense
+from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.process_state import on_host
@@ -86,7 +86,7 @@ def open(
 
 
 @on_host
-def concat(datasets: Iterable[Data]) -> ShardedDataset:
+def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
     """Datasets one after another as one, without copying a row.
 
     Args:
@@ -110,6 +110,7 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
     members: list[RowSource] = []
     spans: list[tuple[int, int, int]] = []
     folders: list[str] = []
+    data: Data
     for place, data in enumerate(datasets):
         if isinstance(data, ShardedDataset):
             spans += [(number + len(members), first, last) for number, first, last in data._spans]

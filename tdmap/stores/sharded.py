@@ -23,8 +23,7 @@ from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Ahead, Data, Rows
-from tdmap.data.reader import cut, narrow, rows_of
-from tdmap.data.sizes import row_bytes_of
+from tdmap.data.reader import cut, narrow, row_bytes_of, rows_of
 from tdmap.process_state import on_host
 from tdmap.stores.sources import OpenRows, RowSource
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor

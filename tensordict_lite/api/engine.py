@@ -59,7 +59,7 @@ class EngineOps:
     @_knows_options
     def map(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[..., Any],
         dim: int = 0,
         num_workers: int | None = None,
         *,
@@ -113,12 +113,12 @@ class EngineOps:
         from tdmap import map as engine_map
 
         options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map(self, fn, dim, **options)
+        return engine_map(_dataset(self), fn, dim, **options)
 
     @_knows_options
     def map_iter(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[..., Any],
         dim: int = 0,
         num_workers: int | None = None,
         *,
@@ -160,7 +160,7 @@ class EngineOps:
         from tdmap import map_iter as engine_map_iter
 
         options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map_iter(self, fn, dim, **options)
+        return engine_map_iter(_dataset(self), fn, dim, **options)
 
     def map_reduce(
         self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
@@ -168,13 +168,18 @@ class EngineOps:
         """Fold ``mapper(chunk)`` over all chunks in several processes: see :func:`tdmap.map_reduce`."""
         from tdmap import map_reduce as engine_map_reduce
 
-        return engine_map_reduce(self, mapper, reducer, num_workers=num_workers, **options)
+        return engine_map_reduce(_dataset(self), mapper, reducer, num_workers=num_workers, **options)
 
     def pipeline(self, *, seed: int | None = None) -> Pipeline:
         """Start a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
         from tdmap import Pipeline
 
-        return Pipeline(self, seed=seed)
+        return Pipeline(_dataset(self), seed=seed)
+
+
+def _dataset(data: Any) -> Any:
+    """What these methods are mixed into."""
+    return data
 
 
 _OWN = frozenset(("self", "fn", "dim", "engine_map", "engine_map_iter"))

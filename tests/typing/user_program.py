@@ -4,7 +4,7 @@ import torch
 
 import tdmap
 from tdmap.reducers import Count, Mean
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorClass, TensorDict
 from tensordict_lite.nn import TensorDictModule, TensorDictSequential
 
 data = TensorDict({"x": torch.arange(10.0)}, [10])
@@ -12,6 +12,14 @@ data = TensorDict({"x": torch.arange(10.0)}, [10])
 
 def double(chunk: TensorDict) -> TensorDict:
     return TensorDict({"y": chunk["x"] * 2}, chunk.batch_size)
+
+
+class Photo(TensorClass):
+    image: torch.Tensor
+
+
+def is_dark(rows: Photo) -> torch.Tensor:
+    return rows.image.mean(-1) < 0.1
 
 
 class Log(tdmap.events.Callback):
@@ -53,3 +61,18 @@ TensorDictModule(Pipe(), ["x"], ["y"], method="both")
 TensorDictSequential({"first": torch.nn.Linear(2, 2)}, inplace=True)
 data.send(Pipe())
 data.recieve(Pipe())  # E: attr-defined
+photos = Photo(torch.rand(3, 4), batch_size=[3])
+long = tdmap.filter(data, lambda rows: rows["x"] > 2, num_workers=0)
+reveal_type(long)  # R: tensordict_lite.dense.tensordict.TensorDict
+reveal_type(tdmap.filter(photos, is_dark, out="dark"))  # R: user_program.Photo
+reveal_type(tdmap.shuffle(torch.arange(3), seed=0))  # R: torch._tensor.Tensor
+reveal_type(tdmap.train_test_split(photos)[0])  # R: user_program.Photo
+reveal_type(tdmap.concat([data, data])[:3])  # R: Any
+reveal_type(data.map_iter(double))  # R: tdmap.ops.iteration.iterator.MapIterator
+tdmap.filter([3, 1, 2], lambda rows: rows > 2)  # E: arg-type
+tdmap.sort("folder", "x")  # E: arg-type
+tdmap.map(3, double)  # E: arg-type
+tdmap.reduce(3, Mean("x"))  # E: arg-type
+tdmap.concat([data, 3])  # E: list-item
+tdmap.Pipeline(3)  # E: arg-type
+data.pipeline().zip(3)  # E: arg-type

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdmap.data.entries import select
+from tdmap.data.reader import select
 from tdmap.keys.codec import distances
 from tdmap.keys.index import KeyIndex, sorted_rows
 from tdmap.keys.order import Words, equal, group_starts, search, stable_order, take

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Dataset
 from tdmap.devices import OUT_CHUNKS, check_start_method
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, called_with, check_placement
@@ -27,8 +27,8 @@ from tdmap.seeding import permutation, seed_or_drawn
 @operation
 def map_iter(
     ctx: Context,
-    data: Data,
-    fn: Callable[[Any], Any],
+    data: Dataset[Any],
+    fn: Callable[..., Any],
     dim: int = 0,
     *,
     device: Device | None = None,
