@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
+from tdmap.data.kinds import Data, Dataset, Rows, data_length, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
-from tdmap.data.reader import narrow, require_entry
+from tdmap.data.reader import narrow, require_entry, rows_of
 from tdmap.output.output import Output
 from tdmap.pipeline.caching import dataset_of, identity
 from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, start, uncounted_call
-from tdmap.pipeline.rows import Dataset, Index, NumberedRows, UnwrittenCache
+from tdmap.pipeline.rows import UnwrittenCache, View
 from tdmap.pipeline.shares import EpochNumber, Share
 from tdmap.pipeline.stages import (
     KEEPING_ROWS,
@@ -51,7 +51,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         TypeError: `data` has no rows.
     """
 
-    def __init__(self, data: Data, *, seed: int | None = None) -> None:
+    def __init__(self, data: Dataset[Any], *, seed: int | None = None) -> None:
         if not is_data(data):
             raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got {instead_of_data(data)}")
         if not data.shape:
@@ -154,17 +154,17 @@ class Chain(torch.utils.data.IterableDataset[Any]):
                 return chain, Share(last.index, last.count, last.even)
         return self, Share()
 
-    def _plan(self, rows_of: Callable[[Chain, Cache, Plan], NumberedRows]) -> Plan:
-        """The plan; `rows_of` gives the rows of a cache and the pipeline before it."""
+    def _plan(self, cached: Callable[[Chain, Cache, Plan], Rows]) -> Plan:
+        """The plan; `cached` gives the rows of a cache and the pipeline before it."""
         plan = start(self.data)
         for number, stage in enumerate(self._stages):
             if isinstance(stage, Cache):
                 before = object.__new__(type(self))
                 before.__dict__.update(self.__dict__)
                 before._stages = self._stages[:number]
-                plan = Head(Index(rows_of(before, stage, plan)))
+                plan = Head(View(cached(before, stage, plan)))
             else:
-                plan = extend(plan, stage, lambda other: other._plan(rows_of))
+                plan = extend(plan, stage, lambda other: other._plan(cached))
         return plan
 
     def _pending(self, cache: Cache, plan: Plan) -> UnwrittenCache:
@@ -178,7 +178,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         Raises:
             ValueError: rows that raise are to be skipped, and a function is called where that cannot be.
         """
-        plan = self._plan(lambda before, cache, plan: Dataset(dataset_of(before, cache, plan, settings)))
+        plan = self._plan(lambda before, cache, plan: rows_of(dataset_of(before, cache, plan, settings)))
         stage = uncounted_call(plan) if settings.failures.skip else None
         if stage is not None:
             raise ValueError(
@@ -191,7 +191,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
     def check_output(self, output: Output) -> None:
         """Raise where rows would go to a folder or memory that is read."""
         for head in heads_of(self._plan(Chain._pending)):
-            for folder in head.view.folders:
+            for folder in head.view.read_folders:
                 output.refuse(folder)
         for other in self._others:
             output.require_apart(other.data)

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data, is_dense, tensors_of, with_tensors
+from tdmap.data.combine import Combined
+from tdmap.data.kinds import Data, Picks, Rows, is_dense, tensors_of, with_tensors
+from tdmap.data.reader import InMemory
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.diagnostics.progress import StageBars
@@ -20,7 +22,7 @@ from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.output.values import Collect
 from tdmap.pipeline.planning import Head, Plan
-from tdmap.pipeline.rows import Concat, Dataset, NumberedRows, Picks, Zip, epoch_seed, tensor_of, window
+from tdmap.pipeline.rows import View, epoch_seed, few, tensor_of
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch
 from tdmap.pipeline.work import Work
@@ -187,7 +189,7 @@ def _tried(head: Head, settings: RunSettings) -> int:
         return guess
     found: list[int] = []
     with contextlib.suppress(Exception):  # the iteration itself will raise it, and say for which rows
-        plain = Head(head.view.few(), tail=head.tail)
+        plain = Head(View(few(head.view.over, LEAD_ROWS), stages=head.view.stages), tail=head.tail)
         tried = replace(settings, shared=None, failures=replace(settings.failures, skip=""))
         job = head_job(EpochChunks(plain, LEAD_ROWS), 0, tried, then=_measured)
         quiet = replace(settings.execution, callbacks=(), pbar=False)
@@ -264,10 +266,9 @@ class EpochChunks:
         index = index[:wanted]
         number = settings.epoch_of(epoch, epochs).epoch
         rows, seed = view.over.at(number, settings.keep), settings.seed_of(number)
-        if seed is not None and isinstance(rows, (Concat, Zip)):
-            rows = replace(rows, seed=derive(apart(seed, view.shares), 1 << 42))
-        data = rows.data if isinstance(rows, Dataset) else rows
-        return _source(data, index, bool(settings.failures.skip)), ChunkPlan(len(index), self.size)
+        if seed is not None and isinstance(rows, Combined):
+            rows = View(rows, seed=derive(apart(seed, view.shares), 1 << 42))
+        return _source(rows, index, bool(settings.failures.skip)), ChunkPlan(len(index), self.size)
 
 
 def shared_copy(data: Data) -> Data:
@@ -283,15 +284,16 @@ def shared_copy(data: Data) -> Data:
     return with_tensors(data, copies)
 
 
-def _source(data: Data, index: Picks, numbered: bool) -> Source:
+def _source(rows: Rows, index: Picks, numbered: bool) -> Source:
     """These rows; `numbered`: they keep their numbers, by which those that raise are reported."""
+    data = rows.data if isinstance(rows, InMemory) else rows
     if not isinstance(index, range):
         return Source(data, index)
     if index == range(data.shape[0]):
         return Source(data)
-    if numbered or isinstance(data, NumberedRows):
+    if numbered or isinstance(rows, Combined):
         return Source(data, tensor_of(index))
-    return Source(window(data, index))
+    return Source(rows.window(index.start, index.stop))
 
 
 def head_job(
@@ -319,7 +321,7 @@ def head_job(
     if only is not None:
         source, plan = _every(source, plan, only)
     number = settings.epoch_of(epoch, head.epochs).epoch
-    views = source.order is None and not isinstance(source.data, NumberedRows)
+    views = source.order is None and not isinstance(source.data, Combined)
     policy = settings.policy(number)
     if policy.seed is not None:
         policy = replace(policy, seed=apart(policy.seed, head.view.shares))

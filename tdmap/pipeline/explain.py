@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tdmap.data.kinds import is_data
-from tdmap.data.reader import row_bytes_of
+from tdmap.data.combine import Concat, Zip
+from tdmap.data.kinds import Rows, is_data
+from tdmap.data.reader import InMemory, row_bytes_of
 from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.epochs import chunk_rows, default_ahead
 from tdmap.pipeline.planning import Head, Local, Plan
-from tdmap.pipeline.rows import Concat, Dataset, Index, NumberedRows, UnwrittenCache, Zip
+from tdmap.pipeline.rows import UnwrittenCache, View
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch, Cache, Call, ConcatWith, Repeat, Shuffle, Stage
 from tdmap.seeding import own_streams
@@ -50,7 +51,7 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
     """
     caches: list[Box] = []
 
-    def rows_of(before: Chain, cache: Cache, plan: Plan) -> NumberedRows:
+    def cached(before: Chain, cache: Cache, plan: Plan) -> Rows:
         facts = (
             ["written already, and read from there"] if is_written(cache) else ["not written yet: a pass of its own"]
         )
@@ -58,10 +59,10 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
         return before._pending(cache, plan)
 
     chain, share = pipeline._without_share()
-    plan = pipeline._plan(rows_of)
+    plan = pipeline._plan(cached)
     if share.world_size > 1:
         caches.clear()
-        whole = chain._plan(rows_of)
+        whole = chain._plan(cached)
         top = _share_box(str(pipeline._stages[-1]), share, whole, _boxes(whole, num_workers, caches, None))
     else:
         top = _boxes(plan, num_workers, caches, None)
@@ -119,14 +120,14 @@ def _head_boxes(head: Head, workers: int, caches: list[Box], batch: int | None) 
     return Box("workers", f"one pass, {who}", [str(stage) for stage in head.stages] or ["read"], facts, [rows])
 
 
-def _rows_box(view: Index, caches: list[Box]) -> Box:
+def _rows_box(view: View, caches: list[Box]) -> Box:
     over = view.over
     picks = [str(pick) for pick in view.picks]
     facts = ["row numbers only: nothing is moved"] if picks else []
     above = []
     if isinstance(over, (Concat, Zip)):
         for part in over.parts:
-            assert isinstance(part, Index)
+            assert isinstance(part, View)
             box = _rows_box(part, caches)
             box.stages += [f"{stage} (in the workers)" for stage in part.stages]
             above.append(box)
@@ -135,8 +136,8 @@ def _rows_box(view: Index, caches: list[Box]) -> Box:
         above = [box for box in caches if box.title == f"cache {over.path}"][-1:]
         title = f"{_count(over.length)} of the cache"
     else:
-        assert isinstance(over, Dataset)
-        title = f"{type(over.data).__name__}, {_count(over.length)} of {_bytes(over.row_bytes)}"
+        name = type(over.data if isinstance(over, InMemory) else over).__name__
+        title = f"{name}, {_count(over.length)} of {_bytes(over.row_bytes)}"
     return Box("rows", title, picks, facts, above)
 
 

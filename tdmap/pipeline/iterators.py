@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from tdmap.data.combine import merge
 from tdmap.data.kinds import Data, is_data, leaves_hold_rows
 from tdmap.data.schema import join_pieces
 from tdmap.data.trees import FreshResults
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.pipeline.epochs import EpochChunks, RunSettings, apart, chunk_rows, default_ahead, head_job, run_here
 from tdmap.pipeline.planning import Head, Local, Plan, heads_of, shares_of
-from tdmap.pipeline.rows import epoch_seed, merge
+from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch, ConcatWith, Repeat, Shard, Shuffle, Skip, Take, Unbatch, ZipWith
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages

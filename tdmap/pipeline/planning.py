@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
+from tdmap.data.combine import Concat, Zip
 from tdmap.data.kinds import Data
-from tdmap.pipeline.rows import Concat, Dataset, Index, Zip
+from tdmap.data.reader import rows_of
+from tdmap.pipeline.rows import View, call_in, is_shuffled
 from tdmap.pipeline.stages import (
     ROW_WISE,
     Batch,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 class Head:
     """Rows, and what workers do with them."""
 
-    view: Index
+    view: View
     tail: tuple[Stage, ...] = ()
     """After the stages of the view: from the first one that changes the number of rows, or makes batches."""
     epochs: int = 1
@@ -149,7 +151,7 @@ Plan: TypeAlias = "Head | Local"
 
 def start(data: Data) -> Plan:
     """The plan of a pipeline without stages."""
-    return Head(Index(Dataset(data)))
+    return Head(View(rows_of(data)))
 
 
 def extend(plan: Plan, stage: Stage, open_plan: Callable[[Pipeline], Plan]) -> Plan:
@@ -265,7 +267,7 @@ def _batch(plan: Plan, stage: Batch) -> Plan:
     if plan.batched:
         raise ValueError(f".{stage}: there are batches already: use .unbatch() first to cut them anew.")
     # A chunk is read from the rows of one epoch, so it cannot hold those of two where they are others in each.
-    if isinstance(plan, Head) and not plan.tail and (plan.epochs == 1 or not plan.view.over.shuffles):
+    if isinstance(plan, Head) and not plan.tail and (plan.epochs == 1 or not is_shuffled(plan.view.over)):
         return replace(plan, tail=(stage,), across=plan.epochs != 1)
     return Local((plan,), stage)
 
@@ -292,9 +294,9 @@ def _together(plan: Plan, stage: ZipWith | ConcatWith, other: Plan) -> Plan:
                 f".take({_least(counts)}) on the longer one."
             )
         if len(views) == 2 and views[0].length is not None and views[1].length is not None:
-            return Head(Index(Zip(tuple(views))))
+            return Head(View(Zip(tuple(views))))
     elif len(views) == 2:
-        return Head(Index(Concat(tuple(views))))
+        return Head(View(Concat(tuple(views))))
     return Local((plan, other), stage)
 
 
@@ -331,7 +333,7 @@ def uncounted_call(plan: Plan, zipped: bool = False) -> Stage | None:
     """A stage of whose function no row can be left out: no worker calls it with chunks, or rows are `zipped` later."""
     if isinstance(plan, Head):
         own = (stage for stage in plan.stages if zipped and isinstance(stage, Call))
-        return plan.view.over.call or next(own, None)
+        return call_in(plan.view.over) or next(own, None)
     if isinstance(plan.stage, Call):
         return plan.stage
     found = (uncounted_call(source, zipped or isinstance(plan.stage, ZipWith)) for source in plan.sources)

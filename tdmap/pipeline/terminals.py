@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from tdmap.data.alike import check_rows
+from tdmap.data.combine import merge
 from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
@@ -23,7 +24,7 @@ from tdmap.output.values import Collect, Fold
 from tdmap.pipeline.epochs import EpochChunks, RunSettings, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.iterators import count_of, open_iterator
 from tdmap.pipeline.planning import Head, Plan, is_one_pass, with_chunks
-from tdmap.pipeline.rows import merge
+from tdmap.pipeline.rows import few
 from tdmap.pipeline.stages import ENDLESS, ROW_WISE, Batch, FlatMap, Map, Repeat, Stage, Take, ZipWith
 from tdmap.pipeline.work import apply_stage, with_batches
 from tdmap.plan import ChunkPlan
@@ -132,7 +133,8 @@ def no_rows(plan: Plan) -> Data:
 def dry_run(plan: Plan, rows: int) -> Any:
     """What the stages make of the first so many rows of the source, filters left out."""
     if isinstance(plan, Head):
-        return _dry_stages(plan.tail, plan.view.example(rows))
+        example = few(plan.view, rows)
+        return _dry_stages(plan.tail, example.take(range(example.length or 0)))
     values = [dry_run(source, rows) for source in plan.sources]
     return merge(values) if isinstance(plan.stage, ZipWith) else _dry_stages((plan.stage,), values[0])
 

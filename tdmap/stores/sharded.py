@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.combine import take_from_parts
 from tdmap.data.entries import row_number, row_numbers
-from tdmap.data.kinds import Ahead, Data, Rows
+from tdmap.data.kinds import Ahead, Data, Picks, Rows
 from tdmap.data.reader import cut, narrow, row_bytes_of, rows_of
 from tdmap.process_state import on_host
 from tdmap.stores.sources import OpenRows, RowSource
@@ -439,6 +440,9 @@ class ShardedDataset(Rows, EngineOps):
             return self.window(first, max(last, first))
         return self._load(first, max(last, first))
 
+    def take(self, index: Picks) -> Data:
+        return self._load(index.start, index.stop) if isinstance(index, range) else self._take(index)
+
     def _take(self, index: Any) -> Data:
         rows = row_numbers(index, len(self))
         if not len(rows):
@@ -448,24 +452,13 @@ class ShardedDataset(Rows, EngineOps):
 
     def _take_theirs(self, rows: Tensor) -> Data:
         """Rows of the sources."""
-        owners = torch.bucketize(rows, torch.tensor(self._ends), right=True)
-        if bool((owners == owners[0]).all()):
-            return self._take_from(int(owners[0]), rows)
-        order = torch.argsort(owners, stable=True)
-        counts = torch.bincount(owners, minlength=len(self._spans)).tolist()
-        groups = rows[order].split([count for count in counts if count])
-        places = [place for place, count in enumerate(counts) if count]
-        found = torch.cat([self._take_from(place, group) for place, group in zip(places, groups)])
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order))
-        return found[back]
+        return take_from_parts(rows, self._ends, self._take_from)
 
     def _take_from(self, place: int, rows: Tensor) -> Data:
         number, begin, _ = self._spans[place]
         if self._is_of_columns:
             return TensorDict({}, [len(rows)])
-        local = rows + (begin - (self._ends[place - 1] if place else 0))
-        return self._chosen(self._open(number).take(local, self._keys))
+        return self._chosen(self._open(number).take(rows + begin, self._keys))
 
     def __getitems__(self, rows: Any) -> Any:
         """The rows of a batch, for the `DataLoader` of torch."""
@@ -560,8 +553,3 @@ _BOOLS = (torch.bool, np.dtype(bool))
 def entry_names(data: Data) -> list[Any]:
     """The nested keys of all entries, those included that are no tensors."""
     return list(data.keys(True, True, is_leaf=is_leaf_nontensor))
-
-
-def is_sharded(data: Any) -> bool:
-    """Whether a dataset consists of several folders, or lies in an object store."""
-    return isinstance(data, ShardedDataset)
