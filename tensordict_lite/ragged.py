@@ -268,8 +268,9 @@ class RaggedColumn(PayloadColumn):
 
     @property
     def is_placed(self) -> bool:
-        """Whether the elements of numbers are in a file or in shared memory, where others see them."""
-        return self.kind == "tensor" and (self.values.is_shared() or region_of(self.values) is not None)
+        """Whether what is written into the elements of numbers reaches a file, or shared memory."""
+        storage = self.values.untyped_storage()
+        return self.kind == "tensor" and (storage.filename is not None or storage.is_shared())
 
     def assign(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
         """Give rows other elements, for every holder of the column.

@@ -18,6 +18,7 @@ from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
+from tensordict_lite.ragged import ragged_in
 from tensordict_lite.views import is_leaf_nontensor
 
 BLOCK = 256
@@ -32,7 +33,8 @@ class Reader:
         plan: how its rows are cut.
         order: int64 permutation of the rows, or None for their own order.
         base: the row of the plan that is the first of `data`: a worker may have only some of the rows.
-        private: what is written into a chunk must not reach the files, or the shared memory, of `data`.
+        private: what is written into a chunk must not reach the files, or the shared memory, of `data`. What is
+            written into ragged numbers never does.
 
     Attributes:
         exposed: the tensors of `data` that are changed all the same by who writes into a chunk.
@@ -42,7 +44,7 @@ class Reader:
         self, data: Data, plan: ChunkPlan, order: Tensor | None = None, base: int = 0, private: bool = False
     ) -> None:
         self.base = base
-        self._given = self.data = plain_tensors(data)
+        self._given = self.data = private_ragged(plain_tensors(data))
         self.private = private
         self.exposed = tensors_of(self.data)
         self.plan = plan
@@ -200,6 +202,20 @@ class InMemory(Rows):
 
     def _leaves(self) -> list[Tensor]:
         return tensors_of(self.data)
+
+
+def private_ragged(data: Data) -> Data:
+    """The dataset with memory of its own for what functions write into ragged numbers, which no undo covers."""
+    if isinstance(data, (Tensor, Rows)) or not (found := ragged_in(data)):
+        return data
+    own = copies_on_write([entry._ragged().values for entry in found])
+    if all(values is None for values in own):
+        return data
+    view = with_tensors(data, tensors_of(data))
+    for entry, values in zip(ragged_in(view), own, strict=True):
+        if values is not None:
+            entry._ragged().values = values
+    return view.lock_() if data.is_locked else view
 
 
 def rows_of(data: Data, dim: int = 0) -> Rows:

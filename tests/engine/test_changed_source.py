@@ -273,10 +273,13 @@ def test_a_pipeline_refuses_to_change_rows_in_memory(write: Any, executor: str) 
     assert torch.equal(data["x"], X)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ragged_entries_are_private_too(tmp_path: Path, num_workers: int) -> None:
+def test_ragged_entries_are_private_too(tmp_path: Path, num_workers: int, loaded: bool) -> None:
     rows = Ragged.from_list([torch.arange(float(n)) for n in range(1, 8)])
     data = TensorDict({"rows": rows}, [7]).memmap(tmp_path / "data")
+    if loaded:
+        data = TensorDict.load_memmap(tmp_path / "data")
     before = contents(tmp_path / "data")
 
     def fn(chunk: Any) -> Any:
