@@ -262,19 +262,25 @@ class SelectOps(Kernel):
         """
         if inplace and self._lock is not None:
             raise self._locked_error()
-        rest = self if inplace else self.copy()
-        parts = []
+        rest = self.copy()
+        parts, moved = [], []
         for key_set in key_sets:
             part = self._levels() if reproduce_struct else self.empty()
             for old, new in _as_moves(key_set, rest):
-                value = entry_of(rest, require_path(old))
-                if value is not None:
-                    part._put(new, rest.pop(old))
+                path = require_path(old)
+                if entry_of(rest, path) is not None:
+                    value = rest.pop(old)
+                    part._put(new, entry_of(self, path) if inplace else value)
+                    moved.append(old)
                 elif strict:
                     raise missing_key_error(old, list(rest.keys(True)), type(self).__name__)
                 elif default is not MISSING and default is not None:
                     part._put(new, default)
             parts.append(part)
+        if inplace:  # now that no key is missing
+            rest = self
+            for old in moved:
+                rest.pop(old)
         if not reproduce_struct:
             rest.filter_empty_()
         return (*parts, rest)
