@@ -30,11 +30,11 @@ NEW = '''
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from tdmap.data.kinds import Data
+from tdmap.types import Dataset
 from tdmap.output.permute import permute_rows
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -44,13 +44,13 @@ from tdmap.run.options import Options
 @operation
 def every_nth(
     ctx: Context,
-    data: Data,
+    data: Dataset[Any],
     step: int,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Dataset[Any] | str | os.PathLike[str] | None = None,
     *,
     start: int = 0,
     **options: Unpack[Options],
-) -> Data:
+) -> Any:
     """One row of so many.
 
     Args:

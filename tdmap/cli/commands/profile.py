@@ -10,7 +10,6 @@ import typer
 from tdmap.cli.answers import answer, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
-from tdmap.data.reader import row_bytes_of
 
 ROWS = 100_000
 """Rows of a sample, at most, and bytes of their entries."""
@@ -54,6 +53,7 @@ def profile_command(
 
 def sample_of(data: Any, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
+    from tdmap.data.reader import row_bytes_of
 
     length = int(data.batch_size[0])
     if rows is None:
