@@ -327,7 +327,7 @@ def test_entries_that_are_no_tensors_and_do_not_match_are_named(ranks: Ranks) ->
             return TensorDict({"x": torch.zeros(2), **entries}, [2])
 
         cases = [
-            ((made(a="one", b="two"), made(a="one")), "2 entries came.*1 here"),
+            ((made(a="one", b="two"), made(a="one")), "2 non-tensor entries arrived.*1 here"),
             ((TensorDict({"a": "one"}, [2]), TensorDict({"a": "one"}, [3])), r"'a' came with the batch size \[2\]"),
         ]
         for tag, ((theirs, mine), message) in enumerate(cases):
