@@ -129,7 +129,7 @@ class KeyedData:
         """The share and the number of distinct keys in a chunk from the middle, as far as a part of it tells."""
         begin, end = plan.rows(plan.num_chunks // 2)
         part = min(end, begin + (SAMPLE_RUNS * SAMPLE_RUN if self.reader.spec.fn is not None else PART_ROWS))
-        words, _ = self.quiet.read(narrow(self.data, 0, begin, part), begin)
+        words = self._words(narrow(self.data, 0, begin, part), begin)
         seen = len(words[0])
         if not seen:
             return 0.0, 0
@@ -142,10 +142,10 @@ class KeyedData:
         """The words of evenly spread rows."""
         return _sample(self)
 
-    @property
-    def quiet(self) -> KeyReader:
-        """A reader for samples: a NaN is reported by the worker that meets it."""
-        return replace(self.reader, dropna=True if self.reader.dropna is None else self.reader.dropna)
+    def _words(self, rows: Data, start: int) -> Words:
+        """The words of a sample; the worker that meets a NaN reports it."""
+        quiet = replace(self.reader, dropna=True if self.reader.dropna is None else self.reader.dropna)
+        return quiet.read(_own(rows, self.reader.spec), start)[0]
 
 
 def prepare(
@@ -166,15 +166,24 @@ def prepare(
     spec.require(data, what)
     check_mapped_files(tensors_of(data))  # a sample of them is read here
     names = spec.names
-    length = int(data.shape[0])
-    first = spec.values(narrow(data, 0, 0, min(length, 1)))
+    first = _first_key(data, spec)
     labels: tuple[Sequence[Any] | None, ...] = (None,) * len(first)
     if any(isinstance(value, list) for value in first):
         data, spec, labels = _number_strings(ctx, data, spec)
-        first = spec.values(narrow(data, 0, 0, min(length, 1)))
+        first = _first_key(data, spec)
     reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
     keyed = KeyedData(data, reader, [], labels, names)
     return replace(keyed, sample=keyed.resampled())
+
+
+def _first_key(data: Data, spec: KeySpec) -> list[Any]:
+    """The key of the first row, if there is one."""
+    return spec.values(_own(narrow(data, 0, 0, min(int(data.shape[0]), 1)), spec))
+
+
+def _own(rows: Data, spec: KeySpec) -> Data:
+    """Rows that are read in the caller: a key function gets a copy, which it may write into."""
+    return rows if spec.fn is None else rows.clone()
 
 
 def _sample(keyed: KeyedData) -> Words:
@@ -186,7 +195,7 @@ def _sample(keyed: KeyedData) -> Words:
         affordable = SAMPLE_BYTES // max(row_bytes_of(data, length), 1)
         runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
     rows = sample_rows(length, runs, SAMPLE_RUN)
-    return keyed.quiet.read(data[rows], 0)[0]
+    return keyed._words(data[rows], 0)
 
 
 # -- strings -----------------------------------------------------------------------------------------

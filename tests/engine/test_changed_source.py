@@ -202,12 +202,19 @@ def _true(fn: Any) -> Callable[[Any], torch.Tensor]:
     return lambda chunk: (fn(chunk), torch.ones(len(chunk), dtype=torch.bool))[1]
 
 
+def _first_of(fn: Any) -> Callable[[Any], torch.Tensor]:
+    return lambda chunk: fn(chunk).get("x")[:, 0].clone()
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "map to a folder": lambda data, fn, out, **o: tdmap.map(data, fn, out=out, **o),
     "map to shards": lambda data, fn, out, **o: tdmap.map(data, fn, out=out, rows_per_shard=7, **o),
     "map_iter": lambda data, fn, out, **o: [len(part) for part in tdmap.map_iter(data, fn, **o)],
     "filter": lambda data, fn, out, **o: tdmap.filter(data, _true(fn), **o),
     "flat_map": lambda data, fn, out, **o: tdmap.flat_map(data, fn, **o),
+    "sort": lambda data, fn, out, **o: tdmap.sort(data, _first_of(fn), **o),
+    "unique": lambda data, fn, out, **o: tdmap.unique(data, _first_of(fn), **o),
+    "group_by": lambda data, fn, out, **o: tdmap.group_by(data, _first_of(fn)).reduce(tdmap.reducers.Count(), **o),
     "map_reduce": lambda data, fn, out, **o: tdmap.map_reduce(data, lambda c: len(fn(c)), int.__add__, **o),
     "iterated": lambda data, fn, out, **o: [list(_pipeline(data).map(fn).batch(5).iter(epoch=e, **o)) for e in (0, 1)],
     "map_rows": lambda data, fn, out, **o: _pipeline(data).map_rows(fn).collect(**o),
@@ -290,6 +297,7 @@ def test_ragged_entries_are_private_too(tmp_path: Path, num_workers: int, loaded
     tdmap.map(data, fn, num_workers=num_workers)
     tdmap.map(data, fn, out=tmp_path / "out", num_workers=num_workers)
     tdmap.filter(data, lambda chunk: [bool(len(fn(chunk)))] * len(chunk), num_workers=num_workers)
+    tdmap.sort(data, lambda chunk: fn(chunk).get("rows").lengths, num_workers=num_workers)
     stage = data.pipeline().map(lambda chunk: TensorDict({"n": fn(chunk).get("rows").lengths}, [len(chunk)]))
     for epoch in range(2):
         list(stage.batch(2).iter(num_workers=num_workers, epoch=epoch))
