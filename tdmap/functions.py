@@ -275,7 +275,7 @@ class OnKeys(Named):
         ValueError: there are no keys.
 
     Example:
-        >>> from tensordict_lite import Ragged, TensorDict
+        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"x": torch.ones(2, 3), "label": torch.arange(2)}, [2])
         >>> OnKeys(lambda x: x.sum(-1), "x", "total")(td)["total"]
         tensor([3., 3.])
@@ -359,7 +359,7 @@ def image_key(chunk: Data) -> Any:
         ValueError: there is none; or there are several, and not exactly one is called image, images, img or pixels.
 
     Example:
-        >>> from tensordict_lite import Ragged, TensorDict
+        >>> from tensordict_lite import TensorDict
         >>> image_key(TensorDict({"photo": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2)}, [2]))
         'photo'
     """

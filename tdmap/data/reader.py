@@ -192,10 +192,7 @@ class InMemory(Rows):
         exposed = [leaf for leaf, copied in zip(leaves, own) if copied is None and leaf.numel()]
         if len(exposed) == len(leaves):
             return data, exposed
-        view = with_tensors(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)])
-        if not isinstance(view, Tensor) and data.is_locked:
-            view.lock_()
-        return view, exposed
+        return _view(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)]), exposed
 
     def identities(self) -> Iterator[tuple[str, Any]]:
         yield "", self.data
@@ -211,11 +208,19 @@ def private_ragged(data: Data) -> Data:
     own = copies_on_write([entry._ragged().values for entry in found])
     if all(values is None for values in own):
         return data
-    view = with_tensors(data, tensors_of(data))
+    view = _view(data, tensors_of(data))
     for entry, values in zip(ragged_in(view), own, strict=True):
         if values is not None:
             entry._ragged().values = values
-    return view.lock_() if data.is_locked else view
+    return view
+
+
+def _view(data: Data, tensors: Sequence[Tensor]) -> Data:
+    """The dataset over other tensors, locked if it is."""
+    view = with_tensors(data, tensors)
+    if not isinstance(view, Tensor) and data.is_locked:
+        view.lock_()
+    return view
 
 
 def rows_of(data: Data, dim: int = 0) -> Rows:

@@ -464,7 +464,7 @@ def replaceable(target: Target, overwrite: bool) -> set[str]:
         raise FileExistsError(_in_the_way(target, files, known))
     if isinstance(target, LocalTarget) and os.path.lexists(f"{target.name}/{HIDDEN}/journal"):
         raise FileExistsError(
-            f"{target.name} holds an unfinished run of a call without rows_per_shard=: go on with it by calling it as "
+            f"{target.name} holds an unfinished run of a call without rows_per_shard=: resume it by calling it as "
             "it was called, with resume=True, or choose another place, or pass overwrite=True."
         )
     target.remove(left)

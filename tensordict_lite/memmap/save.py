@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -104,7 +104,7 @@ class _Save:
         self.options = options
         self.like = options.like
         self.plan: SavePlan = plan_for(node, options)
-        self.columns: list[tuple[int, RaggedColumn]] = []
+        self.columns: dict[int, RaggedColumn] = {}
         self.root = absolute_path(prefix) if prefix is not None else self._own_root()
 
     def _own_root(self) -> str | None:
@@ -121,7 +121,7 @@ class _Save:
                 return self._finish(self._in_folder(self.root))
 
     def _map_ragged(self, root: str | None) -> None:
-        self.columns = [(id(ragged.rows), ragged.mapped(root)) for ragged in self.plan.ragged]
+        self.columns = {id(ragged.rows): ragged.mapped(root) for ragged in self.plan.ragged}
 
     def _anonymous(self) -> list[Tensor]:
         self._map_ragged(None)
@@ -350,7 +350,7 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 
 def mark_mapped(
-    out: Kernel, plan: SavePlan, root: str | None, original: Kernel, columns: Sequence[tuple[int, RaggedColumn]]
+    out: Kernel, plan: SavePlan, root: str | None, original: Kernel, columns: dict[int, RaggedColumn]
 ) -> None:
     """Locks a collection whose leaves are mapped, and tells every level where it is.
 
@@ -361,7 +361,7 @@ def mark_mapped(
         known = paths.setdefault(id(folder.node), [])
         if not (known and folder.path == f"{known[-1]}/_tensordict".lstrip("/")):  # a tensorclass is at the outer one
             known.append(folder.path)
-    _mark(out, original, paths, root, dict(columns))
+    _mark(out, original, paths, root, columns)
     if out._lock is None:
         out._propagate_lock(None)
 
