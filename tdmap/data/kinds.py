@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.memory.mapped import read_only_file
 from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
@@ -201,7 +202,12 @@ def is_read_anew(value: object) -> bool:
 
 
 def require_writable(out: object) -> None:
-    """Raise ValueError for an output whose rows are copies: what is written into them would be lost."""
+    """Raise an error for an output that would lose what is written into it.
+
+    Raises:
+        ValueError: its rows are copies.
+        PermissionError: it lies in files that are mapped copy-on-write.
+    """
     if isinstance(out, Rows):
         raise ValueError(
             "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
@@ -209,6 +215,12 @@ def require_writable(out: object) -> None:
         )
     if isinstance(out, TensorCollection):
         _require_views(out, ())
+    file = read_only_file(tensors_of(out))
+    if file is not None:
+        raise PermissionError(
+            f"out lies in {file}, which may only be read here, so no result would reach the file: load the dataset "
+            "with mode='r+' from files that you may write, or pass out=the path of a new folder."
+        )
 
 
 def _require_views(out: Any, path: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file
+from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file, private_file
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
 
 
@@ -113,6 +113,20 @@ def mapped_elsewhere(tensor: Tensor) -> Region | None:
         handle = SharedHandle(path, min(begins + int(end, 16), info.st_size), info.st_dev, info.st_ino)
         at = (begins + first) // tensor.element_size()
         return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), at, writes == "w")
+    return None
+
+
+def read_only_file(tensors: Iterable[Tensor]) -> str | None:
+    """A file that one of these tensors lies in, and that nothing written into the tensor reaches."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+            continue
+        file = private_file(tensor)
+        if file is None and not tensor.untyped_storage().is_shared():
+            region = mapped_elsewhere(tensor)
+            file = None if region is None or region.writable else region.handle.path
+        if file is not None:
+            return file
     return None
 
 

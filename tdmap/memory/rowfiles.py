@@ -197,8 +197,6 @@ class Places:
             region = shared_region(tensor)
             if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 return None
-            if not region.writable:
-                raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
             size = tensor.element_size()
             places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
         return Places(places)

@@ -27,7 +27,7 @@ from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_ro
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.memory.mapped import check_mapped_files
+from tdmap.memory.mapped import check_mapped_files, read_only_file
 from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
@@ -207,6 +207,15 @@ class Driver:
         out = [] if self.sink.writer is None else tensors_of(self.sink.writer.out)
         check_mapped_files([*tensors_of(self.job.source.data), *out])
 
+    def _require_writable(self) -> None:
+        """Raise PermissionError where the function has changed rows of files that may only be read."""
+        file = read_only_file(tensors_of(self.job.source.data))
+        if file is not None:
+            raise PermissionError(
+                f"{self.job.name} changes rows in place, and they lie in {file}, which may only be read: nothing was "
+                "written. Load the dataset with mode='r+' from files that you may write, or return the result."
+            )
+
     def _warn_of_changes(self) -> None:
         writer = self.sink.writer
         meant = self._demands.in_place or (writer is not None and writer.aliased)
@@ -346,8 +355,9 @@ class Driver:
         if isinstance(message, Done):
             if message.segment is not None:
                 self._accept(message.segment)
-            self.changed |= message.mutated
-            self._mutated |= message.mutated
+            if message.mutated and not self._mutated:
+                self._require_writable()
+                self.changed = self._mutated = True
             lease = self.scheduler.get(message.lease)
             if lease is not None:
                 start = lease.start

@@ -155,22 +155,41 @@ def test_wrong_types_are_type_errors(data):
         tdmap.map(data, lambda td: td, out=[1])
 
 
-def test_in_place_on_files_that_may_only_be_read(tmp_path):
-    TensorDict({"x": torch.arange(10.0)}, [10]).memmap_(tmp_path)
-    for file in tmp_path.rglob("*.memmap"):
-        file.chmod(0o444)
-    loaded = TensorDict.load_memmap(tmp_path)
-    if not _is_read_only(loaded["x"]):
-        pytest.skip("this user may write read-only files")
+def changed(td):
+    td["x"].add_(1)
+
+
+def returned(td):
+    return TensorDict({"x": td["x"] + 1}, td.batch_size)
+
+
+WORKERS = [{"num_workers": 0}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 2}]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("fn", [changed, returned])
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("out", ["the data", "a part of the data", "other rows"])
+def test_no_result_goes_into_files_that_may_only_be_read(out, resume, fn, workers, tmp_path):
+    TensorDict({"x": torch.arange(10.0)}, [10]).memmap(tmp_path)
+    data = TensorDict.load_memmap(tmp_path, mode="r")
+    source = TensorDict({"x": torch.zeros(10)}, [10]) if out == "other rows" else data
+    if out == "a part of the data":
+        source = data = data[2:8]
+    with pytest.raises(PermissionError, match="may only be read"):
+        tdmap.map(source, fn, out=data, resume=resume, chunksize=2, **workers)
+    for rows in (data, TensorDict.load_memmap(tmp_path)[: len(data)]):
+        assert rows["x"].max() - rows["x"].min() == len(data) - 1, rows["x"]
+    assert not (tmp_path / ".tdmap").exists()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_function_that_changes_rows_of_files_that_may_only_be_read(workers, tmp_path):
+    TensorDict({"x": torch.arange(10.0)}, [10]).memmap(tmp_path)
+    data = TensorDict.load_memmap(tmp_path, mode="r")
     with pytest.raises(PermissionError, match="in place"):
-        tdmap.map(loaded, lambda td: td["x"].add_(1), num_workers=2, chunksize=2)
-
-
-def _is_read_only(tensor) -> bool:
-    from tensordict_lite.memmap.disk.mapping import region_of
-
-    region = region_of(tensor)
-    return region is not None and not region.writable
+        tdmap.map(data, changed, chunksize=2, **workers)
+    assert TensorDict.load_memmap(tmp_path)["x"].tolist() == list(range(10))
 
 
 def test_nested_tensors_cannot_be_cut_into_rows():

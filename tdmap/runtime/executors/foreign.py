@@ -31,7 +31,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.executors.base import News, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Done, Failed, Joined, Message, Refused
+from tdmap.runtime.wire.messages import Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.wire.payload import JobPacker, load_loop
@@ -224,11 +224,7 @@ class ForeignWorkers(Workers):
         self._flying.pop(worker, None)
         if isinstance(data, BaseException):
             raise data
-        messages = [self._reader.open(message) for message in pickle.loads(data)]
-        for message in messages:
-            if isinstance(message, (Done, Failed)) and message.mutated:
-                self._packing.check_mutation()
-        return messages
+        return [self._reader.open(message) for message in pickle.loads(data)]
 
     def _look_for_deaths(self) -> None:
         """A foreign pool replaces dead processes and forgets their tasks: without this, the job would hang."""

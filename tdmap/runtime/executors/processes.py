@@ -233,7 +233,6 @@ class ProcessWorkers(Workers):
             member.heard = time.monotonic()
             if message.mutated:
                 self._in_place = True
-                self._packing.check_mutation()
         if isinstance(message, Done):
             first = self._starts.pop(message.lease, message.upto)
             member.chunks += message.upto - first

@@ -87,7 +87,6 @@ class RayWorkers(ProcessWorkers):
             super().open(sink)
         else:  # no worker opens copies of our memory, so none are made
             self._in_place = sink.demands(job.plan).in_place
-            self._packing.describe(job)
             self.pool.refresh(self.size)
         self._sink = sink
 
@@ -186,8 +185,6 @@ class RayWorkers(ProcessWorkers):
             yield Done(self._job.number, grant.lease, grant.start, 0.0, False, None, 0)
             return
         assert self._travel is not None
-        if answer.changed is not None:
-            self._packing.check_mutation()
         messages = self._travel.settle(grant, answer)
         self._careful = max(self._careful - (answer.upto - grant.start), 0)
         yield from messages

@@ -132,13 +132,11 @@ class Packer:
 
     Attributes:
         staged: pairs of a tensor and its copy in shared memory.
-        read_only: True when a packed tensor lies in a file that may only be read.
     """
 
     def __init__(self, private: bool = False) -> None:
         self.private = private
         self.staged: list[tuple[Tensor, Tensor]] = []
-        self.read_only = False
         self._keep: list[Tensor] = []
         self._shared: set[int] = set()
         self._loans: list[Loan] = []
@@ -213,7 +211,6 @@ class Packer:
                 return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
             return self._reduce_copy(self._stage(tensor), private)
         self._keep.append(tensor)
-        self.read_only |= not region.writable
         build = open_private if private and not _is_file(region) else open_shared
         return build, (tuple(region.handle), *region[1:])
 

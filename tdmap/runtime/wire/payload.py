@@ -12,7 +12,6 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job, Policy, Source, reader_of
 from tdmap.memory.mapped import check_mapped_files
-from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena, unexpanded
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
@@ -45,8 +44,6 @@ class JobPacker:
         self._packer = Packer()
         self._fn_packer = Packer(private=True)
         self._num_source = 0
-        self._read_only_source = False
-        self._name = ""
         self._source = b""
 
     def pack(self, job: Job, writer: RowWriter | None) -> bytes:
@@ -55,9 +52,7 @@ class JobPacker:
         Raises:
             SerializationError: the function or the data cannot be sent; names the part that cannot.
             DatasetError: a file of the data was truncated.
-            PermissionError: the output may only be read.
         """
-        self._name = job.name
         try:
             fn = self._fn_packer.dumps(job.fn)
         except (TimeoutError, DatasetError):  # the latter of rows that it refers to
@@ -67,7 +62,6 @@ class JobPacker:
         try:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
             self._num_source = len(self._packer.staged)
-            self._read_only_source, self._packer.read_only = self._packer.read_only, False
             place = self._packer.dumps(writer)
         except (OSError, DatasetError):
             raise
@@ -75,16 +69,8 @@ class JobPacker:
             raise SerializationError(
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error
-        if self._packer.read_only:
-            raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
         payload = Payload(source, job.plan, job.policy, place, fn)
         return byvalue.dumps((Surroundings.here(), payload))
-
-    def describe(self, job: Job) -> None:
-        """Know a job that is not packed, because it runs in this process."""
-        self._name = job.name
-        regions = [region_of(leaf) for leaf in tensors_of(job.source.data)]
-        self._read_only_source = any(region is not None and not region.writable for region in regions)
 
     def shared_source(self) -> Data:
         """The dataset, as workers see it: copies stand for what lies in ordinary memory."""
@@ -119,14 +105,6 @@ class JobPacker:
         with torch.no_grad():
             undo.restore(chunk)
         undo.release()
-
-    def check_mutation(self) -> None:
-        """Raise PermissionError where rows may only be read, and the function has changed some."""
-        if self._read_only_source:
-            raise PermissionError(
-                f"{self._name} changes rows in place, and the data lie in files that may only be read: "
-                "nothing was written. Open the dataset for writing, or pass out=."
-            )
 
     def write_back(self, changed: bool) -> None:
         """Bring what workers wrote into copies of ordinary memory back to where it belongs."""

@@ -46,6 +46,7 @@ __all__ = [
     "holds_many",
     "is_anonymous",
     "is_changed_copy",
+    "private_file",
     "is_reachable",
     "known_mapping",
     "no_room",
@@ -499,10 +500,15 @@ _FEW = 4  # pages whose entries are checked one by one
 _PAGES = 1 << 20  # entries read at a time
 
 
+def private_file(tensor: Tensor) -> str | None:
+    """The file of a strided CPU tensor that is mapped copy-on-write: what is written there does not reach it."""
+    storage = tensor.untyped_storage()
+    return None if storage.filename is not None else file_of(storage)
+
+
 def is_changed_copy(tensor: Tensor) -> bool:
     """Whether a tensor is mapped copy-on-write and was written to, so that its file has other values."""
-    storage = tensor.untyped_storage()
-    return storage.filename is None and hasattr(storage, "_private_file") and _is_written(tensor)
+    return private_file(tensor) is not None and _is_written(tensor)
 
 
 def _is_written(tensor: Tensor) -> bool:
