@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,15 +78,10 @@ class Residency:
         self._base = None
 
 
-LOOK_SECONDS = 0.01
-"""The memory of a process is looked at so often, at most: it costs some microseconds."""
-
-
 class Growth:
-    """The memory that a process has gained, looked at between leases."""
+    """The memory that a process has gained, looked at between leases: that costs some microseconds."""
 
     def __init__(self) -> None:
-        self._next = 0.0
         self._before: int | None = None
 
     def begin(self) -> None:
@@ -96,10 +90,7 @@ class Growth:
 
     def is_large(self) -> bool:
         """Whether it is `LIMIT` or more."""
-        now = time.monotonic()
-        if now < self._next and self._before is not None:
-            return False
-        self._next, memory = now + LOOK_SECONDS, _resident()
+        memory = _resident()
         self._before = memory if self._before is None else min(self._before, memory)
         return memory - self._before >= LIMIT
 

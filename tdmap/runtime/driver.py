@@ -33,7 +33,7 @@ from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.executors.base import Workers
-from tdmap.runtime.scheduler import NO_LIMIT, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Lost, Message, Refused, Segment, Skipped
 from tdmap.sink import Kind, Sink, Taken
@@ -48,12 +48,13 @@ STREAM_CHUNKS = 256
 LEASE_COST = 1e-4
 """Seconds of this process that a lease may cost, whatever the number of workers: of many, each is given more work."""
 
+LEASE_BYTES = 32 << 20
+"""Input bytes of a lease, at most. A worker lets go of the pages that it has read between leases, and holds in memory
+what it has fetched from a store for two."""
+
 FAR_SECONDS = 0.5
 """Work of a lease whose rows come from a store: they are fetched in one request for each column, and each request
 costs its round trip."""
-
-FAR_BYTES = 32 << 20
-"""And its bytes, at most: a worker has those of two leases in memory."""
 
 ASKED_AT_ONCE = 16
 """Workers that are asked to give work back before the others are listened to again."""
@@ -129,10 +130,10 @@ class Driver:
         policy, asked = self.job.policy, self._demands
         far = rows_of(self.job.source.data).is_remote
         if asked.ordered is None:
-            limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
-            seconds = max(self.tuning.lease_seconds, LEASE_COST * self.workers.size)
-            if far:
-                seconds, limit = max(seconds, FAR_SECONDS), min(limit, max(FAR_BYTES // max(chunk_bytes, 1), 1))
+            limit = max(LEASE_BYTES // max(chunk_bytes, 1), 1)
+            if asked.max_lease is not None:
+                limit = min(limit, asked.max_lease)
+            seconds = max(self.tuning.lease_seconds, LEASE_COST * self.workers.size, FAR_SECONDS if far else 0)
             return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
         window = 2 * largest * self.workers.size + self.workers.size
