@@ -1,8 +1,9 @@
 """Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy, HDF5, Zarr, tar files
 of WebDataset's.
 
-Parquet is read by workers, a row group at a time; the others are a stream that one process reads. Memory holds some
-thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is installed.
+Workers read Parquet, a row group at a time, and JSON Lines, some MB at a time; the others are a stream that one process
+reads. Memory holds some thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is
+installed.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.datasets.textfiles.blocks import CODECS, codec_of
 from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
+from tdmap.datasets.textfiles.ranges import NotAlone, can_be_cut, read_ranges
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.execution import Execution
@@ -120,7 +122,8 @@ def read(
             `SkippedLine`. A value that no type of its column holds is an error in any case.
         resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-        **options: about workers, as `tdmap.map`; only Parquet is read by several.
+        **options: about workers, as `tdmap.map`. They read Parquet, and local JSON Lines that are not compressed, into
+            a folder; other files are read by one process.
 
     Returns:
         The dataset. Text, bytes and lists are `tensordict_lite.Ragged` entries, structs and groups nested collections.
@@ -147,6 +150,9 @@ def read(
     text = _text_types(name, columns, types, on_error)
     if name == "parquet" and out is not None:
         return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
+    if out is not None and not resume and can_be_cut(files, name):
+        with contextlib.suppress(NotAlone):
+            return read_ranges(files, OutputFolder.of(place), columns, nulls, text, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
 

@@ -137,13 +137,14 @@ def _without_times(kind: Any) -> Any:
     return pa.string() if types.is_timestamp(kind) else kind
 
 
-def parsed(block: Any, types: Mapping[str, Any] | None = None, unexpected: str = "infer") -> Any:
+def parsed(block: Any, types: Mapping[str, Any] | None = None, unexpected: str = "infer", threads: bool = True) -> Any:
     """A table of lines of JSON objects.
 
     Args:
         block: the lines.
         types: Arrow's types of columns. None: those that values have in common.
         unexpected: what is done with other columns, as Arrow calls it.
+        threads: parse pieces of the block on several threads.
 
     Raises:
         ArrowInvalid: the lines are not JSON, or do not have these types.
@@ -151,7 +152,7 @@ def parsed(block: Any, types: Mapping[str, Any] | None = None, unexpected: str =
     pa, reader = pyarrow(), need("pyarrow.json", "arrow", "reading JSON Lines")
     schema = pa.schema(list(types.items())) if types else None
     options = reader.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
-    if len(block) > 2 * PIECE_BYTES:
+    if threads and len(block) > 2 * PIECE_BYTES:
         with contextlib.suppress(pa.ArrowInvalid):  # a row is longer; or the message, which would have another row
             pieces = reader.ReadOptions(use_threads=True, block_size=PIECE_BYTES)
             return reader.read_json(pa.BufferReader(block), pieces, options)

@@ -249,12 +249,18 @@ def _number(text: str | None, value: Any) -> Any:
 
 
 class JsonLines:
-    """An object a line."""
+    """An object a line.
+
+    Args:
+        path: the file, for messages.
+        columns: that are wanted; None: all.
+        threads: parse pieces of a block on several threads.
+    """
 
     as_text = False
 
-    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
-        self._path, self._columns = path, columns
+    def __init__(self, path: str, columns: Sequence[str] | None, threads: bool = True) -> None:
+        self._path, self._columns, self._threads = path, columns, threads
         self._row = self._rows = self._line = 0
 
     def cut(self, data: bytes) -> int:
@@ -368,6 +374,6 @@ class JsonLines:
         }
 
     def _read(self, block: bytes, types: Types, unexpected: str) -> Any:
-        table = parsed(block, types, unexpected)
+        table = parsed(block, types, unexpected, self._threads)
         self._rows = table.num_rows
         return table

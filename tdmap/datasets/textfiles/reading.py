@@ -26,6 +26,7 @@ class TextTypes:
         skip: leave lines out that are no rows, and keep them in `torn`.
 
     Attributes:
+        given: Arrow's types of columns that were asked for.
         torn: text of the lines that were left out, by file and number.
 
     Raises:
@@ -36,7 +37,7 @@ class TextTypes:
         self._columns = columns
         self._skip = skip
         self.torn: dict[tuple[str, int], str] = {}
-        self._given = asked_types(types)
+        self.given = asked_types(types)
         self._block_bytes = current().text_bytes
         self._known: dict[str, Any] = {}
         self._grew = False
@@ -60,16 +61,16 @@ class TextTypes:
             TypesGrew: types do not hold all rows.
         """
         if self._grew:
-            require_columns(path, self._lacking(), list(self._known))
+            require_columns(path, self.lacking(self._known), list(self._known))
             if not self._known:
                 raise ValueError(f"{path}: no row has a field, so there are no columns.")
             self._grew = False
             raise TypesGrew
 
-    def _lacking(self) -> list[str]:
-        """Columns that are asked for, and that no row has had."""
-        fields = [name for name in self._given if name.partition(".")[0] not in self._known]
-        return [name for name in [*(self._columns or ()), *fields] if name not in self._known]
+    def lacking(self, known: Mapping[str, Any]) -> list[str]:
+        """Columns that are asked for, and that are not known."""
+        fields = [name for name in self.given if name.partition(".")[0] not in known]
+        return [name for name in [*(self._columns or ()), *fields] if name not in known]
 
     def _parsed(self, path: str, block: bytes, dialect: Dialect) -> Any:
         try:
@@ -89,10 +90,10 @@ class TextTypes:
     def _fitted(self, block: bytes, dialect: Dialect) -> Any:
         try:
             if self._known:
-                return dialect.parse(block, self._known, self._given)
+                return dialect.parse(block, self._known, self.given)
         except Misfit:
             pass
-        found = {name: with_given(kind, name, self._given) for name, kind in dialect.infer(block, self._given).items()}
+        found = {name: with_given(kind, name, self.given) for name, kind in dialect.infer(block, self.given).items()}
         null = pyarrow().null()
         merged = {
             name: joined_kind(self._known.get(name, null), found.get(name, null), dialect.as_text)
@@ -104,10 +105,10 @@ class TextTypes:
             self._known, self._grew = merged, True
             return None
         self._known = merged
-        if not merged or self._lacking():
+        if not merged or self.lacking(self._known):
             self._grew = True  # other rows may have it
             return None
         try:
-            return dialect.parse(block, merged, self._given)
+            return dialect.parse(block, merged, self.given)
         except Misfit:
             dialect.explain(block, merged)
