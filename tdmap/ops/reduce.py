@@ -59,11 +59,21 @@ class FoldChunk:
     def __call__(self, chunk: Any, start: int = 0) -> Any:
         if self.mapper is not None:
             rows = self.mapper(chunk)
+            self._require_each_row(chunk, rows)
         elif self.dim is None:
             rows = chunk.unsqueeze(0)
         else:  # reducers take rows in dimension 0
             rows = chunk if self.dim == 0 else chunk.movedim(self.dim, 0)
         return self.reducer.update(self.reducer.init(), rows, start)
+
+    def _require_each_row(self, chunk: Any, rows: Any) -> None:
+        if self.reducer.numbers_rows:
+            got, wanted = len(rows), 1 if self.dim is None else chunk.shape[self.dim]
+            if got != wanted:
+                raise ValueError(
+                    f"the reducer numbers rows, as TopK does, and the mapper returned {got} rows for {wanted}: "
+                    "return one row for each, or use data.pipeline().filter(...).reduce(...)."
+                )
 
     def merge_states(self, a: Any, b: Any) -> Any:
         """The state of neighbouring chunks; a worker that has both merges them."""

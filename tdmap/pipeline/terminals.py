@@ -155,7 +155,7 @@ def reduce(plan: Plan, settings: RunSettings, reducer: Reducer[Any]) -> Any:
     """Fold all rows. Workers fold their chunks where they can."""
     check_ends(plan)
     execution = settings.execution
-    if is_one_pass(plan) and execution is not None:
+    if is_one_pass(plan) and execution is not None and (keeps_rows(plan) or not reducer.numbers_rows):
         job = one_job(plan, settings, then=_Fold(reducer, None), empty=reducer.init)
         state = execution.run(job, Fold(reducer)) if job.plan.length else reducer.init()
         return reducer.finish(state)

@@ -14,6 +14,7 @@ crash and any resume. It depends on the chunk size only, which derives from the 
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -38,6 +39,11 @@ Node = tuple[int, int, Any]
 class Reducer(ABC, Generic[S]):
     """A reduction over rows. States must survive pickling; :meth:`merge` must not change its arguments.
 
+    Attributes:
+        numbers_rows: the answer depends on the ``start`` of :meth:`update`. A mapper must return one row for each then,
+            and behind stages of a pipeline that add or drop rows, the caller folds. Default: whether the code of
+            :meth:`update` reads its third argument.
+
     Example:
         >>> class Longest(Reducer[int]):
         ...     def init(self): return 0
@@ -49,6 +55,13 @@ class Reducer(ABC, Generic[S]):
         >>> reducer.update(reducer.init(), TensorDict({"length": torch.tensor([3, 7])}, [2]))
         7
     """
+
+    numbers_rows = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "update" in vars(cls) and "numbers_rows" not in vars(cls):
+            cls.numbers_rows = _reads_start(cls.update)
 
     @abstractmethod
     def init(self) -> S:
@@ -69,6 +82,17 @@ class Reducer(ABC, Generic[S]):
     def serves(self, other: Reducer[Any]) -> bool:
         """Whether this reducer's states are good for the :meth:`finish` of ``other`` too, so that one fold does."""
         return False
+
+
+def _reads_start(update: Callable[..., Any]) -> bool:
+    code = getattr(update, "__code__", None)
+    if code is None or code.co_argcount < 4:
+        return code is None
+    name = code.co_varnames[3]
+    return any(
+        name == read.argval or (isinstance(read.argval, tuple) and name in read.argval)
+        for read in dis.get_instructions(code)
+    )
 
 
 class Associative(Reducer[Any]):
@@ -119,6 +143,8 @@ class Associative(Reducer[Any]):
 class Several(Reducer[dict[str, Any]]):
     """Several named reductions in one pass over the rows; the answer is a TensorDict where all parts fit one."""
 
+    numbers_rows = False  # of an instance: whether a part does
+
     def __init__(self, parts: Mapping[str, Reducer[Any]]) -> None:
         if not parts:
             raise ValueError("a mapping of reducers needs at least one entry")
@@ -128,6 +154,7 @@ class Several(Reducer[dict[str, Any]]):
             if not isinstance(part, Reducer):
                 raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.reducers.Reducer")
         self.parts = dict(parts)
+        self.numbers_rows = any(part.numbers_rows for part in parts.values())
         # A mean beside a variance of the same entry costs nothing: the state of the variance has it.
         self._folded = {name: self._folded_by(name) for name in self.parts}
         self._folds = {name: self.parts[name] for name in dict.fromkeys(self._folded.values())}

@@ -238,6 +238,8 @@ class ValueCounts(_Keyed):
         (['a', 'b'], tensor([1, 2]))
     """
 
+    numbers_rows = False
+
     def __init__(self, key: Key | None = None, max_values: int = 10_000_000) -> None:
         super().__init__(key, None)
         self.max_values = max_values
@@ -298,6 +300,8 @@ class TopK(Reducer[Any]):
         k: how many.
         largest: largest first, or smallest first.
     """
+
+    numbers_rows = True
 
     def __init__(self, key: Key | None = None, k: int = 10, largest: bool = True) -> None:
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
@@ -378,6 +382,7 @@ class Checksum(Reducer[int]):
         key: one entry, or ``None`` for all leaves.
     """
 
+    numbers_rows = True
     _STEP = -7046029254386353131  # 2**64 / golden ratio, as a signed number (Knuth, vol. 3, 6.4)
 
     def __init__(self, key: Key | None = None) -> None:

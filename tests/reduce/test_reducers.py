@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tdmap
 from tdmap import reducers as r
 from tensordict_lite import TensorDict
 
@@ -201,3 +202,60 @@ def test_checksum_tells_entries_whose_keys_begin_alike_apart():
         one = TensorDict({first: a, second: b}, [8])
         swapped = TensorDict({first: b, second: a}, [8])
         assert reduce_in_chunks(r.Checksum(), one, 3) != reduce_in_chunks(r.Checksum(), swapped, 3)
+
+
+STAGES = {
+    "filter": lambda p: p.filter(lambda td: td["x"] % 3 == 0),
+    "map and filter": lambda p: p.map(lambda td: td.clone()).filter(lambda td: td["x"] % 3 == 0),
+    "flat_map": lambda p: p.flat_map(lambda td: td[torch.arange(len(td)).repeat_interleave(td["x"] % 3)]),
+    "batches that grow": lambda p: p.batch(7).map(lambda td: torch.cat([td, td[:3]])),
+    "filter, then batches": lambda p: p.filter(lambda td: td["x"] % 3 == 0).batch(4),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("chunksize", [1, 16, None])
+@pytest.mark.parametrize("stages", STAGES)
+def test_rows_are_numbered_as_a_pipeline_gives_them(stages, chunksize, workers):
+    data = TensorDict({"x": torch.randperm(101, generator=torch.Generator().manual_seed(0))}, [101])
+    pipeline = STAGES[stages](data.pipeline())
+    rows = pipeline.collect()
+    options = {"num_workers": workers} if chunksize is None else {"num_workers": workers, "chunksize": chunksize}
+    found = pipeline.reduce({"top": r.TopK("x", 5), "sum": r.Checksum(), "n": r.Count()}, **options)
+    assert found["top"]["row"].tolist() == rows["x"].sort(descending=True, stable=True).indices[:5].tolist()
+    assert found["sum"] == tdmap.reduce(rows, r.Checksum(), num_workers=0) and found["n"] == len(rows)
+
+
+class FirstOfLargest(r.Reducer[tuple[int, int]]):
+    """A reducer of a user, which numbers rows and does not say so."""
+
+    def init(self):
+        return -1, -1
+
+    def update(self, state, chunk, first=0):
+        best = int(chunk["x"].argmax()) if len(chunk) else -1
+        return self.merge(state, (int(chunk["x"][best]), first + best)) if len(chunk) else state
+
+    def merge(self, a, b):
+        return a if a[0] >= b[0] else b
+
+
+def test_the_code_of_a_reducer_tells_whether_it_numbers_rows():
+    assert FirstOfLargest.numbers_rows and not r.Reducer.numbers_rows
+    numbering = {cls for cls in vars(r).values() if isinstance(cls, type) and getattr(cls, "numbers_rows", False)}
+    assert numbering == {r.TopK, r.Checksum}
+    data = TensorDict({"x": torch.arange(200)}, [200])
+    pipeline = data.pipeline().filter(lambda td: td["x"] % 3 == 0)
+    assert pipeline.reduce(FirstOfLargest(), num_workers=2, chunksize=16) == (198, 66)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [r.TopK("x"), r.Checksum(), {"n": r.Count(), "top": r.TopK("x")}],
+    ids=lambda reducer: type(reducer).__name__,
+)
+def test_a_mapper_that_drops_rows_leaves_them_without_numbers(reducer):
+    data = TensorDict({"x": torch.arange(20)}, [20])
+    with pytest.raises(ValueError, match=r"numbers rows, .* and the mapper returned 3 rows for 4"):
+        tdmap.map_reduce(data, lambda td: td[1:], reducer, num_workers=0, chunksize=4)
+    assert tdmap.map_reduce(data, lambda td: td[1:], r.Count(), num_workers=0, chunksize=4) == 15
