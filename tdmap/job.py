@@ -71,7 +71,7 @@ class LeaseMeter(Protocol):
 
 
 class UndoRooms(Protocol):
-    """Gives workers room in files for rows, to put them back when everybody has died."""
+    """Gives workers room in files for rows, to put them back when all processes have died."""
 
     def room(self) -> Any:
         """Room for one worker (`tdmap.runtime.undo.Room`)."""

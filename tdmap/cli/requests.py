@@ -94,8 +94,8 @@ def open_dataset(path: Path) -> Any:
 
         if (path / HIDDEN / "journal").exists():
             refuse(
-                f"{path} is no dataset yet: a run into it has not come to its end. `tdmap status {path}` shows how far "
-                "it is; `tdmap resume` goes on with it"
+                f"{path} is not a dataset yet: a run into it is unfinished. `tdmap status {path}` shows how far "
+                "it is; `tdmap resume` resumes it"
             )
         found = [str(p.parent) for p in sorted(path.glob("*/meta.json"))[:3]]
         hint = f"; did you mean {' or '.join(found)}?" if found else ""

@@ -206,7 +206,7 @@ class PipelineIterator(Iterator[Any]):
             raise ValueError(
                 f"the state is of {world_size} ranks with {workers} workers of a DataLoader each, and there are "
                 f"{self._share.world_size} ranks: no worker knows how far the others are. Save the state of "
-                "pipeline.iter(num_workers=...), which any number of ranks goes on with."
+                "pipeline.iter(num_workers=...), which any number of ranks can resume."
             )
 
 

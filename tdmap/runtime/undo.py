@@ -10,7 +10,7 @@
 
 Whether a function works in place is only known once it has run. So every worker copies the rows of its first
 chunk, and goes on as long as results are None or rows were changed; a function that returns new values costs one
-copy in all. When everybody dies, the same protocol over files puts rows back at the next run (see `ledger`).
+copy in all. When all processes die, the same protocol over files puts rows back at the next run (see `ledger`).
 """
 
 from __future__ import annotations

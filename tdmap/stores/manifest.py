@@ -38,7 +38,7 @@ def why_no_dataset(names: Iterable[str]) -> str:
     """What is said of a folder that is not a dataset, by the names of what it holds."""
     names = sorted(names)
     if any(name.startswith("shard-") for name in names):
-        return f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
+        return f"holds shards and no {MANIFEST}: a run into it is unfinished (resume=True resumes it)"
     found = f"it holds {', '.join(names[:3])}" if names else "there is nothing"
     return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
 

@@ -329,7 +329,7 @@ def test_a_folder_of_an_unfinished_run_says_how_to_go_on(folder: Path) -> None:
     (folder / "out" / ".tdmap" / "journal").write_bytes(b"")
     ran = ask("info", "out", cwd=folder)
     assert ran.returncode == 2
-    assert "not come to its end" in ran.stderr and "tdmap status out" in ran.stderr
+    assert "is unfinished" in ran.stderr and "tdmap status out" in ran.stderr
 
 
 def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(folder: Path) -> None:

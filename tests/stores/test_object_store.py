@@ -268,7 +268,7 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
     log.unlink()
     with pytest.raises(ValueError, match="bad row"):
         run(resume=True)
-    with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
+    with pytest.raises(DatasetNotFoundError, match="is unfinished"):
         tdmap.open(out, storage_options=options)
     with pytest.raises(FileExistsError, match="unfinished run"):
         run()

@@ -196,7 +196,7 @@ def test_a_program_that_is_killed_goes_on_with_the_shards_that_are_missing(
     program.write_text(textwrap.dedent(PROGRAM))
     command = [str(program), str(out), str(log)]
     assert interpreters.run([*command]).returncode == -signal.SIGKILL
-    with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
+    with pytest.raises(DatasetNotFoundError, match="is unfinished"):
         tdmap.open(out)
     assert log.read_text().split() == ["0", "4", "8", "12", "16", "20"]
     monkeypatch.setattr(sys, "argv", command)

@@ -281,7 +281,7 @@ class _Travel:
         files = self.source_files
         if files:
             reads = member.reaches(files, written=False)
-        else:  # rows in a store, which everybody opens by its URL
+        else:  # rows in a store, which each machine opens by its URL
             reads = files is not None and bool(rows_of(self.data).folders)
         self._reads[member.number] = reads
         source = TravelPacker().dumps(self.data) if reads else None

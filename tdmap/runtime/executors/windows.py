@@ -46,7 +46,7 @@ class Window(NamedTuple):
     length: int
     """How many there are."""
     rows: Any
-    """Theirs, shipped; None: they are read from files that everybody has."""
+    """Theirs, shipped; None: they are read from files that every machine has."""
     out: Any
     """Those of the output, shipped; None: they are not wanted."""
 
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     changed: Any
     """Rows of the source below `upto`, shipped; None when they are as they were."""
     written: Any
-    """Those of the output, shipped; None when nothing was written, or it was written to files that everybody has."""
+    """Those of the output, shipped; None when nothing was written, or they are in files that every machine has."""
     upto: int
     """One past the last chunk that was done."""
 
@@ -73,7 +73,7 @@ class Task(NamedTuple):
     policy: Policy
     fn: bytes
     source: bytes | None
-    """The dataset, as files that everybody has; None: rows are sent."""
+    """The dataset, as files that every machine has; None: rows are sent."""
     ordered: bool
     """Rows are in an order of their own: changes to them are of no use."""
 
@@ -85,7 +85,7 @@ class FarOutput(NamedTuple):
     writer: bytes
     """A RowWriter over no rows."""
     files: bytes | None
-    """The output itself, as files that everybody has; None: rows are sent back."""
+    """The output itself, as files that every machine has; None: rows are sent back."""
 
 
 def ship(data: Data) -> Parcel:
