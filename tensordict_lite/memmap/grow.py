@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import new_file, refuse_link, write_all
+from tensordict_lite.memmap.disk.files import is_same_file, refuse_link, replace_file
 from tensordict_lite.memmap.disk.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
 from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.disk.mapping import file_of
@@ -60,7 +60,7 @@ def make_from_storage(
 
     def build(path: str | None) -> MemoryMappedTensor:
         own = file_of(storage)
-        if path is not None and storage.nbytes() and (own is None or not _is_file(own, path)):
+        if path is not None and storage.nbytes() and (own is None or not is_same_file(own, path)):
             raise RuntimeError(
                 f"the storage of {key!r} is not mapped from {path}"
                 f" ({'it has no file' if own is None else f'it is {own}'}), so the entry would be missing when the "
@@ -71,10 +71,6 @@ def make_from_storage(
         )
 
     return _add(node, key, build, robust_key)
-
-
-def _is_file(own: str, path: str) -> bool:
-    return own == path or (os.path.exists(path) and os.path.samefile(own, path))
 
 
 def _add(
@@ -139,12 +135,8 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
     node._set_str(key, child)
     child._types = None
     child._lock = None
-    node._relock_child(child) if hasattr(node, "_relock_child") else _lock_under(node, child)
-    return child
-
-
-def _lock_under(node: Any, child: Any) -> None:
     child._propagate_lock(weakref.ref(node))
+    return child
 
 
 def _folder(node: Any) -> str:
@@ -197,5 +189,4 @@ def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
             meta.setdefault("_entries", {})[key] = entry
         else:
             meta = {key: entry, **meta} if key not in meta else {**meta, key: entry}
-        with new_file(path) as fd:
-            write_all(fd, json.dumps(meta).encode(), 0, path)
+        replace_file(path, json.dumps(meta).encode())

@@ -26,7 +26,6 @@ __all__ = [
     "buffer_of",
     "count",
     "from_tensor",
-    "is_nested",
     "make",
     "map_file",
     "mapped_view",
@@ -36,11 +35,6 @@ __all__ = [
     "sizes",
     "view",
 ]
-
-
-def is_nested(tensor: Tensor) -> bool:
-    """Whether a tensor is nested, in the strided or the jagged layout."""
-    return tensor.is_nested
 
 
 def shape_file(path: str) -> str:

@@ -17,7 +17,7 @@ from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import text
 from tensordict_lite.memmap.disk.cells import Cell, ObjectTable
-from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.files import replace_file
 from tensordict_lite.memmap.disk.format import META, PICKLES, read_json
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
@@ -50,9 +50,7 @@ def rewrite(node: Any, folder: str) -> None:
             "there. Give it strings, numbers, lists and dicts, or save the collection again with allow_pickle=True."
         )
     for name, content in plan.contents().items():  # the metadata comes last
-        path = os.path.join(folder, name)
-        with new_file(path) as fd:
-            write_all(fd, content, 0, path)
+        replace_file(os.path.join(folder, name), content)
     for name in (*pickled, *old_text):
         if name not in plan.blobs:
             with contextlib.suppress(FileNotFoundError):

@@ -19,6 +19,7 @@ from torch import Tensor
 from tensordict_lite.gathering import flat_bytes
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.disk.files import below
 from tensordict_lite.memmap.disk.format import (
     MAX_META_BYTES,
     META,
@@ -31,7 +32,7 @@ from tensordict_lite.memmap.disk.format import (
 )
 from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.disk.placed import is_placed
-from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.memmap.tensor import MemoryMappedTensor, is_whole
 from tensordict_lite.ragged import Ragged, RaggedColumn, is_ragged
 
 _STRIDED = torch.strided
@@ -43,7 +44,6 @@ __all__ = [
     "SaveOptions",
     "file_of",
     "holds_json",
-    "is_whole",
     "mapped_root",
     "plan_for",
     "replaced_file",
@@ -119,7 +119,7 @@ class FolderPlan:
 
     def join(self, name: str) -> str:
         """Path of a file of this folder, relative to the root."""
-        return f"{self.path}/{name}" if self.path else name
+        return below(self.path, name)
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ class SavePlan:
         """Plans a tensor; returns its entry for the metadata."""
         check_savable(tensor, where)
         name = key if key.isidentifier() else self.name_of(key, where)
-        file = f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX
+        file = below(folder, name + SUFFIX)
         if self.taken.setdefault(file, where) is not where:
             self.claim(file, where)
         if not tensor.is_nested:
@@ -312,9 +312,7 @@ def plan_dense(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> 
         elif is_ragged(value) and value.kind == "tensor":
             entries[key] = plan.add_ragged(folder, key, value, here)
         else:
-            name = plan.name_of(key, here)
-            child = f"{path}/{name}" if path else name
-            entries[key] = {"type": plan.add(value, child, here)}
+            entries[key] = {"type": plan.add(value, below(path, plan.name_of(key, here)), here)}
     for key, name in (node._types or {}).items():
         if key in entries and "dtype" in entries[key]:
             entries[key]["arrow"] = name
@@ -374,17 +372,6 @@ def file_of(tensor: Tensor) -> str | None:
         return tensor.filename
     except RuntimeError:
         return None
-
-
-def is_whole(tensor: Tensor) -> bool:
-    """Whether a mapped tensor is all of its file."""
-    if tensor.is_nested or not tensor.numel():
-        return True
-    return (
-        tensor.storage_offset() == 0
-        and tensor.is_contiguous()
-        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    )
 
 
 def replaced_file(node: Kernel) -> str | None:

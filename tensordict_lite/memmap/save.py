@@ -16,7 +16,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.api import save_archive, wants_archive
-from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.files import created, is_same_file, refuse_link, write_new
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
@@ -29,11 +29,10 @@ from tensordict_lite.memmap.plan import (
     SaveOptions,
     SavePlan,
     file_of,
-    is_whole,
     mapped_root,
     plan_for,
 )
-from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.memmap.tensor import MemoryMappedTensor, is_whole
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import RaggedColumn
 
@@ -43,7 +42,6 @@ _CPU = torch.device("cpu")
 _LARGE = 256 << 10  # bytes of a leaf that is worth handing to a thread by itself
 _ARENA_LEAVES = 16
 _ALIGN = 64  # a multiple of every element size, and a cache line
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class TensorDictFuture:
@@ -62,6 +60,13 @@ class TensorDictFuture:
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
+
+    @classmethod
+    def _started(cls, run: Callable[[], Any]) -> TensorDictFuture:
+        pool = ThreadPoolExecutor(1, "save")
+        future = pool.submit(run)
+        pool.shutdown(wait=False)
+        return cls(future)
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the files and gives the memory-mapped collection; raises what the save raised."""
@@ -89,10 +94,7 @@ def save_collection(node: Kernel, prefix: str | os.PathLike[str] | None, options
         return save_archive(node, prefix, options)
     job = _Save(node, prefix, options)
     if options.return_early and options.num_threads > 1:
-        pool = ThreadPoolExecutor(1, "memmap")
-        future = pool.submit(job.run)
-        pool.shutdown(wait=False)
-        return TensorDictFuture(future)
+        return TensorDictFuture._started(job.run)
     return job.run()
 
 
@@ -105,11 +107,11 @@ class _Save:
         self.like = options.like
         self.plan: SavePlan = plan_for(node, options)
         self.columns: dict[int, RaggedColumn] = {}
-        self.root = absolute_path(prefix) if prefix is not None else self._own_root()
-
-    def _own_root(self) -> str | None:
-        """The folder that the collection is mapped from already."""
-        return None if self.like else mapped_root(self.node, self.plan)
+        self.root: str | None = None
+        if prefix is not None:
+            self.root = absolute_path(prefix)
+        elif not self.like:
+            self.root = mapped_root(self.node, self.plan)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class _Save:
         tensor = leaf.tensor
         file = file_of(tensor)
         if file is not None and not self.like:
-            if file == path or _same(file, path):
+            if is_same_file(file, path):
                 # A later save may have put another file there; in a copy-on-write mapping, values may have changed.
                 if not is_placed(tensor.untyped_storage(), path) or is_changed_copy(tensor):
                     return False
@@ -223,8 +225,7 @@ class _Save:
         todo = [leaf for leaf, keep in zip(self.plan.leaves, keeps) if not keep]
         stay = [leaf for leaf, keep in zip(self.plan.leaves, keeps) if keep]
         check_room(root, sum(leaf.nbytes for leaf in todo) + sum(self._missing(root, leaf) for leaf in stay))
-        staging = Staging(root)
-        try:
+        with Staging(root) as staging:
             for folder in self.plan.folders:
                 if folder.path:
                     os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
@@ -237,22 +238,15 @@ class _Save:
                     if self._is_in_place(staging.prefix, folder, name):
                         staging.keep(folder.join(name))
                     else:
-                        _write_bytes(f"{staging.root}/{folder.join(name)}", content)
+                        write_new(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             replaced: Replaced = "none" if stayed == len(keeps) else "some" if stayed else "all"
             staging.commit(files, [folder.path for folder in self.plan.folders], replaced=replaced)
-            tensors = [
-                leaf.tensor if keep and _is_read_only(leaf, root) else _map_leaf(f"{root}/{leaf.file}", leaf)
-                for leaf, keep in zip(self.plan.leaves, keeps)
-            ]
+            tensors = []
+            for leaf, keep in zip(self.plan.leaves, keeps):
+                path = f"{root}/{leaf.file}"
+                tensors.append(leaf.tensor if keep and not os.access(path, os.W_OK) else _map_leaf(path, leaf))
             self._map_ragged(root)
-        except BaseException as problem:
-            is_gone = isinstance(problem, FileNotFoundError) and staging.is_gone()
-            staging.abort()
-            if is_gone:
-                raise Superseded(root) from problem
-            raise
-        staging.release()
         return tensors
 
     def _missing(self, root: str, leaf: Leaf) -> int:
@@ -282,7 +276,7 @@ class _Save:
         if not isinstance(content, Tensor):
             return False
         file = file_of(content)
-        if file is None or not _same(file, f"{root}/{folder.join(name)}"):
+        if file is None or not is_same_file(file, f"{root}/{folder.join(name)}"):
             return False
         return is_whole(content) and is_placed(content.untyped_storage(), file) and not is_changed_copy(content)
 
@@ -390,12 +384,6 @@ def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:
     return len(leaves) == len(mapped) and all(a is b for a, b in zip(leaves, mapped))
 
 
-def _same(a: str, b: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samefile(a, b)
-    return False
-
-
 def _files_of(leaf: Leaf) -> list[str]:
     if leaf.tensor.is_nested:
         return [leaf.file, nested.shape_file(leaf.file)]
@@ -405,35 +393,24 @@ def _files_of(leaf: Leaf) -> list[str]:
 def _write_leaf(root: str, leaf: Leaf) -> None:
     tensor = leaf.tensor
     if tensor.is_nested:
-        _write_tensor(os.path.join(root, leaf.file), nested.buffer_of(tensor))
-        _write_tensor(os.path.join(root, nested.shape_file(leaf.file)), nested.sizes(tensor))
+        write_new(os.path.join(root, leaf.file), nested.buffer_of(tensor))
+        write_new(os.path.join(root, nested.shape_file(leaf.file)), nested.sizes(tensor))
     elif tensor.numel():
-        _write_tensor(f"{root}/{leaf.file}", tensor)
-
-
-def _write_tensor(path: str, tensor: Tensor) -> None:
-    fd = os.open(path, _CREATE, 0o666)
-    try:
-        write_tensor_to(fd, tensor, path)
-    finally:
-        os.close(fd)
+        write_new(f"{root}/{leaf.file}", tensor)
 
 
 def _reserve_leaf(root: str, leaf: Leaf) -> None:
     if leaf.tensor.is_nested:
         shapes = nested.sizes(leaf.tensor)
         _reserve(os.path.join(root, leaf.file), int(shapes.prod(-1).sum()) * leaf.tensor.element_size())
-        _write_tensor(os.path.join(root, nested.shape_file(leaf.file)), shapes)
+        write_new(os.path.join(root, nested.shape_file(leaf.file)), shapes)
     elif leaf.nbytes:
         _reserve(os.path.join(root, leaf.file), leaf.nbytes)
 
 
 def _reserve(path: str, nbytes: int) -> None:
-    fd = os.open(path, _CREATE, 0o666)
-    try:
+    with created(path) as fd:
         reserve(fd, nbytes, path)
-    finally:
-        os.close(fd)
 
 
 def _copy_and_grow(path: str, place: str, nbytes: int) -> None:
@@ -441,18 +418,6 @@ def _copy_and_grow(path: str, place: str, nbytes: int) -> None:
     fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
     try:
         reserve(fd, nbytes, path, start=os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
-
-
-def _is_read_only(leaf: Leaf, root: str) -> bool:
-    return not os.access(f"{root}/{leaf.file}", os.W_OK)
-
-
-def _write_bytes(path: str, content: bytes) -> None:
-    fd = os.open(path, _CREATE, 0o666)
-    try:
-        write_all(fd, content, 0, path)
     finally:
         os.close(fd)
 

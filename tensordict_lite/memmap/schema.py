@@ -14,6 +14,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.disk.files import below
 from tensordict_lite.memmap.disk.format import META, SUFFIX, TEXTS, NodeMeta, encode_key, read_json, read_meta
 from tensordict_lite.memmap.load import DTYPES
 from tensordict_lite.memmap.plan import holds_json
@@ -167,7 +168,7 @@ class FolderSchema:
     def _walk(self, root: str, folder: str, path: tuple[str, ...]) -> None:
         meta = read_meta(os.path.join(root, folder) if folder else root, nested=bool(folder))
         if meta.kind == "tensorclass":
-            self._walk(root, _join(folder, "_tensordict"), path)
+            self._walk(root, below(folder, "_tensordict"), path)
             return
         if meta.kind == "nontensor" and path:
             self.objects[path] = meta.raw.get("data", _PICKLED)
@@ -181,9 +182,9 @@ class FolderSchema:
             raise DatasetError(meta.path, "a dataset that grows is made of dense collections with a batch dimension")
         if not self.metas:
             self.batch = meta.shape[1:]
-        self.add_meta(_join(folder, META), meta.raw)
+        self.add_meta(below(folder, META), meta.raw)
         for key, leaf in meta.leaves.items():
-            file = _join(folder, encode_key(key) + SUFFIX)
+            file = below(folder, encode_key(key) + SUFFIX)
             if leaf.layout == "ragged":
                 assert leaf.values is not None
                 about = (*path, key), "tensor", DTYPES[leaf.dtype], leaf.values[1:], self.metas[-1]
@@ -193,7 +194,7 @@ class FolderSchema:
                 raise DatasetError(meta.path, f"the nested tensor {key!r} cannot grow: save it as a Ragged")
             self.leaves.append(RowLeaf((*path, key), file, DTYPES[leaf.dtype], leaf.shape[1:]))
         for key in meta.children:
-            self._walk(root, _join(folder, encode_key(key)), (*path, key))
+            self._walk(root, below(folder, encode_key(key)), (*path, key))
 
     def add_meta(self, file: str, meta: dict[str, Any]) -> None:
         """Add metadata with a row count; those of an outer collection come first."""
@@ -261,10 +262,6 @@ class FolderSchema:
             raise ValueError(f"the dataset that is there does not fit the example: {err}") from None
 
 
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
 def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | None:
     """Strings, bytes or JSON values, one per row; None if a folder holds something else."""
     if meta.kind == "text":
@@ -273,7 +270,7 @@ def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | No
         kind, names = meta.raw.get("_ragged", "str"), list(TEXTS)
     else:
         return None
-    leaf = RaggedLeaf(path, kind, torch.uint8, (), _join(folder, META), *(_join(folder, name) for name in names))
+    leaf = RaggedLeaf(path, kind, torch.uint8, (), below(folder, META), *(below(folder, name) for name in names))
     leaf.is_listed = meta.kind != "text"
     return leaf
 

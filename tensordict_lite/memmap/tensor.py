@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import new_file, write_tensor
+from tensordict_lite.memmap.disk.files import is_same_file, new_file, write_tensor
 from tensordict_lite.memmap.disk.mapping import (
     Region,
     SharedHandle,
@@ -32,11 +32,12 @@ from tensordict_lite.memmap.disk.mapping import (
     reserve,
 )
 from tensordict_lite.memmap.disk.placed import is_placed
+from tensordict_lite.memmap.disk.staging import sync_file
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
 from tensordict_lite.strided import shape_of
 
-__all__ = ["MappedNestedTensor", "MemoryMappedTensor"]
+__all__ = ["MappedNestedTensor", "MemoryMappedTensor", "is_whole"]
 
 _getitem = Tensor.__getitem__
 _as_subclass = Tensor.as_subclass
@@ -154,7 +155,7 @@ class MemoryMappedTensor(Tensor):
                 return input
         if shape is not None and not input.is_nested:
             input = input.expand(_size(shape))
-        if nested.is_nested(input):
+        if input.is_nested:
             return nested.from_tensor(cls, input, path, existsok, copy_data)
         if path is None:
             out = cls.empty(input.shape, dtype=input.dtype)
@@ -173,19 +174,16 @@ class MemoryMappedTensor(Tensor):
         anonymous = own is None or is_anonymous(own)
         if path is None:
             return anonymous
-        if own == path or (not anonymous and _same_inode(own, path)):
+        if own == path or (not anonymous and is_same_file(own, path)):
             if is_changed_copy(self) or not is_placed(storage, path):
                 return False  # the file has other values: it was mapped copy-on-write or replaced
-            return self.storage_offset() == 0 and self._covers_storage()
+            return is_whole(self)
         if not anonymous and not copy_existing:
             raise RuntimeError(
                 f"A filename was provided but the tensor already has a file associated ({own}). To copy it to the new "
                 f"location, {path}, pass copy_existing=True."
             )
         return False
-
-    def _covers_storage(self) -> bool:
-        return self.is_contiguous() and self.numel() * self.element_size() == self.untyped_storage().nbytes()
 
     @classmethod
     def from_filename(
@@ -289,7 +287,7 @@ class MemoryMappedTensor(Tensor):
             storage = storage._untyped_storage
         dtype = dtype or torch.int64
         own = file_of(storage)
-        if own is not None and filename is not None and not _same_inode(own, os.fspath(filename)):
+        if own is not None and filename is not None and not is_same_file(own, absolute_path(filename)):
             raise RuntimeError(
                 f"the storage is mapped from {own}, not from the filename that was given ({os.fspath(filename)})"
             )
@@ -340,7 +338,8 @@ class MemoryMappedTensor(Tensor):
         dims = _size(wanted)
         nbytes = dims.numel() * dtype.itemsize
         if path is not None:
-            _reserve_file(path, nbytes, existsok)
+            with new_file(path, existsok=existsok) as fd:
+                reserve(fd, nbytes, path)
             return cls._map(path, dtype, dims)
         if not nbytes:
             return _as_subclass(torch.empty(dims, dtype=dtype, device="cpu"), cls)
@@ -364,7 +363,7 @@ class MemoryMappedTensor(Tensor):
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None) -> MemoryMappedTensor:
         """A new tensor with the shape and dtype of ``input``."""
-        shape = nested.sizes(input) if nested.is_nested(input) else input.shape
+        shape = nested.sizes(input) if input.is_nested else input.shape
         return cls.empty(shape, dtype=input.dtype, filename=filename)
 
     @classmethod
@@ -417,11 +416,7 @@ class MemoryMappedTensor(Tensor):
         """Wait until everything written so far is on the disk (``fsync``); no effect for anonymous memory."""
         path = file_of(self.untyped_storage())
         if path is not None and not is_anonymous(path):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_file(path)
 
     # -- pickling and copying ------------------------------------------------------------------------------
 
@@ -430,7 +425,7 @@ class MemoryMappedTensor(Tensor):
         if region is not None and is_reachable(region.handle, self.untyped_storage()):
             remember(region.handle, self.untyped_storage(), region.writable)
             return _open_region, tuple(region)
-        if nested.is_nested(self):
+        if self.is_nested:
             return nested.reduce(self)
         path = self.__dict__.get("_empty_file")
         if path is not None:
@@ -587,18 +582,15 @@ def _writable(path: str, mode: str | None) -> bool:
     return writable
 
 
-def _same_inode(a: str, b: str) -> bool:
-    if os.path.abspath(a) == os.path.abspath(b):
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a mapped tensor is all of its file."""
+    if tensor.is_nested or not tensor.numel():
         return True
-    try:
-        return os.path.samefile(a, b)
-    except OSError:
-        return False
-
-
-def _reserve_file(path: str, nbytes: int, existsok: bool) -> None:
-    with new_file(path, existsok=existsok) as fd:
-        reserve(fd, nbytes, path)
+    return (
+        tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
 
 
 register(MappedNestedTensor=MappedNestedTensor, MemoryMappedTensor=MemoryMappedTensor)

@@ -27,7 +27,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.files import created, new_file, open_at_once, write_all, write_new, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, is_count, read_json
 from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
 from tensordict_lite.memmap.disk.mapping import check_room, reserve
@@ -480,27 +480,18 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     for folder in plan.folders:
         if "shape" in folder.meta or folder.meta.get("_class") == CLASS:
             _set_rows(folder.meta, 0, capacity)
-    staging = Staging(path)
-    try:
+    with Staging(path) as staging:
         files = []
         for folder in plan.folders:
             os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
             for name, content in folder.contents().items():
-                with open(os.path.join(staging.root, folder.join(name)), "wb") as file:
-                    file.write(content)
+                write_new(os.path.join(staging.root, folder.join(name)), content)
             files += [folder.join(name) for name in folder.blobs]
         for leaf in plan.leaves:
-            fd = os.open(os.path.join(staging.root, leaf.file), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
+            with created(os.path.join(staging.root, leaf.file)) as fd:
                 reserve(fd, capacity * _row_bytes(leaf), path)
-            finally:
-                os.close(fd)
             files.append(leaf.file)
         staging.commit(files, [folder.path for folder in plan.folders], existsok=False)
-    except BaseException:
-        staging.abort()
-        raise
-    staging.release()
 
 
 def _row_bytes(leaf: Leaf) -> int:

@@ -184,7 +184,7 @@ def test_an_error_leaves_the_dataset_of_before(tmp_path: Path, monkeypatch: pyte
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensordict_lite.memmap.save._write_bytes", full)
+    monkeypatch.setattr("tensordict_lite.memmap.save.write_new", full)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "data", WORDS[::-1])
     assert list(TensorDict.load_memmap(tmp_path / "data")["in", "word"]) == WORDS

@@ -32,6 +32,7 @@ from tensordict_lite.memmap.disk.format import (
 
 __all__ = [
     "STALE",
+    "complete_files",
     "files_below",
     "is_temporary",
     "left_by",
@@ -153,6 +154,12 @@ def files_below(folder: str) -> list[str]:
             else:
                 found.append(f"{inner}{entry.name}")
     return found
+
+
+def complete_files(folder: str) -> list[str]:
+    """:func:`files_below` without folders, and without what saves have not renamed."""
+    names = files_below(folder)
+    return [name for name in names if name[-1] != "/" and not any(map(is_temporary, name.split("/")))]
 
 
 def reader_of(folder: str) -> Callable[[list[str]], list[bytes]]:

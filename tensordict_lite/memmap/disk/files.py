@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 import stat
@@ -23,20 +24,27 @@ from tensordict_lite.memmap.disk.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
+    "OutputFile",
     "all_bytes",
+    "below",
     "byte_blocks",
+    "created",
+    "is_same_file",
     "new_file",
     "open_at_once",
     "plain_values",
     "raw_bytes",
     "refuse_link",
+    "replace_file",
     "size_of_file",
     "write_all",
+    "write_new",
     "write_tensor",
     "write_tensor_to",
 ]
 
 _SMALL = 1 << 20
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
 BLOCK = 16 << 20  # non-contiguous host tensors are copied in blocks of this many bytes
 
@@ -64,6 +72,73 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def replace_file(path: str, content: Any) -> None:
+    """Write a file in place of one that may exist."""
+    with new_file(path) as fd:
+        write_all(fd, content, 0, path)
+
+
+@contextlib.contextmanager
+def created(path: str) -> Iterator[int]:
+    """A descriptor of a new file in a folder that no other process uses."""
+    fd = os.open(path, _CREATE, 0o666)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_new(path: str, content: Any) -> None:
+    """Write a tensor, or a buffer, to a :func:`created` file."""
+    fd = os.open(path, _CREATE, 0o666)  # not by a context manager: a save does this for every tensor
+    try:
+        if isinstance(content, Tensor):
+            write_tensor_to(fd, content, path)
+        else:
+            write_all(fd, content, 0, path)
+    finally:
+        os.close(fd)
+
+
+class OutputFile(io.RawIOBase):
+    """An open file whose errors name it, for :class:`io.BufferedWriter`; it stays open when this object is closed."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        super().__init__()
+        self.fd = fd
+        self.path = path
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (self._at if whence else 0)
+        return self._at
+
+    def write(self, data: Any) -> int:
+        write_all(self.fd, data, self._at, self.path)
+        self._at += data.nbytes
+        return int(data.nbytes)
+
+
+def below(folder: str, name: str) -> str:
+    """Relative path of a file in a folder, which may be the root, ``""``."""
+    return f"{folder}/{name}" if folder else name
+
+
+def is_same_file(a: str, b: str) -> bool:
+    """Whether two paths name one file."""
+    if a == b:
+        return True
+    with contextlib.suppress(OSError):
+        return os.path.samefile(a, b)
+    return False
 
 
 def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetError]) -> int:

@@ -44,7 +44,6 @@ __all__ = [
     "check_shape",
     "check_size",
     "decode_json",
-    "decode_key",
     "encode_key",
     "is_count",
     "is_encodable",
@@ -93,7 +92,6 @@ ITEMSIZE: dict[str, int] = {
 
 _SAFE = re.compile(r"[\w.+-]*\w")
 _UNSAFE = re.compile(r'[\x00-\x20\x7f"%*/:<>?\\|]')
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def encode_key(key: str) -> str:
@@ -108,11 +106,6 @@ def encode_key(key: str) -> str:
     if key in ("", ".", ".."):
         return "%2E" * len(key) or "%"
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
-
-
-def decode_key(name: str) -> str:
-    """The key of a path component, the inverse of :func:`encode_key`."""
-    return "" if name == "%" else _ESCAPE.sub(lambda match: chr(int(match[1], 16)), name)
 
 
 def is_encodable(key: str) -> bool:

@@ -36,7 +36,7 @@ from typing import Any, Literal, TypeAlias
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away
-from tensordict_lite.memmap.disk.files import open_at_once, refuse_link
+from tensordict_lite.memmap.disk.files import below, open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
 from tensordict_lite.memmap.disk.locks import is_at, lock, open_folder
 
@@ -84,6 +84,8 @@ class Superseded(DatasetError):
 class Staging:
     """A folder to write a dataset into, to be moved to ``prefix``.
 
+    As a context manager it ends with :meth:`release`, or after an exception with :meth:`abort`.
+
     Args:
         prefix: where the dataset goes. The folder may exist.
 
@@ -113,6 +115,17 @@ class Staging:
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # marks a running save, also for readers that cannot see the process
         self._is_exchanged, self._turn, self._old = False, -1, set[str]()
         self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if problem is None:
+            return self.release()
+        is_gone = isinstance(problem, FileNotFoundError) and self.is_gone()
+        self.abort()
+        if is_gone:
+            raise Superseded(self.prefix) from problem
 
     def take_turn(self) -> None:
         """Wait until no other process changes or reads the dataset at ``prefix``, and exclude them."""
@@ -312,11 +325,6 @@ def _mode_of(path: str) -> int:
         return os.lstat(path).st_mode
     except (OSError, ValueError):
         return 0
-
-
-def below(folder: str, name: str) -> str:
-    """Relative path of a file in a folder, which may be the root, ``""``."""
-    return f"{folder}/{name}" if folder else name
 
 
 def _replace_file(new: str, place: str) -> None:
