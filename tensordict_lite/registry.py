@@ -41,6 +41,7 @@ TensorClass: type[decorator.TensorClass]
 # memmap/, consolidated/
 MappedNestedTensor: type[memmap.MemoryMappedTensor]
 MemoryMappedTensor: type[memmap.MemoryMappedTensor]
+open_archive: Callable[..., Any]
 record_of: Callable[..., Any]
 reduce_tree: Callable[..., Any]
 relocated: Callable[..., Any]

@@ -22,10 +22,8 @@ from typing import Any
 
 from tensordict_lite.memmap import kinds as _kinds
 from tensordict_lite.memmap.api import load, load_memmap, save
-from tensordict_lite.memmap.archive.load import ArchiveLoader as _ArchiveLoader
 from tensordict_lite.memmap.disk import passing as _passing
 from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
-from tensordict_lite.memmap.load import register_archives as _register_archives
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.memmap.writer import DatasetWriter
@@ -44,7 +42,6 @@ __all__ = [
 
 
 _kinds.register_all()
-_register_archives(_ArchiveLoader.open)
 _passing.register()
 
 

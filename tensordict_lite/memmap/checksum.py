@@ -22,8 +22,8 @@ from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundEr
 from tensordict_lite.memmap.archive import api
 from tensordict_lite.memmap.archive.read import opened
 from tensordict_lite.memmap.disk import crc
-from tensordict_lite.memmap.disk.contents import is_temporary
-from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all
+from tensordict_lite.memmap.disk.contents import complete_files
+from tensordict_lite.memmap.disk.files import open_at_once, replace_file
 from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
@@ -111,7 +111,7 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
     root = absolute_path(path)
     if os.path.isfile(root):
         api.refresh_archive_checksums(root, num_threads)
-        return {entry.name: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
+        return {entry.filename: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
     read_meta(root)
     names, block = list(_files(root)), current().checksum_bytes
     entries: dict[str, dict[str, object]] = {}
@@ -120,8 +120,7 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
             entries[name] = {"size": size, "crc32": crcs}
     body = {"algorithm": "crc32", "block": block, "files": entries}
     content = json.dumps({**body, "self": zlib.crc32(json.dumps(body).encode())})
-    with new_file(os.path.join(root, CHECKSUMS)) as fd:
-        write_all(fd, content.encode(), 0, CHECKSUMS)
+    replace_file(os.path.join(root, CHECKSUMS), content.encode())
     return {name: list(entry["crc32"]) for name, entry in entries.items()}  # type: ignore[call-overload]
 
 
@@ -172,7 +171,7 @@ def _verify_archive(path: str, report: Report, num_threads: int | None) -> Repor
     with ThreadPoolExecutor(_threads(num_threads)) as pool:
         for name, reason in zip(names, pool.map(check, names)):
             report.files += 1
-            report.nbytes += archive.entries[name].size
+            report.nbytes += archive.entries[name].file_size
             if reason is not None:
                 report.problems.append(Corruption(name, reason))
     return report
@@ -184,13 +183,7 @@ def _threads(wanted: int | None) -> int:
 
 def _files(root: str) -> Iterator[str]:
     """Regular files of a dataset, relative to it, without links and the checksums themselves."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not is_temporary(name))
-        for name in sorted(names):
-            file = os.path.join(folder, name)
-            relative = os.path.relpath(file, root)
-            if relative != CHECKSUMS and not is_temporary(name) and _is_regular(file):
-                yield relative
+    return (name for name in complete_files(root) if name != CHECKSUMS and _is_regular(f"{root}/{name}"))
 
 
 def _is_regular(path: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, from_file
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.callers import warn_caller
 from tensordict_lite.dense.tensordict import TensorDict
@@ -106,7 +107,7 @@ class Loader:
         if meta.kind == "tensordict":
             out: TensorCollection = self.dense(meta, rows)
         else:
-            out = _reader(meta.kind)(self, meta, lead)
+            out = _readers[meta.kind](self, meta, lead)
             if rows is not None and meta.kind == "text":
                 out = out[:rows]
         if lead and out.batch_size[: len(lead)] != lead:
@@ -294,18 +295,6 @@ def register_reader(kind: str, reader: Reader) -> None:
     _readers[kind] = reader
 
 
-_archives: list[Callable[[str, int, dict[str, Any]], Loader]] = []
-
-
-def register_archives(opener: Callable[[str, int, dict[str, Any]], Loader]) -> None:
-    """Register the loader of archives, a function of path, number of threads and the options of the loader."""
-    _archives[:] = [opener]
-
-
-def _reader(kind: str) -> Reader:
-    return _readers[kind]
-
-
 def load_collection(
     prefix: str | os.PathLike[str],
     device: Any = None,
@@ -337,12 +326,12 @@ def load_collection(
         "empty": fake or (device is not None and device.type == "meta"),
     }
     if os.path.isfile(folder):
-        loaded = _read(_archives[0](folder, num_threads, options), folder, subpath)
+        loaded = _read(registry.open_archive(folder, num_threads, options), folder, subpath)
     else:
         with reading(folder):
             loaded = _read(Loader(**options), folder, subpath)
-    if device is not None and not non_blocking:
-        _synchronize(device)
+    if device is not None and device.type == "cuda" and not non_blocking:
+        torch.cuda.synchronize(device)
     return loaded if out is None else _fill(out, loaded)
 
 
@@ -386,11 +375,6 @@ def _flat(key: Any) -> Any:
             yield part
         else:
             yield from _flat(part)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _fill(out: TensorCollection, loaded: TensorCollection) -> TensorCollection:

@@ -36,9 +36,6 @@ class SaveTuning:
     small_bytes: int = 1 << 20
     """Smaller data is combined with that of other entries into one write."""
 
-    gather_bytes: int = 8 << 20
-    """Size of a combined write of small entries."""
-
     part_bytes: int = 512 << 10
     """Size of a part of large entries that is summed and then written: it fits the second-level cache."""
 
@@ -46,22 +43,7 @@ class SaveTuning:
     """Size of a part for which a thread computes the checksum."""
 
     deflate_bytes: int = 8 << 20
-    """Size of a deflated block."""
-
-    whole_bytes: int = 64 << 20
-    """Size of data that is compressed at once by other methods."""
-
-    held_files: int = 200
-    """Number of files of a folder that stay open while it is packed."""
-
-    wide_bytes: int = 0xFFFFFFFF
-    """Size or offset from which 64 bits are used."""
-
-    wide_entries: int = 0xFFFF
-    """Number of entries from which 64 bits are used."""
-
-    directory_bytes: int = 1 << 30
-    """Size of the largest directory that is written or read."""
+    """Size of a block that is compressed."""
 
 
 DEFAULT = SaveTuning()

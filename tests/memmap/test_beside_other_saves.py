@@ -10,7 +10,6 @@ import torch
 
 from tensordict_lite import DatasetError, DatasetWriter, TensorDict, pack_memmap
 from tensordict_lite.memmap import save as saving
-from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
 
@@ -101,9 +100,8 @@ def save_one_entry(path: Path, key: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [50, 400_000], ids=["pages", "large"])
-@pytest.mark.parametrize("held", [200, 0], ids=["held", "not held"])
 def test_an_archive_holds_what_was_there_at_one_moment(
-    tmp_path: Path, rows: int, held: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saves that exchange one file leave the metadata as they are: nothing else tells of them."""
     path, real, others = tmp_path / "d", write.FileData.read, [("x", 2), ("y", 2)]
@@ -117,8 +115,7 @@ def test_an_archive_holds_what_was_there_at_one_moment(
         return part
 
     monkeypatch.setattr(write.FileData, "read", read)
-    with tuning.use(held_files=held):
-        pack_memmap(path, tmp_path / "d.tdz")
+    pack_memmap(path, tmp_path / "d.tdz")
     archive = TensorDict.load_memmap(tmp_path / "d.tdz")
     assert not others
     assert [archive[key].unique().tolist() for key in ("x", "y")] == [[2], [2]]

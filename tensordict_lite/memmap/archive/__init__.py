@@ -1,13 +1,11 @@
 """Datasets in one file: a zip archive whose entries are the files of the folder format.
 
-================  ===================================================================================
-``zipformat.py``  the zip format as bytes: writing headers, checking an untrusted directory
-``codec.py``      compression, and bounded decompression
-``write.py``      writing entries to a file with several threads
-``read.py``       an open archive, mapped
-``load.py``       the loader of folders for the entries of an archive
-``api.py``        the public functions
-================  ===================================================================================
+============  ==========================================================================================
+``read.py``   an open archive, mapped: its checked directory, and bounded decompression
+``write.py``  writing entries to a file with several threads
+``load.py``   the loader of folders for the entries of an archive
+``api.py``    the public functions
+============  ==========================================================================================
 """
 
 from __future__ import annotations

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipInfo
 
 import torch
 from torch import Tensor
@@ -17,23 +20,22 @@ from torch import Tensor
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_of
-from tensordict_lite.memmap.archive.read import Archive, opened
-from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, write_archive
-from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, ZipEntry
+from tensordict_lite.memmap.archive.load import ArchiveLoader
+from tensordict_lite.memmap.archive.read import MAX_RATIO, Archive, opened
+from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, check_level, method_of, write_archive
 from tensordict_lite.memmap.disk import crc
-from tensordict_lite.memmap.disk.contents import is_temporary
-from tensordict_lite.memmap.disk.files import write_all
-from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
-from tensordict_lite.memmap.disk.locks import is_at, open_folder, reading
+from tensordict_lite.memmap.disk.contents import complete_files
+from tensordict_lite.memmap.disk.files import below, created, write_all
+from tensordict_lite.memmap.disk.format import META, PICKLES, RUNS, SUFFIX
+from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import SaveOptions, SavePlan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
+from tensordict_lite.registry import register
 
 __all__ = [
     "EXTENSION",
@@ -91,7 +93,7 @@ def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOpti
     with staged_file(path) as fd:
         starts = write_archive(fd, path, members, method, None, num_threads)
         size = os.fstat(fd).st_size
-    if method != STORED:
+    if method != ZIP_STORED:
         return load_collection(
             path, num_threads=num_threads, robust_key=options.robust_key, allow_pickle=options.allow_pickle
         )
@@ -110,7 +112,7 @@ def _members_of(plan: SavePlan, like: bool) -> Iterator[ZipMember]:
         else:
             nbytes = leaf.nbytes
             if nbytes:
-                yield _new_member(ZipMember, (leaf.file, Zeros(nbytes) if like else tensor, nbytes, True))
+                yield _new_member(ZipMember, (leaf.file, Zeros() if like else tensor, nbytes, True))
 
 
 _new_member = tuple.__new__  # a third of the price of the constructor of a named tuple
@@ -118,7 +120,7 @@ _new_member = tuple.__new__  # a third of the price of the constructor of a name
 
 def _member(file: str, tensor: Tensor, like: bool) -> ZipMember:
     nbytes = tensor.numel() * tensor.element_size()
-    return ZipMember(file, Zeros(nbytes) if like else tensor, nbytes)
+    return ZipMember(file, Zeros() if like else tensor, nbytes)
 
 
 def _mapped(plan: SavePlan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
@@ -162,7 +164,8 @@ def pack_memmap(
         compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of
             :mod:`zipfile`.
         compresslevel: 0 to 9 for deflate (default 6), 1 to 9 for bzip2 (default 9). LZMA has none.
-        num_threads: threads that read, compress and write; 0 or 1 is the calling thread.
+        num_threads: threads that read, compute checksums and deflate; 0 or 1 is the calling thread, which also
+            compresses with bzip2 and LZMA.
 
     Returns:
         The path of the archive.
@@ -190,38 +193,26 @@ def pack_memmap(
         raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
     for attempt in range(_ATTEMPTS):
         excluding_saves = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
-        with excluding_saves, contextlib.ExitStack() as held, contextlib.suppress(_Changed), staged_file(path) as fd:
-            _pack(root, held, lambda members: write_archive(fd, path, members, method, compresslevel, num_threads))
+        with excluding_saves, contextlib.suppress(_Changed), staged_file(path) as fd:
+            _pack(root, lambda members: write_archive(fd, path, members, method, compresslevel, num_threads))
             return Path(archive_path)
         _require_dataset(root)
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when no process writes to it")
 
 
-def _pack(root: str, held: contextlib.ExitStack, write: Callable[[list[ZipMember]], Any]) -> None:
+def _pack(root: str, write: Callable[[list[ZipMember]], Any]) -> None:
     """Write the files of a folder to an archive; _Changed if they were replaced meanwhile."""
-    folder = open_folder(root)
-    held.callback(os.close, folder)
     try:
-        members, files = _members_below(root, held)
-        write(members)
+        sizes, stamps = _snapshot(root)
+        names = sorted(sizes, key=lambda name: (not name.endswith(META), name.count("/"), name))
+        write([ZipMember(name, FileData(f"{root}/{name}"), sizes[name], name.endswith(SUFFIX)) for name in names])
+        is_same = META in sizes and _snapshot(root)[1] == stamps  # without it, files are being replaced one by one
     except OSError as problem:
-        if is_at(folder, root) and problem.errno not in (errno.ENOENT, None):  # missing, or shorter than it was
+        if problem.errno not in (errno.ENOENT, None):  # missing, or shorter than it was
             raise
-        raise _Changed from None
-    is_dataset = any(member.name == META for member in members)  # or its files are being replaced one by one
-    if not is_dataset or not is_at(folder, root) or not all(file.is_same() for file in files):
+        is_same = False
+    if not is_same:
         raise _Changed
-
-
-def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[ZipMember], list[FileData]]:
-    """The members of the archive of a folder, and its files, many of which stay open until the stack unwinds."""
-    names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
-    data: list[FileData] = []
-    held_files = current().held_files
-    for number, name in enumerate(names):
-        data.append(FileData(os.path.join(root, name), held=number < held_files))
-        held.callback(data[-1].close)
-    return [ZipMember(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)], data
 
 
 def _require_dataset(root: str) -> None:
@@ -241,22 +232,25 @@ class _Changed(Exception):
     """The folder was replaced, or rows were appended, while it was read."""
 
 
-def _files_below(root: str) -> Iterator[str]:
-    """Files of a dataset, relative to it; DatasetError for a link, which may point elsewhere."""
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        with os.scandir(os.path.join(root, folder)) as found:
-            for entry in found:
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if is_temporary(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(name)
-                elif not entry.is_file(follow_symlinks=False):
-                    raise DatasetError(entry.path, "is a link or a special file; a dataset has only files and folders")
-                else:
-                    yield name
+def _snapshot(root: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Sizes of the files of a dataset, and what changes where a save, not a write in place, replaces one.
+
+    Raises:
+        DatasetError: one is a link, which may point elsewhere.
+    """
+    sizes: dict[str, int] = {}
+    stamps: dict[str, tuple[int, ...]] = {}
+    for name in complete_files(root):
+        info = os.lstat(f"{root}/{name}")
+        if not stat.S_ISREG(info.st_mode):
+            raise DatasetError(f"{root}/{name}", "is a link or a special file; a dataset has only files and folders")
+        sizes[name] = info.st_size
+        stamps[name] = (info.st_dev, info.st_ino)
+    for folder in {os.path.dirname(name) for name in sizes}:
+        if not f"{folder}/".startswith(f"{RUNS}/"):
+            info = os.stat(f"{root}/{folder}")
+            stamps[f"{folder}/"] = (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
+    return sizes, stamps
 
 
 def unpack_memmap(
@@ -294,25 +288,16 @@ def unpack_memmap(
     archive = opened(archive_path, max_ratio=max_ratio)
     folders = _folders_of(archive)
     root = absolute_path(prefix)
-    staging = Staging(root)
-    try:
-        check_room(root, sum(entry.size for entry in archive.entries.values()))
+    with Staging(root) as staging:
+        check_room(root, sum(entry.file_size for entry in archive.entries.values()))
         for folder in folders:
             os.makedirs(os.path.join(staging.root, folder), exist_ok=True)
         for entry in archive.entries.values():
-            _extract(archive, entry, os.path.join(staging.root, entry.name))
-        metas = [folder for folder in folders if _join(folder, META) in archive.entries]
+            _extract(archive, entry, os.path.join(staging.root, entry.filename))
+        metas = [folder for folder in folders if below(folder, META) in archive.entries]
         files = [name for name in archive.entries if name.rpartition("/")[2] != META]
         staging.commit(files, metas)
-    except BaseException:
-        staging.abort()
-        raise
-    staging.release()
     return Path(prefix)
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
 
 
 def _folders_of(archive: Archive) -> list[str]:
@@ -324,15 +309,12 @@ def _folders_of(archive: Archive) -> list[str]:
     return sorted(found, key=lambda folder: (folder.count("/") + bool(folder), folder))
 
 
-def _extract(archive: Archive, entry: ZipEntry, path: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+def _extract(archive: Archive, entry: ZipInfo, path: str) -> None:
+    with created(path) as fd:
         at = 0
         for block in archive.blocks(entry):
             write_all(fd, memoryview(block), at, path)
             at += len(block)
-    finally:
-        os.close(fd)
 
 
 def is_memmap_archive(path: str | os.PathLike[str]) -> bool:
@@ -381,21 +363,23 @@ def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads:
         >>> zipfile.ZipFile(f"{folder.name}/data.tdz").testzip()
     """
     archive = opened(archive_path, writable=True)
-    for entry, total in checksums(archive, num_threads):
-        if total == entry.crc:
-            continue
-        if entry.is_streamed:
-            raise ArchiveError(
-                archive.path, f"the entry {entry.name!r} has its checksum behind its data; pack the folder again"
-            )
-        value = total.to_bytes(4, "little")
-        for at in (entry.offset + LOCAL_CRC, entry.record + CENTRAL_CRC):
-            archive.data[at : at + 4] = value
+    current_sums = {entry.filename: total for entry, total in checksums(archive, num_threads)}
+    data, record = archive.data, archive.directory_start
+    for entry in archive.directory:
+        total = current_sums.get(entry.filename, entry.CRC)
+        if total != entry.CRC:
+            data[record + 16 : record + 20] = total.to_bytes(4, "little")
+            if not entry.flag_bits & 8:  # otherwise it stands behind the data, and only streams need it
+                data[entry.header_offset + 14 : entry.header_offset + 18] = total.to_bytes(4, "little")
+        record += 46 + sum(struct.unpack_from("<3H", data, record + 28))  # name, extra field and comment
     return Path(archive_path)
 
 
-def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipEntry, int]]:
+def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipInfo, int]]:
     """Every stored entry with the current CRC of its data."""
-    stored = [entry for entry in archive.entries.values() if entry.method == STORED]
+    stored = [entry for entry in archive.entries.values() if entry.compress_type == ZIP_STORED]
     with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
         yield from zip(stored, pool.map(lambda entry: crc.fastest()(archive.raw(entry)), stored))
+
+
+register(open_archive=ArchiveLoader.open)

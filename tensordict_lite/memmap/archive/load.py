@@ -7,13 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from zipfile import ZIP_STORED, ZipInfo
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import Archive, opened
-from tensordict_lite.memmap.archive.zipformat import STORED, ZipEntry
 from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
@@ -71,7 +71,7 @@ class ArchiveLoader(Loader):
     def _name(self, path: str) -> str:
         return path[len(self.archive.path) + 1 :]
 
-    def _entry(self, path: str) -> ZipEntry | None:
+    def _entry(self, path: str) -> ZipInfo | None:
         return self.archive.entries.get(self._name(path))
 
     def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
@@ -97,14 +97,14 @@ class ArchiveLoader(Loader):
             return _empty(shape, dtype=dtype)
         return self.archive.tensor(entry, dtype, shape, nbytes // dtype.itemsize)
 
-    def _checked(self, path: str, nbytes: int, room: int | None) -> ZipEntry | None:
+    def _checked(self, path: str, nbytes: int, room: int | None) -> ZipInfo | None:
         """The entry of a tensor, with its size checked; ``None`` for an empty tensor."""
         entry = self._entry(path)
         if entry is None:
             if not nbytes:
                 return None
             raise DatasetError(path, "the data of a tensor is missing in the archive; was it packed completely?")
-        check_size(path, entry.size, nbytes, room)
+        check_size(path, entry.file_size, nbytes, room)
         return entry if nbytes else None
 
     def leaves(self, folder: str, leaves: dict[str, LeafMeta], source: dict[str, Any]) -> None:
@@ -121,10 +121,10 @@ class ArchiveLoader(Loader):
         for key, leaf in leaves.items():
             dtype, shape, nbytes, is_nested, _, _, _, _ = leaf
             entry = entries.get(f"{prefix}{key if key.isidentifier() else name_of(key)}{SUFFIX}")
-            if entry is not None and entry[5] == nbytes and not is_nested:
+            if entry is not None and entry.file_size == nbytes and not is_nested:
                 known = DTYPES.get(dtype)
-                start = starts[entry[0]]
-                if known is not None and entry[2] == STORED and start % known.itemsize == 0:
+                start = starts[entry.filename]
+                if known is not None and entry.compress_type == ZIP_STORED and start % known.itemsize == 0:
                     source[key] = None  # its position among the keys
                     keys.append(key)
                     places.append((start, known, shape))
@@ -132,14 +132,14 @@ class ArchiveLoader(Loader):
             source[key] = self.leaf(folder, key, leaf) if not self._can_wait(entry, leaf) else self._later(entry, leaf)
         source.update(zip(keys, archive.pieces.at(places)))
 
-    def _can_wait(self, entry: ZipEntry | None, leaf: LeafMeta) -> bool:
+    def _can_wait(self, entry: ZipInfo | None, leaf: LeafMeta) -> bool:
         """Whether the data of a tensor may be decompressed concurrently with others."""
         return (
             self.num_threads > 1
             and entry is not None
             and not leaf.is_nested
-            and entry.method != STORED
-            and entry.size == leaf.nbytes
+            and entry.compress_type != ZIP_STORED
+            and entry.file_size == leaf.nbytes
             and leaf.dtype in DTYPES
         )
 
