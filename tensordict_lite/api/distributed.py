@@ -72,7 +72,8 @@ class DistributedOps(Kernel):
         if dst is not None and not isinstance(dst, int):
             dst.send(self)  # an object with its own asend()
             return
-        values.send(self, dst, group, group_dst, init_tag, pseudo_rand, check)
+        works, _ = values.transfer(self, True, dst, group, group_dst, init_tag, pseudo_rand, check)
+        values.wait_all(works)
 
     def recv(
         self,
@@ -98,26 +99,15 @@ class DistributedOps(Kernel):
         Returns:
             The tag of the last tensor.
 
-        Example:
-            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``src``.
-
-            >>> import torch
-            >>> from concurrent.futures import ThreadPoolExecutor
-            >>> from tensordict_lite import TensorDict
-            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
-            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
-            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
-            >>> sent = pool.submit(here.send, group=groups[0], group_dst=1)
-            >>> there.recv(group=groups[1], group_src=0)
-            0
-            >>> there["x"]
-            tensor([1., 1.])
+        The example of :meth:`send` shows both sides.
         """
         from tensordict_lite.distributed import values
 
         if src is not None and not isinstance(src, int):
             return src.recv(self)
-        return values.recv(self, src, group, group_src, init_tag, pseudo_rand, check)
+        works, tag = values.transfer(self, False, src, group, group_src, init_tag, pseudo_rand, check)
+        values.wait_all(works)
+        return tag
 
     def isend(
         self,
@@ -156,7 +146,7 @@ class DistributedOps(Kernel):
         """
         from tensordict_lite.distributed import values
 
-        works, tag = values.isend(self, dst, group, group_dst, init_tag, pseudo_rand, check)
+        works, tag = values.transfer(self, True, dst, group, group_dst, init_tag, pseudo_rand, check)
         if return_early:
             return works
         values.wait_all(works)
@@ -183,23 +173,11 @@ class DistributedOps(Kernel):
         Returns:
             None; with ``return_premature`` a list of objects with ``wait()``.
 
-        Example:
-            Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``src``.
-
-            >>> import torch
-            >>> from concurrent.futures import ThreadPoolExecutor
-            >>> from tensordict_lite import TensorDict
-            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
-            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
-            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
-            >>> works = there.irecv(group=groups[1], group_src=0, return_premature=True)
-            >>> works += here.isend(group=groups[0], group_dst=1, return_early=True)
-            >>> [work.wait() for work in works], there["x"]
-            ([True, True], tensor([1., 1.]))
+        The example of :meth:`isend` shows both sides.
         """
         from tensordict_lite.distributed import values
 
-        works, _ = values.irecv(self, src, group, group_src, init_tag, pseudo_rand, check)
+        works, _ = values.transfer(self, False, src, group, group_src, init_tag, pseudo_rand, check)
         if return_premature:
             return works
         values.wait_all(works)
@@ -245,22 +223,7 @@ class DistributedOps(Kernel):
         Returns:
             self, or with ``device`` a copy there.
 
-        Example:
-            A queue instead of a rank; between ranks, ``await td.asend(1)`` pairs with ``await td.arecv(0)``.
-
-            >>> import asyncio, torch
-            >>> from tensordict_lite import TensorDict
-            >>> class Pipe(asyncio.Queue):
-            ...     async def asend(self, td):
-            ...         await self.put(td)
-            ...     async def arecv(self, td, device=None):
-            ...         return td.update_(await self.get())
-            >>> async def both():
-            ...     pipe, td = Pipe(), TensorDict({"x": torch.ones(2)}, [2])
-            ...     sent, got = await asyncio.gather(td.asend(pipe), torch.zeros_like(td).arecv(pipe))
-            ...     return got["x"]
-            >>> asyncio.run(both())
-            tensor([1., 1.])
+        The example of :meth:`asend` shows both sides.
         """
         if hasattr(src, "arecv"):
             return await src.arecv(self, device=device)
@@ -411,23 +374,7 @@ class DistributedOps(Kernel):
             device: device of the result. Default: the device type of each sent tensor.
             use_broadcast: as the sender passed it.
 
-        Example:
-            >>> import multiprocessing, tempfile, torch
-            >>> from tensordict_lite import TensorDict
-            >>> def begin(rank, meeting):
-            ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-            >>> def other(meeting):
-            ...     begin(1, meeting)
-            ...     TensorDict({"a": {"x": torch.ones(2)}, "who": "rank 1"}, [2]).init_remote(dst=0)
-            >>> meeting = f"file://{tempfile.mkdtemp()}/group"
-            >>> process = multiprocessing.get_context("fork").Process(target=other, args=(meeting,))
-            >>> process.start()
-            >>> begin(0, meeting)
-            >>> td = TensorDict.from_remote_init(src=1)
-            >>> td["a", "x"], td["who"]
-            (tensor([1., 1.]), 'rank 1')
-            >>> process.join()
-            >>> torch.distributed.destroy_process_group()
+        The example of :meth:`init_remote` shows both sides.
         """
         from tensordict_lite.distributed import trees
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["CommunicationError", "Link", "Pending", "UnsendableError"]
+__all__ = ["CommunicationError", "Link", "Pending", "UnsendableError", "unpacked"]
 
 
 class CommunicationError(RuntimeError):
@@ -79,6 +80,19 @@ class Link:
         self.irecv(tensor, source, tag).wait()
         return tensor
 
+    def send_object(self, value: Any, to: int, tag: int) -> None:
+        message = self.packed(value)
+        self.send(self.numbers(len(message)), to, tag)
+        self.send(message, to, tag)
+
+    def recv_object(self, source: int, tag: int) -> Any:
+        size = int(self.recv(self.numbers(0), source, tag))
+        return unpacked(self.recv(self.room(size), source, tag))
+
+    def packed(self, value: Any) -> Tensor:
+        """A message with a pickle."""
+        return torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8).to(self.device)
+
     def numbers(self, *values: int) -> Tensor:
         """A message of integers."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -102,6 +116,11 @@ class Link:
                 "ended says why in its own output; one that is late, or calls something else, ends in the timeout of "
                 "init_process_group()."
             ) from error
+
+
+def unpacked(message: Tensor) -> Any:
+    """The value of :meth:`Link.packed`."""
+    return pickle.loads(message.cpu().numpy().tobytes())
 
 
 class Pending:

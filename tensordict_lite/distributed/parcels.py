@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.distributed.link import UnsendableError
+from tensordict_lite.distributed.bundles import name_of
+from tensordict_lite.distributed.link import UnsendableError, unpacked
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["LARGE", "Letter", "PackedTree", "open_files", "pack", "unpack"]
@@ -54,21 +55,20 @@ class PackedTree:
 # -- packing -----------------------------------------------------------------------------------------------------
 
 
-def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> PackedTree:
+def pack(td: Any, device: torch.device, *, split: bool) -> PackedTree:
     """Pack a collection into messages.
 
     Args:
         td: any tensor collection.
         device: device that sends the messages.
         split: send large tensors as separate messages.
-        by_path: leave out memory-mapped tensors, which travel as paths or after the rest.
 
     Raises:
         UnsendableError: a tensor is on the meta device, or an object cannot be pickled. The message names the entry.
     """
     leaves: list[Tensor] = []
     files: list[Tensor] = []
-    tree = _describe(td, leaves, files if by_path else None, ())
+    tree = _describe(td, leaves, files, ())
     groups: dict[Slot, list[int]] = {}
     direct: list[int] = []
     for place, leaf in enumerate(leaves):
@@ -91,7 +91,7 @@ def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Packed
     return PackedTree(body, len(meta), large, files)
 
 
-def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> Any:
+def _describe(node: Any, leaves: list[Tensor], files: list[Tensor], path: tuple[str, ...]) -> Any:
     """A plain TensorDict as a tuple with indices for its tensors; other objects as a pickle of the same form."""
     if type(node) is not TensorDict or hasattr(node, "_memmap_path"):
         return _pickled(node, leaves, files, path)
@@ -100,7 +100,7 @@ def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path:
         if type(value) is Tensor and _is_plain(value):
             if value.device.type == "meta":
                 raise UnsendableError(
-                    f"the entry {_name((*path, key))} is on the meta device: it has no values to send"
+                    f"the entry {name_of((*path, key))} is on the meta device: it has no values to send"
                 )
             children.append(len(leaves))
             leaves.append(value)
@@ -110,12 +110,12 @@ def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path:
     return (tuple(node._source), children, tuple(node._batch_size), device, node._names, node._lock is not None)
 
 
-def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> bytes:
+def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor], path: tuple[str, ...]) -> bytes:
     out = io.BytesIO()
     try:
         _Pickler(out, leaves, files).dump(node)
     except Exception as error:
-        where = f"the entry {_name(path)}" if path else f"this {type(node).__name__}"
+        where = f"the entry {name_of(path)}" if path else f"this {type(node).__name__}"
         raise UnsendableError(f"{where} cannot be sent: {type(error).__name__}: {error}") from error
     return out.getvalue()
 
@@ -123,7 +123,7 @@ def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: 
 class _Pickler(pickle.Pickler):
     """Writes indices in place of tensors, which it collects."""
 
-    def __init__(self, file: Any, leaves: list[Tensor], files: list[Tensor] | None) -> None:
+    def __init__(self, file: Any, leaves: list[Tensor], files: list[Tensor]) -> None:
         super().__init__(file, protocol=5)
         self._leaves = leaves
         self._files = files
@@ -132,7 +132,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, Tensor):
             return NotImplemented
         if isinstance(obj, MemoryMappedTensor):
-            if self._files is not None and _is_file(obj):
+            if _is_file(obj):
                 self._files.append(obj)
                 return _nth_file, (len(self._files) - 1,)
             obj = obj.as_subclass(Tensor)
@@ -150,27 +150,19 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
-def _name(path: tuple[str, ...]) -> str:
-    return repr(path[0] if len(path) == 1 else path)
-
-
 def _layout(groups: Any) -> tuple[list[int], int]:
     """The start of each group, and the total number of bytes."""
     starts, at = [], 0
     items = groups.items() if isinstance(groups, dict) else groups
     for (dtype, shape), places in items:
         starts.append(at)
-        size = len(places) * _numel(shape) * getattr(torch, dtype).itemsize
+        size = len(places) * torch.Size(shape).numel() * getattr(torch, dtype).itemsize
         at += -(-size // _ALIGN) * _ALIGN
     return starts, at
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
-
-
 def _section(payload: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:
-    size = count * _numel(shape) * dtype.itemsize
+    size = count * torch.Size(shape).numel() * dtype.itemsize
     return payload[start : start + size].view(dtype).view(count, *shape)
 
 
@@ -211,8 +203,8 @@ class Letter:
 
     def __init__(self, body: Tensor, meta_size: int) -> None:
         self.body = body
-        meta = body[body.shape[0] - meta_size :].cpu().numpy().tobytes()
-        self.tree, self.count, self.groups, self.direct, self.files, self.devices = pickle.loads(meta)
+        meta = unpacked(body[body.shape[0] - meta_size :])
+        self.tree, self.count, self.groups, self.direct, self.files, self.devices = meta
 
     def room(self, device: torch.device) -> list[Tensor]:
         """Empty tensors for the large ones."""

@@ -32,7 +32,7 @@ class _Failed:
 
 def _packed(td: Any, link: Link, *, split: bool) -> Any:
     try:
-        return pack(td, link.device, split=split, by_path=True)
+        return pack(td, link.device, split=split)
     except Exception as error:
         return _Failed(error, link)
 
@@ -145,15 +145,14 @@ def scatter(tds: Any, src: int, group: Any, device: Any) -> Any:
         header = link.numbers(*[0] * _HEADER)
         if link.rank != root:
             dist.scatter(header, src=src, group=link.group)
-            if int(header[1]) < 0 and not int(header[0]):
-                raise CommunicationError(f"scatter(): rank {src} has no list of {link.size} tensordicts")
             return _receive(link, root, header, device, "scatter()")
         tds = None if tds is None else list(tds)
-        if tds is None or len(tds) != link.size:
-            dist.scatter(header, [link.numbers(0, -1, 0) for _ in range(link.size)], src=src, group=link.group)
+        if tds is not None and len(tds) == link.size:
+            parcels = [_packed(one, link, split=True) for one in tds]
+        else:
             got = "none" if tds is None else f"{len(tds)}"
-            raise ValueError(f"rank {src} scatters a tensordict to each of {link.size} ranks, and got {got}")
-        parcels = [_packed(one, link, split=True) for one in tds]
+            wrong = ValueError(f"rank {src} scatters a tensordict to each of {link.size} ranks, and got {got}")
+            parcels = [_Failed(wrong, link)] * link.size
         dist.scatter(header, [_header(parcel, link) for parcel in parcels], src=src, group=link.group)
         for rank, parcel in enumerate(parcels):
             if rank != root:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import torch
@@ -21,9 +20,12 @@ from tensordict_lite.distributed.bundles import (
     objects,
     tags,
 )
-from tensordict_lite.distributed.link import Link, Pending
+from tensordict_lite.distributed.link import Link, Pending, unpacked
 
-__all__ = ["irecv", "isend", "recv", "reduce", "send", "wait_all"]
+Held = tuple[tuple[str, ...], Any, Any]
+"""Path of a non-tensor entry, its parent, and the entry."""
+
+__all__ = ["reduce", "transfer", "wait_all"]
 
 
 def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str, str]) -> tuple[Link, int]:
@@ -71,65 +73,46 @@ def _is_expanded(tensor: Tensor) -> bool:
 # -- one rank to another -----------------------------------------------------------------------------------------
 
 
-def isend(
-    td: Any, dst: int | None, group: Any, group_dst: int | None, init_tag: int, pseudo_rand: bool, check: bool
+def transfer(
+    td: Any,
+    sends: bool,
+    rank: int | None,
+    group: Any,
+    group_rank: int | None,
+    init_tag: int,
+    pseudo_rand: bool,
+    check: bool,
 ) -> tuple[list[Pending], int]:
-    """Start sending the values; return the messages and the tag of the last tensor."""
-    link, to = _peer(dst, group_dst, group, ("dst", "group_dst"))
-    found = entries(td)
-    _check(found, link, False)
-    numbers = tags(init_tag, pseudo_rand)
-    works = []
-    with link.doing("send()"):
+    """Start sending or receiving the values; return the messages and the tag of the last tensor."""
+    link, peer = _peer(rank, group_rank, group, ("dst", "group_dst") if sends else ("src", "group_src"))
+    found, held, numbers = entries(td), objects(td), tags(init_tag, pseudo_rand)
+    _check(found, link, not sends)
+    with link.doing(_NAMES[sends]):
         if check:
-            _check_sent(td, link, to, next(numbers))
-        used = 0
-        for bundle in bundles(found):
-            tag = next(numbers)
-            message = bundle.buffer(link.device)
-            works.append(Pending(link.isend(message, to, tag), link, "send()", keep=message))
-            used += 1
-        for _ in range(used, len(found)):
-            tag = next(numbers)
-        held = objects(td)
+            (_check_sent if sends else _check_received)(td, link, peer, next(numbers))
+        drawn = [next(numbers) for _ in found]
+        move = _sending if sends else _receiving
+        works = [move(bundle, link, peer, tag) for bundle, tag in zip(bundles(found), drawn)]
         if held:
-            tag = next(numbers)
-            works.extend(_send_objects([value for *_, value in held], link, to, tag))
-    return works, tag if found or held else init_tag
+            drawn.append(next(numbers))
+            works += (_sending_objects if sends else _receiving_objects)(held, link, peer, drawn[-1])
+    return works, drawn[-1] if drawn else init_tag
 
 
-def _send_objects(values: list[Any], link: Link, to: int, tag: int) -> list[Pending]:
-    content = bytearray(pickle.dumps(values, protocol=5))
-    message = torch.frombuffer(content, dtype=torch.uint8).to(link.device)
-    size = link.numbers(len(content))
-    sent = ((size, tag), (message, tag + 1))
-    return [Pending(link.isend(one, to, number), link, "send()", keep=one) for one, number in sent]
+_NAMES = ("recv()", "send()")
 
 
-def irecv(
-    td: Any, src: int | None, group: Any, group_src: int | None, init_tag: int, pseudo_rand: bool, check: bool
-) -> tuple[list[Pending], int]:
-    """Start receiving the values; return the messages and the tag of the last tensor."""
-    link, source = _peer(src, group_src, group, ("src", "group_src"))
-    found = entries(td)
-    _check(found, link, True)
-    numbers = tags(init_tag, pseudo_rand)
-    works = []
-    with link.doing("recv()"):
-        if check:
-            _check_received(td, link, source, next(numbers))
-        used = 0
-        for bundle in bundles(found):
-            tag = next(numbers)
-            works.append(_receiving(bundle, link, source, tag))
-            used += 1
-        for _ in range(used, len(found)):
-            tag = next(numbers)
-        held = objects(td)
-        if held:
-            tag = next(numbers)
-            works.append(_receiving_objects(held, link, source, tag))
-    return works, tag if found or held else init_tag
+def _sending(bundle: Bundle, link: Link, to: int, tag: int) -> Pending:
+    return _sent(bundle.buffer(link.device), link, to, tag)
+
+
+def _sent(message: Tensor, link: Link, to: int, tag: int) -> Pending:
+    return Pending(link.isend(message, to, tag), link, "send()", keep=message)
+
+
+def _sending_objects(held: list[Held], link: Link, to: int, tag: int) -> list[Pending]:
+    message = link.packed([value for *_, value in held])
+    return [_sent(link.numbers(len(message)), link, to, tag), _sent(message, link, to, tag + 1)]
 
 
 def _receiving(bundle: Bundle, link: Link, source: int, tag: int) -> Pending:
@@ -137,13 +120,13 @@ def _receiving(bundle: Bundle, link: Link, source: int, tag: int) -> Pending:
     return Pending(link.irecv(message, source, tag), link, "recv()", lambda: bundle.take(message))
 
 
-def _receiving_objects(held: list[tuple[tuple[str, ...], Any, Any]], link: Link, source: int, tag: int) -> Pending:
+def _receiving_objects(held: list[Held], link: Link, source: int, tag: int) -> list[Pending]:
     size = link.numbers(0)
 
     def finish() -> None:
         with link.doing("recv()"):
             message = link.recv(link.room(int(size)), source, tag + 1)
-        values = pickle.loads(message.cpu().numpy().tobytes())
+        values = unpacked(message)
         if len(values) != len(held):
             raise ValueError(
                 f"{len(values)} non-tensor entries arrived, and there are {len(held)} here "
@@ -159,52 +142,29 @@ def _receiving_objects(held: list[tuple[tuple[str, ...], Any, Any]], link: Link,
             if replaced is not mine:
                 owner._set_str(path[-1], replaced)
 
-    return Pending(link.irecv(size, source, tag), link, "recv()", finish)
-
-
-def send(td: Any, *args: Any) -> int:
-    """Send the values; return the tag of the last tensor."""
-    works, tag = isend(td, *args)
-    wait_all(works)
-    return tag
-
-
-def recv(td: Any, *args: Any) -> int:
-    """Receive the values; return the tag of the last tensor."""
-    works, tag = irecv(td, *args)
-    wait_all(works)
-    return tag
+    return [Pending(link.irecv(size, source, tag), link, "recv()", finish)]
 
 
 def _check_sent(td: Any, link: Link, to: int, tag: int) -> None:
     """Send a description of the values and wait for the answer."""
-    content = bytearray(pickle.dumps(describe(td), protocol=4))
-    link.send(link.numbers(len(content)), to, tag)
-    link.send(torch.frombuffer(content, dtype=torch.uint8).to(link.device), to, tag)
-    if int(link.recv(link.numbers(0), to, tag)):
-        return
-    size = int(link.recv(link.numbers(0), to, tag))
-    theirs = pickle.loads(link.recv(link.room(size), to, tag).cpu().numpy().tobytes())
-    raise _mismatch(describe(td), theirs, "the sender", "the receiver")
+    mine = describe(td)
+    link.send_object(mine, to, tag)
+    if not int(link.recv(link.numbers(0), to, tag)):
+        raise _mismatch(mine, link.recv_object(to, tag))
 
 
 def _check_received(td: Any, link: Link, source: int, tag: int) -> None:
-    size = int(link.recv(link.numbers(0), source, tag))
-    theirs = pickle.loads(link.recv(link.room(size), source, tag).cpu().numpy().tobytes())
-    mine = describe(td)
+    theirs, mine = link.recv_object(source, tag), describe(td)
     link.send(link.numbers(int(mine == theirs)), source, tag)
-    if mine == theirs:
-        return
-    content = bytearray(pickle.dumps(mine, protocol=4))
-    link.send(link.numbers(len(content)), source, tag)
-    link.send(torch.frombuffer(content, dtype=torch.uint8).to(link.device), source, tag)
-    raise _mismatch(theirs, mine, "the sender", "the receiver")
+    if mine != theirs:
+        link.send_object(mine, source, tag)
+        raise _mismatch(theirs, mine)
 
 
-def _mismatch(mine: Any, theirs: Any, who: str, whom: str) -> ValueError:
+def _mismatch(sent: Any, received: Any) -> ValueError:
     return ValueError(
-        f"the two sides hold different structures: {differences(mine, theirs, who, whom)}. Values go between equal "
-        "ones; init_remote() and broadcast() bring the structure along."
+        f"the two sides hold different structures: {differences(sent, received, 'the sender', 'the receiver')}. Values "
+        "go between equal ones; init_remote() and broadcast() bring the structure along."
     )
 
 

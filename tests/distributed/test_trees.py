@@ -271,7 +271,7 @@ def test_a_list_that_does_not_fit_the_ranks(ranks: Ranks) -> None:
         )
         assert [outcome.kind for outcome in outcomes] == ["ValueError", "CommunicationError", "CommunicationError"]
         assert f"to each of 3 ranks, and {text}" in outcomes[0].message
-        assert "rank 0 has no list of 3 tensordicts" in outcomes[1].message
+        assert "rank 0 scatters a tensordict to each of 3 ranks, and got" in outcomes[1].message
 
 
 def test_room_that_does_not_fit_the_ranks(ranks: Ranks) -> None:
