@@ -93,20 +93,7 @@ class StorageOps(Kernel):
             >>> mapped.is_memmap(), mapped.is_locked, type(mapped["b", "c"]).__name__
             (True, True, 'MemoryMappedTensor')
         """
-        return _save(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            archive=archive,
-            compression=compression,
-            allow_pickle=allow_pickle,
-            reference_format=reference_format,
-        )
+        return _save(self, prefix, locals())
 
     def memmap_(
         self,
@@ -133,20 +120,7 @@ class StorageOps(Kernel):
             raise RuntimeError("Cannot build a memmap TensorDict in-place: use memmap() for a mapped copy")
         if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
             raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
-        return _save(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            allow_pickle=allow_pickle,
-            reference_format=reference_format,
-            archive=False,
-            inplace=True,
-        )
+        return _save(self, prefix, locals(), archive=False, inplace=True)
 
     def memmap_like(
         self,
@@ -180,20 +154,7 @@ class StorageOps(Kernel):
             >>> data["image"].shape, data["label"].sum()
             (torch.Size([1000, 3, 64, 64]), tensor(0))
         """
-        return _save(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            archive=archive,
-            allow_pickle=allow_pickle,
-            reference_format=reference_format,
-            like=True,
-        )
+        return _save(self, prefix, locals(), like=True)
 
     def save(
         self,
@@ -222,18 +183,7 @@ class StorageOps(Kernel):
             True
             >>> _ = data.save(f"{folder.name}/small.tdz", compression="deflate")
         """
-        return self.memmap(
-            prefix,
-            copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            robust_key=robust_key,
-            archive=archive,
-            compression=compression,
-            allow_pickle=allow_pickle,
-            reference_format=reference_format,
-        )
+        return _save(self, prefix, locals())
 
     dumps = save
 
@@ -599,11 +549,13 @@ class StorageOps(Kernel):
         return record_of(self) is not None
 
 
-def _save(td: Any, prefix: str | os.PathLike[str] | None, **options: Any) -> Any:
+def _save(td: Any, prefix: str | os.PathLike[str] | None, arguments: dict[str, Any], **more: Any) -> Any:
+    """Save with the options among the arguments of a method."""
     from tensordict_lite.memmap.plan import SaveOptions
     from tensordict_lite.memmap.save import save_collection
 
-    return save_collection(td, prefix, SaveOptions(**options))
+    options = {name: arguments[name] for name in SaveOptions.__dataclass_fields__ if name in arguments}
+    return save_collection(td, prefix, SaveOptions(**options, **more))
 
 
 def _all_mapped(node: Any) -> bool:

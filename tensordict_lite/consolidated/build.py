@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,65 +29,45 @@ _CPU = torch.device("cpu")
 
 
 def consolidate(
-    node: Any,
-    filename: str | os.PathLike[str] | None = None,
-    *,
-    num_threads: int = 0,
-    device: Any = None,
-    non_blocking: bool = False,
-    inplace: bool = False,
-    return_early: bool = False,
-    use_buffer: bool = False,
-    share_memory: bool = False,
-    pin_memory: bool = False,
+    node: Any, filename: str | os.PathLike[str] | None = None, *, return_early: bool = False, **options: Any
 ) -> Any:
-    job = _Job(node, filename, num_threads, device, non_blocking, inplace, use_buffer, share_memory, pin_memory)
-    early = return_early and num_threads > 1
-    if early and (use_buffer or non_blocking):
-        what = "use_buffer" if use_buffer else "non_blocking"
+    """See :meth:`TensorDict.consolidate`."""
+    job = _Job(node, filename, **options)
+    early = return_early and job.num_threads > 1
+    if early and (job.use_buffer or job.non_blocking):
+        what = "use_buffer" if job.use_buffer else "non_blocking"
         raise NotImplementedError(f"return_early=True is not supported with {what}=True: wait for the copies")
     if job.is_done():
         return node
     job.prepare()
-    if not early:
-        return job.run()
-    pool = ThreadPoolExecutor(1, "consolidate")
-    future = pool.submit(job.run)
-    pool.shutdown(wait=False)
-    return TensorDictFuture(future)
+    return TensorDictFuture._started(job.run) if early else job.run()
 
 
+@dataclass
 class _Job:
     """One consolidation: the target, existing content, the copies, the resulting tree."""
 
-    def __init__(
-        self,
-        node: Any,
-        filename: str | os.PathLike[str] | None,
-        num_threads: int,
-        device: Any,
-        non_blocking: bool,
-        inplace: bool,
-        use_buffer: bool,
-        share_memory: bool,
-        pin_memory: bool,
-    ) -> None:
-        self.node = node
-        self.path = None if filename is None else os.path.realpath(absolute_path(filename))
-        self.num_threads = num_threads
-        self.non_blocking = non_blocking
-        self.inplace = inplace
-        self.share_memory = share_memory
-        self.pin_memory = pin_memory
-        self.device: torch.device | None = None if device is None else _normal(device)
+    node: Any
+    filename: str | os.PathLike[str] | None
+    num_threads: int = 0
+    device: Any = None
+    non_blocking: bool = False
+    inplace: bool = False
+    use_buffer: bool = False
+    share_memory: bool = False
+    pin_memory: bool = False
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        self.path = None if self.filename is None else os.path.realpath(absolute_path(self.filename))
+        self.device = None if self.device is None else normalise_device(self.device)
         if self.path is not None and self.device not in (None, _CPU):
             raise RuntimeError(
-                f"device and filename are mutually exclusive arguments: got device={str(device)!r}, and a file is "
+                f"device and filename are mutually exclusive arguments: got device={str(self.device)!r}, and a file is "
                 "mapped into the memory of the CPU. Load it with from_consolidated(filename).to(device)"
             )
-        self.mapped = self.path is not None and not use_buffer
-        self.record: Record | None = record_of(node)
-        self.layout: Layout | None = None
+        self.mapped = self.path is not None and not self.use_buffer
+        self.record: Record | None = record_of(self.node)
 
     def is_done(self) -> bool:
         """Whether the tree already is in the requested form."""
@@ -184,10 +165,6 @@ class _Job:
             out._propagate_lock(None)
         file = self.path if self.mapped else None
         return note(out, Record(out, flat_of(storage, self.layout.nbytes), self.layout.spots, locked, file))
-
-
-def _normal(device: Any) -> torch.device:
-    return normalise_device(device)
 
 
 def _mapped(path: str, nbytes: int) -> UntypedStorage:

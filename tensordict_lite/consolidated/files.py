@@ -6,6 +6,7 @@ package does not look.
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from typing import Any
@@ -18,7 +19,14 @@ from tensordict_lite.consolidated.metadata import describe, make, parse
 from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive.api import is_memmap_archive
-from tensordict_lite.memmap.disk.files import all_bytes, size_of_file, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.files import (
+    OutputFile,
+    all_bytes,
+    byte_blocks,
+    size_of_file,
+    write_all,
+    write_tensor_to,
+)
 from tensordict_lite.memmap.disk.format import decode_json
 from tensordict_lite.memmap.disk.mapping import check_room, map_file, preallocate
 from tensordict_lite.memmap.disk.staging import staged_file
@@ -69,25 +77,16 @@ def _tail(node: Any, spots: Any, locked: bool) -> bytes:
 
 def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
     """Write the tensors at their positions, small ones together."""
-    pieces: list[Any] = []
-    first = at = 0
-    for (start, _, _), tensor in layout.sources:
-        nbytes = tensor.numel() * tensor.element_size()
-        if start > at:
-            pieces.append(bytes(start - at))
-        if nbytes <= _SMALL:
-            pieces.append(all_bytes(tensor))
+    at = 0
+    with io.BufferedWriter(OutputFile(fd, path), _SMALL) as file:
+        for (start, _, _), tensor in layout.sources:
+            if start > at:
+                file.write(bytes(start - at))
+            nbytes = tensor.numel() * tensor.element_size()
+            for block in (all_bytes(tensor),) if nbytes <= _SMALL else byte_blocks(tensor):
+                file.write(block)
             at = start + nbytes
-            if at - first < _GATHER:
-                continue
-        if pieces:
-            write_all(fd, b"".join(pieces), first, path)
-            pieces.clear()
-        if nbytes > _SMALL:
-            write_tensor_to(fd, tensor, path, start)
-        first = at = start + nbytes
-    pieces.append(tail)
-    write_all(fd, b"".join(pieces), first, path)
+        file.write(tail)
 
 
 def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:

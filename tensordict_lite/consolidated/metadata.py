@@ -453,7 +453,9 @@ def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any
         elif level.kind == "objects":
             node = NonTensorStack(*entries.values(), stack_dim=level.stack_dim, batch_size=level.size)
         elif entries:
-            members = [_as(level.cls, member) for member in entries.values()]
+            members, cls = list(entries.values()), level.cls
+            if cls is not None:
+                members = [member if isinstance(member, cls) else cls.from_tensordict(member) for member in members]
             node = lazy_stack(members, level.stack_dim, stack_dim_name=level.stack_dim_name)
         else:
             node = LazyStackedTensorDict(stack_dim=level.stack_dim, batch_size=level.size)
@@ -471,7 +473,3 @@ def _ragged(path: str, key: str, kind: str, stack: Any) -> Any:
     if found is None:
         raise DatasetError(path, f"the metadata is wrong: the rows of {key!r} are not all {kind}")
     return found
-
-
-def _as(cls: Any, member: Any) -> Any:
-    return member if cls is None or isinstance(member, cls) else cls.from_tensordict(member)

@@ -71,17 +71,7 @@ def load_memmap(
         >>> load_memmap(folder.name)["nested", "e"]
         MemoryMappedTensor([0., 0.])
     """
-    return load_collection(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-    )
+    return load_collection(**locals())
 
 
 def load(prefix: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
