@@ -147,39 +147,8 @@ class ConstructOps(Kernel):
             stacked.names = names
         return stacked
 
-    @classmethod
-    def from_namedtuple(
-        cls,
-        named_tuple: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Sequence[int] | None = None,
-    ) -> Any:
-        """A TensorDict with the fields of a named tuple, nested ones converted too."""
-        return from_namedtuple(
-            named_tuple,
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            device=device,
-            batch_size=batch_size,
-        )
-
-    @classmethod
-    def from_tuple(
-        cls,
-        obj: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Sequence[int] | None = None,
-    ) -> Any:
-        """A TensorDict with the elements of a tuple under ``"0"``, ``"1"``..."""
-        return from_tuple(
-            obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
+    from_namedtuple = staticmethod(from_namedtuple)
+    from_tuple = staticmethod(from_tuple)
 
     @classmethod
     def from_any(

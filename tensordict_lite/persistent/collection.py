@@ -317,7 +317,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
     def _store(self, changed: Any) -> None:
         """Write back the changes of a method to :meth:`_loaded`."""
         for key in [key for key in self._group if key not in changed._source]:
-            entries.delete_entry(self._group, key)
+            del self._group[key]
         for key, value in changed._source.items():
             below = self._group.get(key)
             if below is not None and entries.is_group(below) and isinstance(value, TensorDict):
@@ -348,7 +348,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         entries.write(self._group, key, value, self._options)
 
     def _del_str(self, key: str) -> None:
-        entries.delete_entry(self._group, key)
+        del self._group[key]
 
     def _key_list(self) -> list[str]:
         if not self._group:
@@ -462,27 +462,13 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
             found.sort(key=lambda key: (key,) if isinstance(key, str) else key)
         return dict.fromkeys(found).keys()
 
-    def items(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Callable[[type], bool] | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
+    def items(self, *args: Any, **options: Any) -> Any:
         """Pairs of key and entry, read one by one; see :meth:`TensorDict.items`."""
-        return ((key, self.get(key)) for key in self.keys(include_nested, leaves_only, is_leaf, sort=sort))
+        return ((key, self.get(key)) for key in self.keys(*args, **options))
 
-    def values(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Callable[[type], bool] | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """The entries, read one by one."""
-        return (value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort))
+    def values(self, *args: Any, **options: Any) -> Any:
+        """The entries, read one by one; see :meth:`TensorDict.values`."""
+        return (value for _, value in self.items(*args, **options))
 
     def _has(self, path: tuple[str, ...]) -> bool:
         group = self._group

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "allocate",
     "datasets",
-    "delete_entry",
     "describe",
     "described",
     "h5py_package",
@@ -190,7 +189,7 @@ def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> N
     """
     if isinstance(value, TensorCollection) and not value._is_non_tensor:
         if key in group:
-            delete_entry(group, key)
+            del group[key]
         below = group.create_group(key)
         describe(below, value.batch_size, value._names)
         for name, entry in value.items():
@@ -202,7 +201,7 @@ def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> N
         if dtype is None and hasattr(old, "dtype") and old.dtype == data.dtype and old.shape == data.shape:
             old[...] = data
             return
-        delete_entry(group, key)
+        del group[key]
     # A scalar has no chunks to compress.
     usable = options if np.ndim(data) and np.size(data) and zarrstore.OBJECT not in marks else {}
     made = group.create_dataset(key, data=data, dtype=dtype, **usable)
@@ -255,11 +254,6 @@ def allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: torch.d
     """Allocate a tensor of zeros without writing it."""
     kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     group.create_dataset(key, shape=shape, dtype=kind, **(options if shape and 0 not in shape else {}))
-
-
-def delete_entry(group: h5py.Group, key: str) -> None:
-    """Remove an entry. HDF5 keeps the space for other entries of the file."""
-    del group[key]
 
 
 def in_memory(

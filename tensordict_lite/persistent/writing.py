@@ -165,6 +165,6 @@ class FileWrites(DenseCollection):
             self._group.move("/".join(old), aside)
             old = (aside,)
         if self._has(new):
-            entries.delete_entry(self._group, "/".join(new))
+            del self._group["/".join(new)]
         self._group.move("/".join(old), "/".join(new))
         return self
