@@ -68,7 +68,7 @@ def test_an_executor_does_on_a_device_what_it_does_without(case, executor, monke
 def test_tensors_other_dimensions_and_single_rows(on_device, data):
     x = data["x"]
     assert torch.equal(on_device(x, lambda part: part + 1), x + 1)
-    assert torch.equal(on_device(x, lambda part: part.cos(), 1, chunksize=70), x.cos())
+    assert torch.equal(on_device(x, lambda part: part * 3, 1, chunksize=70), x * 3)
     assert torch.equal(on_device(data, lambda td: td["x"].sum(), chunksize=0), x.sum(1))
 
 
