@@ -28,6 +28,8 @@ _NANOSECONDS = {
 }
 """Of each unit, by its names in Arrow and in numpy."""
 
+_MONTHS = {"Y": 12, "M": 1}
+
 _TYPE = re.compile(r"(date32|date64|timestamp|time32|time64|duration)\[(day|s|ms|us|ns)(?:, tz=(.+))?\]")
 _DAY = r"(?P<day>\d{4}-\d\d-\d\d)"
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d)(?::(?P<s>\d\d)(?:\.(?P<f>\d{1,9}))?)?"
@@ -180,11 +182,12 @@ def _of_object(value: Any) -> tuple[str, int, bool | None] | None:
     """The family of a time, its nanoseconds, and whether it has a zone; None of anything else, and of NaT."""
     if isinstance(value, (np.datetime64, np.timedelta64)):
         family, (unit, count) = MOMENT if isinstance(value, np.datetime64) else SPAN, np.datetime_data(value.dtype)
-        if unit in ("Y", "M") and family == MOMENT:
-            value, unit, count = value.astype("datetime64[D]"), "D", 1
+        number = int(value.astype(np.int64)) * count
+        if unit in _MONTHS and family == MOMENT:
+            number, unit = _days(number * _MONTHS[unit]), "D"
         if np.isnat(value) or unit not in _NANOSECONDS:
             return None
-        return family, int(value.astype(np.int64)) * count * _NANOSECONDS[unit], False if family == MOMENT else None
+        return family, number * _NANOSECONDS[unit], False if family == MOMENT else None
     if value != value:  # NaT of pandas
         return None
     if isinstance(value, datetime):
@@ -198,6 +201,12 @@ def _of_object(value: Any) -> tuple[str, int, bool | None] | None:
         clock = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
         return CLOCK, _length(clock), None
     return (SPAN, _length(value), None) if isinstance(value, timedelta) else None
+
+
+def _days(months: int) -> int:
+    """Days from 1970 to the first day of a month. NumPy's are 64 bits, and the calendar repeats every 400 years."""
+    cycles, rest = divmod(months, 4800)
+    return cycles * 146_097 + int(np.datetime64(rest, "M").astype("datetime64[D]").astype(np.int64))
 
 
 def _of_text(text: str, kind: TimeType) -> tuple[str, int, bool | None] | None:

@@ -73,6 +73,21 @@ def test_columns_of_dates_compare_with_dates_of_every_kind(sign: str, value: Any
         assert found["n"].tolist() == rows.n[compare(pandas.to_datetime(rows[name]), wanted)].tolist(), name
 
 
+@pytest.mark.parametrize("unit", ["Y", "400Y", "M", "W", "D", "h", "s"])
+@pytest.mark.parametrize("number", [2**60, -(2**60)])
+def test_times_that_no_column_reaches_compare_as_what_they_are(number: int, unit: str) -> None:
+    table, far, other = from_pandas(frame()), np.datetime64(number, unit), np.datetime64(-number, unit)
+    for name in ("day", "at"):
+        for formula, kept in (
+            (col(name) < far, number > 0),
+            (col(name) >= far, number < 0),
+            (col(name) != far, True),
+            (col(name).between(far, other), number < 0),
+            (col(name).isin([far]), False),
+        ):
+            assert len(tdmap.filter(table, formula, num_workers=0)) == ROWS * kept, formula
+
+
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])
 def test_each_unit_of_a_column_is_heeded(unit: str) -> None:
     rows = frame(unit)
