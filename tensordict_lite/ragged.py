@@ -211,9 +211,8 @@ class RaggedColumn(PayloadColumn):
         else:
             index = numbers_of(rows)
             starts, ends = bounds[index], bounds[index + 1]
-        wrong = (starts < 0) | (ends < starts) | (ends > len(self.values))
-        if wrong.any():
-            place = int(wrong.argmax())
+        if starts.min(initial=0) < 0 or ends.max(initial=0) > len(self.values) or (ends < starts).any():
+            place = int(((starts < 0) | (ends < starts) | (ends > len(self.values))).argmax())
             raise DatasetError(
                 _name_of(self.offsets, "offsets"),
                 f"row {rows[place]} would be values {int(starts[place])} to {int(ends[place])} of {len(self.values)}; "
@@ -234,6 +233,9 @@ class RaggedColumn(PayloadColumn):
             return values[:0], torch.zeros(1, dtype=torch.int64, device="cpu")
         if rows == range(len(self)) and not starts[0] and int(ends[-1]) == len(values):
             return self.values, self.offsets
+        if type(rows) is range and rows.step == 1:
+            bounds = self.offsets.as_subclass(Tensor)[rows.start : rows.stop + 1]
+            return values[int(starts[0]) : int(ends[-1])], bounds - starts[0]
         offsets = offsets_of(ends - starts)
         if torch.equal(starts[1:], ends[:-1]):
             return values[int(starts[0]) : int(ends[-1])], offsets
