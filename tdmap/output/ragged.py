@@ -141,4 +141,4 @@ def _rows(values: Tensor, starts: Tensor, ends: Tensor, total: int) -> Tensor:
 def lies_flat(rows: Any) -> bool:
     """Whether `ChosenRows` or a `SpilledColumn` lie as values and offsets in a folder: few strings are JSON, which the
     reference opens."""
-    return len(rows) > 0 and not text.is_short(rows.kind, len(rows), rows.total)
+    return len(rows) > 0 and not text.is_short(rows.kind, len(rows), lambda: rows.total)

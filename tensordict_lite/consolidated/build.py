@@ -101,7 +101,7 @@ class _Job:
         found = ragged_in(self.node)
         if self.path is None:
             return found
-        return [None if is_short(rows.kind, len(rows), int(rows.lengths.sum())) else rows for rows in found]
+        return [None if _is_short(rows) else rows for rows in found]
 
     def run(self) -> Any:
         assert self.layout is not None
@@ -165,6 +165,10 @@ class _Job:
             out._propagate_lock(None)
         file = self.path if self.mapped else None
         return note(out, Record(out, flat_of(storage, self.layout.nbytes), self.layout.spots, locked, file))
+
+
+def _is_short(rows: Any) -> bool:
+    return is_short(rows.kind, len(rows), lambda: int(rows.lengths.sum()))
 
 
 def _mapped(path: str, nbytes: int) -> UntypedStorage:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def plan_text(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> s
         return None
     column, rows = node.column if isinstance(node, Ragged) else None, len(node)
     if column is not None and column.kind != "tensor":
-        if rows and is_short(column.kind, rows, int(node.lengths.sum())):
+        if rows and is_short(column.kind, rows, lambda: int(node.lengths.sum())):
             return None
         kind, values, offsets = column.kind, *column.flat(node._rows)
     else:
@@ -71,15 +72,16 @@ def text_meta(kind: str, rows: int, nbytes: int) -> dict[str, Any]:
     }
 
 
-def is_short(kind: str, rows: int, nbytes: int) -> bool:
-    """Whether rows of a kind are so few, and so short, that they are written as other objects are."""
-    return kind in ("str", "json") and rows < current().text_rows and nbytes < current().text_bytes
+def is_short(kind: str, rows: int, nbytes: Callable[[], int]) -> bool:
+    """Whether rows of a kind are so few, and so short, that they are written as other objects are.
+
+    ``nbytes`` counts their bytes, which takes a look at each row, where they are few.
+    """
+    return kind in ("str", "json") and rows < current().text_rows and nbytes() < current().text_bytes
 
 
 def _are_short(objects: list[Any]) -> bool:
-    return len(objects) < current().text_rows and is_short(
-        "str", len(objects), sum(len(row) for row in objects if isinstance(row, (str, bytes)))
-    )
+    return is_short("str", len(objects), lambda: sum(len(row) for row in objects if isinstance(row, (str, bytes))))
 
 
 def rename_files(folder: FolderPlan) -> None:
