@@ -149,22 +149,22 @@ def _flattened(pa: Any, table: Any) -> dict[Path, Any]:
         ValueError: two columns have one name.
     """
     require_one_each(table.schema.names)
-    found: dict[Path, Any] = {}
+    columns = zip(table.schema.names, table.columns)
+    return {path: found for name, column in columns for path, found in _columns_in(pa, (name,), column)}
 
-    def add(path: Path, kind: Any, column: Any) -> None:
-        if not pa.types.is_struct(kind):
-            found[path] = column
-            return
-        if not kind.num_fields:
-            raise TypeError(f"the column {joined(path)!r} is a struct without fields: leave it out with columns=[...].")
-        names = [kind.field(number).name for number in range(kind.num_fields)]
-        require_one_each(names)
-        for name, below in zip(names, _one(pa, column).flatten()):
-            add((*path, name), below.type, below)
 
-    for field, column in zip(table.schema, table.columns):
-        add((field.name,), field.type, column)
-    return found
+def _columns_in(pa: Any, path: Path, column: Any) -> Iterator[tuple[Path, Any]]:
+    """A column, or those of a struct, by their paths."""
+    kind = column.type
+    if not pa.types.is_struct(kind):
+        yield path, column
+        return
+    if not kind.num_fields:
+        raise TypeError(f"the column {joined(path)!r} is a struct without fields: leave it out with columns=[...].")
+    names = [kind.field(number).name for number in range(kind.num_fields)]
+    require_one_each(names)
+    for name, below in zip(names, _one(pa, column).flatten()):
+        yield from _columns_in(pa, (*path, name), below)
 
 
 @contextlib.contextmanager
@@ -503,9 +503,7 @@ def part_arrays(data: Any, nulls: str | None, start: int, nested: AsArrow) -> di
             if not isinstance(column, Ragged):
                 arrays[path] = _timed(pa, array_of(pa, column), types.get(path, ""))
                 continue
-            array = ragged_array(pa, column)
-            if column.kind in ("str", "json"):
-                require_utf8(array, what, start)
+            array = ragged_array(pa, column, what, start)
             arrays[path] = nested(path, array) if column.kind == "json" else array
         except TypeError as error:
             raise TypeError(f"{what} {error}") from None
@@ -639,8 +637,12 @@ def _nothing_in_common(error: Exception) -> TypeError:
     )
 
 
-def ragged_array(pa: Any, column: Ragged) -> Any:
-    """Rows of different lengths as large lists, strings or bytes, JSON values as their text; None is null."""
+def ragged_array(pa: Any, column: Ragged, what: str, start: int) -> Any:
+    """Rows of different lengths as large lists, strings or bytes, JSON values as their text; None is null.
+
+    Raises:
+        ValueError: text is not UTF-8; see `require_utf8`.
+    """
     flat, starts = column.flat()
     flat, offsets = flat.as_subclass(Tensor).contiguous(), starts.as_subclass(Tensor).numpy()
     if column.kind == "tensor":
@@ -649,8 +651,11 @@ def ragged_array(pa: Any, column: Ragged) -> Any:
     array = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())])
     if column.kind == "json":
         empty = compute().equal(compute().binary_length(array), 0)  # as of a row that was skipped
-        return compute().if_else(empty, pa.scalar("null", kind), array) if compute().any(empty).as_py() else array
+        array = compute().if_else(empty, pa.scalar("null", kind), array) if compute().any(empty).as_py() else array
+    if column.kind == "bytes" or _damage_of(pa, array) is None:  # None is damage, too
+        return array
     if column.has_none:
         none = compute().equal(array.cast(pa.large_binary()), pa.scalar(NO_TEXT, pa.large_binary()))
         array = compute().if_else(none, pa.scalar(None, kind), array)
+    require_utf8(array, what, start)
     return array
