@@ -2,8 +2,8 @@
 of WebDataset's.
 
 Workers read Parquet, a row group at a time, and JSON Lines, some MB at a time; the others are a stream that one process
-reads. Memory holds some thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is
-installed.
+reads. Memory holds some thousand rows, or a part of a row group a worker. A path may be any URL that fsspec knows,
+where that is installed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
 
+DECODED_ROWS = 1 << 17
+"""Rows of a row group that a worker holds at a time: for fewer, what is done once for each takes long."""
+
 
 def read_parquet(
     files: Sequence[str], store: OutputFolder, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
@@ -108,14 +111,17 @@ class ReadGroup:
             self._opened = number, _Groups(path, self.columns, maps=self._maps and not is_url(path))
         return self._opened[1]
 
-    def __call__(self, groups: TensorDict) -> TensorDict:
-        numbers = zip(groups["file"].tolist(), groups["group"].tolist())
-        tables = [self._groups(file).read(group) for file, group in numbers]
-        try:
-            return rows_of(pyarrow().concat_tables(tables), self.nulls)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
-                              f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip
+    def __call__(self, groups: TensorDict) -> Generator[TensorDict, None, None]:
+        for file, group in zip(groups["file"].tolist(), groups["group"].tolist()):
+            start = 0
+            for batch in self._groups(file).batches(group):
+                try:
+                    rows = rows_of(batch, self.nulls, start)
+                except (TypeError, ValueError) as error:
+                    where = f"rows are counted from row group {group} of {self.files[file]}"
+                    raise type(error)(f"{error} ({where})") from None
+                start += len(rows)
+                yield rows
 
 
 class _Groups:
@@ -137,10 +143,10 @@ class _Groups:
             source = pyarrow().BufferReader(self._mapped)
         self._file = _opened(path, source)
 
-    def read(self, group: int) -> Any:
-        """One of them, as a table."""
+    def batches(self, group: int) -> Generator[Any, None, None]:
+        """The rows of one of them, some at a time."""
         try:
-            return self._file.read_row_group(group, columns=self._columns, use_threads=False)
+            yield from self._file.iter_batches(DECODED_ROWS, [group], self._columns, use_threads=False)
         except Exception as error:
             add_note(error, f"while row group {group} of {self._path} was read")
             raise

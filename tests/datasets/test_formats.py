@@ -479,6 +479,23 @@ def test_an_error_of_a_damaged_row_group_names_it(tmp_path: Path, workers: int) 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_large_row_group_is_read_in_parts(tmp_path: Path) -> None:
+    text = pa.array([f"{'text' * 10} {number % 1000}" for number in range(600_000)])
+    numbers = pa.array(range(len(text))).take(pa.array([*range(len(text) - 1), None]))
+    pq.write_table(pa.table({"s": text, "n": numbers}), tmp_path / "x.parquet")
+    whole, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        found = read(tmp_path / "x.parquet", tmp_path / "out", nulls="mask", num_workers=0)
+    finally:
+        pa.set_memory_pool(whole)
+    assert pool.max_memory() < text.nbytes * 2 // 3
+    table = to_arrow(found, nulls="mask")
+    assert table["n"].combine_chunks() == numbers and table["s"].combine_chunks().cast(pa.string()) == text
+    with pytest.raises(ValueError, match=r"'n' has 1 nulls, the first in row 599999: .* row group 0 of .*x\.parquet"):
+        read(tmp_path / "x.parquet", tmp_path / "other", num_workers=0)
+
+
 def test_without_arrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").write_text("a\n1\n")
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
