@@ -24,7 +24,7 @@ from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import LOCK, FolderLock, locked, refuse_writers
+from tdmap.memory.folderlock import LOCK, FolderLock, locked, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
@@ -89,7 +89,7 @@ class OutputFolder:
                 )
 
     @contextlib.contextmanager
-    def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
+    def claimed(self, call: str, resume: bool = False) -> Iterator[None]:
         """Be the only one who writes here. Within another claim of this object it does nothing.
 
         What a killed run has left is removed first. When the block raises, what it has made is removed. With `resume`,
@@ -97,7 +97,6 @@ class OutputFolder:
 
         Args:
             call: what others are told, such as `map(double)`.
-            source: the folder of the data that is read.
             resume: an unfinished run may be here, and may be resumed.
 
         Raises:
@@ -116,18 +115,15 @@ class OutputFolder:
             raise ValueError(
                 "resume=True continues the dataset in the folder, and overwrite=True replaces it: pass one of them."
             )
-        self.refuse_to_remove(source)
-        if self._overwrite and self.is_whole and not self.is_at(source):
+        if self._overwrite and self.is_whole:
             require_replaceable(self.path)
             with self._replacing(call):
                 yield
             return
-        with self._refusing_writers():  # before anything is made
-            self.require_free(source, resume)
         with locked(self.path, call) as lock:
             self._lock = lock
             try:
-                self._take_over(source, resume)  # under the lock: another call may have written here in the meantime
+                self._take_over(resume)
                 try:
                     yield
                 except BaseException:
@@ -161,22 +157,14 @@ class OutputFolder:
                 if lock.is_mine:  # and not in a fork of the program
                     put_away(str(new), str(old))
 
-    def _take_over(self, source: Path | None, resume: bool) -> None:
+    def _take_over(self, resume: bool) -> None:
         """Refuse what is in the way, and remove what a killed run has left."""
-        if self._can_be_finished and not self._goes_on(resume):
+        resumes = resume and self.has_journal
+        if self._can_be_finished and not resumes:
             self._move()  # a run was killed while it moved its files
-        self.require_free(source, resume)
-        if not self._goes_on(resume):
+        self.require_free(resume)
+        if not resumes:
             self._discard()
-
-    @contextlib.contextmanager
-    def _refusing_writers(self) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError:
-            if not self.is_whole:  # what is in the way may belong to a call that is at work
-                refuse_writers(self.path)
-            raise
 
     @property
     def _is_on_its_way(self) -> bool:
@@ -197,7 +185,7 @@ class OutputFolder:
             FileExistsError: there is something else.
         """
         hidden.remove(self.hidden / "journal")
-        self.require_free(None, False)
+        self.require_free()
         self._discard()
 
     @property
@@ -210,13 +198,8 @@ class OutputFolder:
         """Whether a run that can be resumed has been begun here."""
         return os.path.lexists(self._journal)
 
-    def _goes_on(self, resume: bool) -> bool:
-        return resume and self.has_journal
-
-    def require_free(self, source: Path | None, resume: bool) -> None:
+    def require_free(self, resume: bool = False) -> None:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run resumed."""
-        if self.is_at(source):
-            raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
         names = self._names()
         begun = self.has_journal  # asked once, after the names: another rank may begin it at any moment
         if META not in names:
@@ -249,12 +232,8 @@ class OutputFolder:
         """What is in the folder; nothing when there is none."""
         try:
             return set(os.listdir(self.path))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            # A folder that is there now was made by another process a moment ago.
-            if isinstance(error, NotADirectoryError) and os.path.lexists(self.path) or os.path.islink(self.path):
-                raise FileExistsError(
-                    f"{self.path} is a file, and a dataset is a folder: choose another path."
-                ) from None
+        except (FileNotFoundError, NotADirectoryError):
+            require_no_file(self.path)
             return set()
 
     def load(self) -> Data | None:

@@ -261,7 +261,7 @@ def tokenise(
     require_block_columns(columns)
     place = destination(out, overwrite)
     if out is not None and pack is not None and not overwrite:
-        OutputFolder.of(place).require_free(None, False)  # the text is tokenised into another folder first
+        OutputFolder.of(place).require_free()  # the text is tokenised into another folder first
     rows, key = text_in(data, key)
     one = Tokenizer(tokenizer)
     if pad:

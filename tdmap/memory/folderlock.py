@@ -214,6 +214,7 @@ def take(folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> Folde
 
 def _make(folder: Path, inner: Path) -> bool:
     """Make the folder and its hidden one; whether the folder was not there."""
+    require_no_file(folder)
     try:
         made = not os.path.exists(folder)
         if made:
@@ -223,6 +224,12 @@ def _make(folder: Path, inner: Path) -> bool:
         return made
     except OSError as error:
         raise _cannot_write(folder, error) from None
+
+
+def require_no_file(folder: str | os.PathLike[str]) -> None:
+    """Raise FileExistsError where the folder of a dataset would be, and a file or a broken link is."""
+    if not os.path.isdir(folder) and os.path.lexists(folder):
+        raise FileExistsError(f"{folder} is a file, and a dataset is a folder: choose another path.")
 
 
 def _cannot_write(folder: Path, error: OSError) -> OSError:
@@ -261,7 +268,7 @@ def _holder_in(fd: int) -> Holder:
     return Holder.unpack(os.pread(fd, 1 << 16, 0))
 
 
-def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float = STRAY_SECONDS) -> None:
+def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float) -> None:
     """Wait a moment where the lock is about to be free: its holder has ended, and its workers will, or only looked.
 
     Raises:
@@ -316,10 +323,3 @@ def without_strays(path: Path) -> FileLock:
         folder = path.parent.parent
         text = f"workers of an earlier run still change rows of {folder} (they hold {path}): end them first."
         raise FolderInUse(text, str(folder)) from None
-
-
-def refuse_writers(folder: Path) -> None:
-    """Raise FolderInUse when another call writes a folder at this moment, and is not about to leave."""
-    began = time.monotonic()
-    while (holder := holder_of(folder)) is not None:
-        _wait_for(holder, folder / HIDDEN / LOCK, began)

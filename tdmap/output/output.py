@@ -114,7 +114,6 @@ class Output:
         elif overwrite:
             out = destination(out, overwrite)
         self.store: OutputFolder | None = None
-        self._source: Path | None = None
         self.given: Data | None = None
         self._made: Data | None = None
         self.log: Log | None = None
@@ -126,9 +125,8 @@ class Output:
         self._objects: Mapping[KeyPath, Any] = {}
         self._order: tuple[KeyPath, ...] = ()
         if isinstance(out, (str, os.PathLike, OutputFolder)):
-            self.store, self._source = OutputFolder.of(out), folder_of(source)
-            if not in_place:
-                self.refuse(self._source)
+            self.store = OutputFolder.of(out)
+            self.refuse(folder_of(source))
         elif out is not None:
             if not is_data(out):
                 raise TypeError(
@@ -142,7 +140,10 @@ class Output:
     def refuse(self, folder: str | os.PathLike[str] | None) -> None:
         """Raise FileExistsError where rows would go to a folder that is read, or its folder be removed."""
         if self.store is not None and self.store.is_at(folder):
-            raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
+            raise FileExistsError(
+                f"{folder} is the folder of the data: choose another one for the result. (map changes it in place with "
+                "out=data.)"
+            )
         if self.store is not None:
             self.store.refuse_to_remove(folder)
 
@@ -158,7 +159,7 @@ class Output:
             if self.shards is not None:
                 stack.enter_context(self.shards.claimed(call, resume))
             if self.store is not None:
-                stack.enter_context(self.store.claimed(call, self._source, resume))
+                stack.enter_context(self.store.claimed(call, resume))
             yield
 
     def refuse_hidden_key(self, data: Data) -> None:

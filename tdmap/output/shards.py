@@ -184,8 +184,6 @@ class Shards:
         if not isinstance(target, LocalTarget):
             yield
             return
-        if os.path.lexists(target.name) and not os.path.isdir(target.name):
-            raise FileExistsError(f"{target.name} is a file, and a dataset of shards is a folder: choose another path.")
         with locked(Path(target.name), call):
             yield
 

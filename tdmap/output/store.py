@@ -115,10 +115,6 @@ class LocalTarget:
             return set(os.listdir(self.name))
         except FileNotFoundError:
             return set()
-        except NotADirectoryError:
-            raise FileExistsError(
-                f"{self.name} is a file, and a dataset of shards is a folder: choose another."
-            ) from None
 
     def listing(self) -> tuple[list[str], Read]:
         return files_below(self.name), reader_of(self.name)

@@ -14,7 +14,7 @@ from typing import Any
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, rows_of
-from tdmap.data.store import OutputFolder, files_of, folder_of, require_room_for_hidden
+from tdmap.data.store import OutputFolder, files_of, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -96,9 +96,9 @@ def map_to_folder(
         ResumeMismatch: the folder holds another run.
     """
     folder, plan = RankFolder(out), job.plan
-    source, free = folder_of(job.source.data), OutputFolder(out)
-    free.require_free(source, resume=True)  # before anything is made
-    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(source, resume=True)) as log:
+    free = OutputFolder(out)
+    free.require_free(resume=True)  # before anything is made
+    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(resume=True)) as log:
         if log is not None:
             if plan.length == 0:
                 _write_no_rows(folder, job)

@@ -250,7 +250,7 @@ def test_a_run_that_another_rank_begins_during_a_look_is_gone_on_with(tmp_path, 
         return len(seen) > looks
 
     monkeypatch.setattr(OutputFolder, "has_journal", property(appears))
-    store.require_free(None, resume=True)
+    store.require_free(resume=True)
 
 
 def test_ranks_of_another_world_size_go_on_with_what_is_done(data, tmp_path):
