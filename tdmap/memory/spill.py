@@ -15,9 +15,9 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,13 +57,19 @@ class Spill:
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
         later: a new folder is made by the first append, because most jobs make none: to make and to delete one
             may take milliseconds, on a disk that others write to.
+        room: gives the bytes of `mapped`, in a call that can be resumed: what is here is not removed.
     """
 
-    lasts = False
-    """Whether what is here is found by another session of an operation that was interrupted."""
-
-    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        prefix: str = "",
+        *,
+        later: bool = False,
+        room: Callable[[str, int], Tensor] | None = None,
+    ) -> None:
         self.later = later and folder is None
+        self._room = room
         if folder is None:
             folder = temporary_path("tdmap-spill")
         self.folder = Path(os.path.abspath(folder))
@@ -71,6 +77,14 @@ class Spill:
         self._owner = Owner()
         if not self.later:
             self.make()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_room": None}
+
+    @property
+    def lasts(self) -> bool:
+        """Whether another session of the call finds what is here. Not known in a worker."""
+        return self._room is not None
 
     def make(self) -> None:
         """Make the folder, unless it is there."""
@@ -133,7 +147,11 @@ class Spill:
 
     def mapped(self, name: str, nbytes: int) -> Tensor:
         """The bytes of a file of that name, which is made for them; uint8 `[nbytes]`. See `mapped_file`."""
-        return mapped_file(self.folder / name, nbytes)
+        return (
+            mapped_file(self.folder / f"{self.prefix}{name}", nbytes)
+            if self._room is None
+            else self._room(name, nbytes)
+        )
 
     def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """The tensor that an extent holds, in new memory."""
@@ -148,12 +166,19 @@ class Spill:
         self.read_many([(extent, out)])
 
     def read_many(self, pieces: Iterable[tuple[Extent, Tensor]]) -> None:
-        """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once."""
+        """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once.
+
+        Raises:
+            UntrustedFile: an extent names another file than one of intermediate results.
+        """
         opened: dict[str, int] = {}
         try:
             for extent, out in pieces:
                 fd = opened.get(extent.file)
                 if fd is None:
+                    if self.prefix and not is_spill_file(extent.file):
+                        what = f"names {extent.file!r:.80}, which is not a spill file"
+                        raise UntrustedFile(self.folder / "journal", what)
                     fd = opened[extent.file] = open_file(self.folder / extent.file)
                 self._read(fd, extent, bytes_of(out))
         finally:
@@ -169,8 +194,8 @@ class Spill:
             at += got
 
     def remove(self) -> None:
-        """Delete everything; nothing in a fork of the process that made it, nor in a worker."""
-        if not self._owner.is_here:
+        """Delete everything, unless it lasts; nothing in a fork of the process that made it, nor in a worker."""
+        if self.lasts or not self._owner.is_here:
             return
         if not self.prefix:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -186,8 +211,13 @@ class Spill:
 
 
 def spill_beside(folder: Path) -> Spill:
-    """Files beside a journal: no other call has their names."""
+    """Files in a hidden folder, under names that no other call has. A folder of their own takes longer to remove."""
     return Spill(folder, f"{PREFIX}{secrets.token_hex(8)}-")
+
+
+def is_spill_file(name: str) -> bool:
+    """Whether a name in a log is that of an intermediate file, and leads nowhere else."""
+    return os.path.basename(name) == name and name.startswith(PREFIX)
 
 
 def _write(fd: int, view: memoryview, at: int) -> None:

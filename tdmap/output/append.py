@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +38,6 @@ from tdmap.output.spill import copy_bytes, joined_rows
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
-from tdmap.run.log import SPILL
 from tdmap.run.values import Codec
 from tdmap.sink import Kind
 
@@ -362,7 +360,7 @@ def append_rows(
         Exception: as `tdmap.map`.
     """
     found = CollectPieces(ctx.output) if pieces is None else pieces
-    with ctx.output.claimed(job.name), spill_of(ctx) as spill:
+    with ctx.spill() as spill:
         if job.plan.length:
             ctx.run(replace(job, fn=keep(job.fn, spill)), found)
         if place is None:
@@ -370,19 +368,6 @@ def append_rows(
         else:
             place(spill)
     return ctx.output.result()
-
-
-def spill_of(ctx: Context) -> Spill:
-    """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
-    store = ctx.output.store
-    if ctx.options.get("spill_dir") is None and store is not None and ctx.log is None:
-        return Spill(store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
-    return ctx.spill()
-
-
-def _unknown_prefix() -> str:
-    """Of names that cannot be guessed."""
-    return f"{SPILL}{secrets.token_hex(4)}-"
 
 
 def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | None, spill: Spill) -> None:
@@ -409,7 +394,7 @@ def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schem
         OutputMismatch: parts differ in keys, dtypes or shapes.
         ValueError: there are no parts, and nothing tells what they look like.
     """
-    with ctx.output.claimed(ctx.name), spill_of(ctx) as spill:
+    with ctx.spill() as spill:
         pieces, spilling, found = CollectPieces(ctx.output), SpillRows(_same, spill), []
         pieces.open(ChunkPlan(0, 1), None)
         for number, rows in enumerate(parts):

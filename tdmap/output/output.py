@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +46,6 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.rowfiles import Places
-from tdmap.memory.scratch import temporary_path
 from tdmap.memory.shm import Arena
 from tdmap.output.given import require_apart
 from tdmap.output.ragged import ChosenRows, lies_flat
@@ -324,19 +321,6 @@ class Output:
             if old is not None and self._rows:
                 columns[path] = entry if given.shape[0] == self._rows else torch.cat([entry, old[self._rows :]])
         assign_objects(given, columns)
-
-
-def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default.
-
-    It is private to this user, and its name cannot be guessed.
-    """
-    if spill_dir is not None:
-        os.makedirs(spill_dir, exist_ok=True)
-        folder = Path(temporary_path("tdmap-spill", spill_dir))
-        folder.mkdir(0o700)
-        return folder
-    return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
 
 
 def _entry(data: Data, path: KeyPath) -> Any:

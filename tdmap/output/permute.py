@@ -59,22 +59,21 @@ def permute_rows(ctx: Context, data: Dataset[R], order: Tensor, method: str | No
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
     output, source = ctx.output, SourceRows(data)
     source.check(output)
-    with output.claimed("permute"):
-        row_bytes, tensors = source.schema.row_bytes, source.tensors
-        places = output.open(source.schema, len(order), source.objects_at(order))
-        if not len(order) or not any(row_bytes):
-            pass
-        elif tensors is None:
-            run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
-        elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
-            prefetch(tensors, len(order))
-            near = ctx.near(len(order) * sum(row_bytes))
-            run_blocks(near, Source(order), GatherRows(near.shared(tensors), places), row_bytes)
-        else:
-            with ctx.spill() as spill:
-                scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
-        result: R = output.result()
-        return result
+    row_bytes, tensors = source.schema.row_bytes, source.tensors
+    places = output.open(source.schema, len(order), source.objects_at(order))
+    if not len(order) or not any(row_bytes):
+        pass
+    elif tensors is None:
+        run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
+    elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
+        prefetch(tensors, len(order))
+        near = ctx.near(len(order) * sum(row_bytes))
+        run_blocks(near, Source(order), GatherRows(near.shared(tensors), places), row_bytes)
+    else:
+        with ctx.spill() as spill:
+            scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
+    result: R = output.result()
+    return result
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -19,12 +19,12 @@ from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
-from tdmap.output.output import Output, spill_folder
+from tdmap.output.output import Output
 from tdmap.output.values import Collect
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.process_state import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
-from tdmap.run.log import Log, run_logged
+from tdmap.run.log import Log, run_logged, spill_for
 from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
@@ -146,9 +146,7 @@ class Context:
 
     def spill(self, *, later: bool = False) -> Spill:
         """Intermediate files, removed at the end of a block, or kept until a resumed call is complete."""
-        if self.log is not None:
-            return self.log.spill()
-        return Spill(spill_folder(self.output, self.options.get("spill_dir")), later=later)
+        return spill_for(self.log, self.output.store, self.options.get("spill_dir"), later=later)
 
 
 def require_rows(data: Data, what: str) -> None:

@@ -63,7 +63,8 @@ from tdmap.memory.hidden import (
     write_frames,
 )
 from tdmap.memory.resources import available_memory
-from tdmap.memory.spill import PREFIX, Extent, Spill
+from tdmap.memory.scratch import temporary_path
+from tdmap.memory.spill import PREFIX, Spill, is_spill_file, spill_beside
 from tdmap.output.values import Collect, Fold
 from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
@@ -430,13 +431,14 @@ class Log:
         self.write(b"N" + _LENGTH.pack(len(key)) + key + packed)
         return value
 
-    def spill(self) -> LoggedSpill:
-        """The next intermediate files, which stay when the call is interrupted."""
+    def spill(self) -> Spill:
+        """The next intermediate files, which stay until the call is over (see `clean`)."""
         self._spills += 1
-        return LoggedSpill(self, f"{SPILL}{self._token}-", self._spills)
+        return Spill(self.folder, f"{SPILL}{self._token}-", room=functools.partial(self._room, self._spills))
 
-    def room(self, name: str, nbytes: int) -> Tensor:
+    def _room(self, spill: int, name: str, nbytes: int) -> Tensor:
         """The bytes of a file that jobs fill; uint8 `[nbytes]`, zeros unless an earlier session has made it."""
+        name = f"{SPILL}{spill}-{name}"
         path = self.folder / name
         if self._was_made(name, nbytes) and exists(path) and os.lstat(path).st_size == nbytes:
             return known_file(path, nbytes)
@@ -509,7 +511,7 @@ class Log:
 
     def is_there(self, file: str, nbytes: int) -> bool:
         """Whether an intermediate file of this folder has so many bytes."""
-        if not _is_spill_file(file):
+        if not is_spill_file(file):
             return False
         if file not in self._sizes:
             path = self.folder / file
@@ -555,40 +557,6 @@ class Log:
         if self._owner.is_here and not self.is_complete:
             self._helper.finish()
         os.close(self._fd)
-
-
-class LoggedSpill(Spill):
-    """Intermediate files in the hidden folder, which stay until the call is over."""
-
-    lasts = True
-
-    def __init__(self, log: Log, prefix: str, number: int) -> None:
-        super().__init__(log.folder, prefix)
-        self._log: Log | None = log
-        self._number = number
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_log": None}
-
-    def mapped(self, name: str, nbytes: int) -> Tensor:
-        assert self._log is not None
-        return self._log.room(f"{SPILL}{self._number}-{name}", nbytes)
-
-    def read_many(self, pieces: Any) -> None:
-        super().read_many((self._own(extent), out) for extent, out in pieces)
-
-    def _own(self, extent: Extent) -> Extent:
-        if not _is_spill_file(extent.file):
-            raise UntrustedFile(self.folder / "journal", f"names {extent.file!r:.80}, which is not a spill file")
-        return extent
-
-    def remove(self) -> None:
-        """Nothing yet: see `clean`."""
-
-
-def _is_spill_file(name: str) -> bool:
-    """Whether a name in a log is that of an intermediate file, and leads nowhere else."""
-    return os.path.basename(name) == name and name.startswith(SPILL)
 
 
 def _size_of(job: int) -> str:
@@ -803,6 +771,23 @@ def _version() -> str:
 def run_logged(log: Log | None, execution: Execution, job: Job, sink: Sink[T]) -> T:
     """Run a job of a call; with a log, as far as it is not done."""
     return execution.run(job, sink) if log is None else log.run(job, sink, execution)
+
+
+def spill_for(
+    log: Log | None, store: OutputFolder | None, spill_dir: str | os.PathLike[str] | None, *, later: bool = False
+) -> Spill:
+    """Intermediate files of a call: beside its log, in `spill_dir`, in the folder of its output, or in a temporary one.
+
+    Args:
+        log, store, spill_dir: of the call.
+        later: as `Spill`.
+    """
+    if log is not None:
+        return log.spill()
+    if spill_dir is not None:
+        os.makedirs(spill_dir, exist_ok=True)
+        return Spill(temporary_path("tdmap-spill", spill_dir))
+    return Spill(later=later) if store is None else spill_beside(store.hidden)
 
 
 def clean(folder: Path) -> None:
