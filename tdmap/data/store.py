@@ -259,7 +259,7 @@ class OutputFolder:
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
         remove_unfinished(self._data)
 
-    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
+    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> None:
         """Add non-tensor entries to a dataset that `create` has made; its metadata is replaced at once.
 
         Args:
@@ -267,8 +267,7 @@ class OutputFolder:
             columns: the entries by their paths.
             order: all entries in the order that is wanted.
         """
-        whole = with_objects(data, columns, order)
-        return whole.memmap_(self._data)
+        with_objects(data, columns, order).memmap_(self._data)
 
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""

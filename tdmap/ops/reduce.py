@@ -204,7 +204,7 @@ def _fold_logged(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any]
     with locked(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
         if log is not None:
             state = log.run(job, Fold(reducer), execution)
-            log.finish(length, [])
+            log.finish(length)
             return state
         states = read_states(path / HIDDEN, 0, modules_of(reducer))
         if len(states) != 1:

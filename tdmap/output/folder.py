@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable, result_of_no_rows
 from tdmap.data.kinds import Data, entries_of, is_dense
-from tdmap.data.objectlog import OBJECTS, ObjectLog, check_storable
+from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import (
     KeyPath,
     ObjectColumns,
@@ -28,11 +28,9 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job
-from tdmap.memory.scratch import temporary_path
-from tdmap.memory.spill import Spill, spill_beside
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
-from tdmap.run.log import Log, run_logged
+from tdmap.run.log import Log, run_logged, spill_for
 from tdmap.sink import Allocate, Demands, Kind, Sink, returned_none
 
 
@@ -45,10 +43,6 @@ class NewDataset(Protocol):
 
     def create(self, example: Data) -> Data:
         """A dataset in files with the schema of `example`, whose memory does not matter."""
-        ...
-
-    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
-        """Add the entries that are no tensors to a dataset that was created without them, in the order of entries."""
         ...
 
 
@@ -101,25 +95,21 @@ class Folder(Sink[Data]):
 
     Args:
         store: makes the files.
-        created: called with the dataset once there is one.
-        log: of a run that can be resumed: keeps what is not written yet.
-        place: where ragged rows wait until `complete`, which brings them to their places; None: they wait in memory.
+        log: of a call that can be resumed.
+        place: where ragged rows wait until `columns` brings them to their places; None: in memory.
+
+    Attributes:
+        order: of all entries.
     """
 
-    def __init__(
-        self,
-        store: NewDataset,
-        created: Callable[[Data], None],
-        log: ObjectLog | None = None,
-        place: Placer | None = None,
-    ) -> None:
+    def __init__(self, store: NewDataset, log: Log | None = None, place: Placer | None = None) -> None:
         self._store = store
-        self._created = created
         self._log = log
+        self._kept = None if log is None else ObjectLog(log.folder)
         self._place = place
         self._objects = ObjectColumns(())
         self._data: Data = None
-        self._order: tuple[KeyPath, ...] = ()
+        self.order: tuple[KeyPath, ...] = ()
 
     def demands(self, plan: ChunkPlan) -> Demands:
         return Demands(first_alone=True)
@@ -133,15 +123,16 @@ class Folder(Sink[Data]):
         if paths:  # they were complete, and only the last step was missing
             self._use(known, paths)
         else:
-            self._use(known, () if self._log is None else self._log.columns())
-            self._order = () if self._log is None else self._log.order()
+            self._use(known, () if self._kept is None else self._kept.columns())
+            self.order = () if self._kept is None else self._kept.order()
             self._objects = ObjectColumns(self.writer.objects if self.writer is not None else ())
 
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
         self._data = data
         self.writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
         self.writer.spill_to(self._place)
-        self._created(data)
+        if self._log is not None:
+            self._log.add_files(files_of(data))
 
     def replan(self, plan: ChunkPlan) -> None:
         self._plan = plan
@@ -161,9 +152,9 @@ class Folder(Sink[Data]):
     def _take(self, chunk: int, value: Data) -> None:
         if self.writer is None:
             example, paths = self._example(chunk, value), object_paths(value)
-            self._order = entry_paths(value)
-            if self._log is not None:
-                self._log.begin(paths, self._order if paths else ())
+            self.order = entry_paths(value)
+            if self._kept is not None:
+                self._kept.begin(paths, self.order if paths else ())
             self._use(self._store.create(example), paths)
             self._objects = ObjectColumns(paths)
         assert self.writer is not None
@@ -179,8 +170,8 @@ class Folder(Sink[Data]):
             return
         check_storable(pieces, self._objects.paths, self._rows(chunk))
         pieces = spill_pieces(pieces, self._plan, spill_of(self._place))
-        if self._log is not None:
-            self._log.add(chunk, pieces)
+        if self._kept is not None:
+            self._kept.add(chunk, pieces)
         self._objects.add(chunk, pieces)
 
     def _example(self, chunk: int, value: Data) -> Data:
@@ -198,17 +189,18 @@ class Folder(Sink[Data]):
         return True
 
     def result(self) -> Data:
-        return self._data if self._place is not None else self.complete()
+        """The dataset, without `columns`."""
+        return self._data
 
-    def complete(self) -> Data:
-        """Add the entries that are no tensors, once all results are there."""
+    def columns(self) -> dict[KeyPath, Any]:
+        """The entries that are no tensors, in the files of the dataset where they are ragged: after the job, because
+        that is another one."""
         if not self._objects:
-            return self._data
-        if self._log is not None:
-            for chunk, pieces in self._log.load(self._objects.paths).items():
+            return {}
+        if self._kept is not None:
+            for chunk, pieces in self._kept.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
-        columns = self._objects.columns(self._plan, self._data, place=self._place)
-        return self._store.complete(self._data, columns, self._order)
+        return self._objects.columns(self._plan, self._data, place=self._place)
 
 
 def fill_folder(
@@ -228,23 +220,10 @@ def fill_folder(
         return store.save(no_rows_for_folder(job))
     if log is not None and log.resumes and store.load() is None:
         log.lost("output")
-    if log is None and spill_dir is not None:
-        os.makedirs(spill_dir, exist_ok=True)
-        spill = Spill(temporary_path("tdmap-spill", spill_dir))
-    else:
-        spill = spill_beside(store.hidden)
-    objects = None if log is None else ObjectLog(store.hidden)
-    sink = Folder(store, lambda data: use_files(log, data), objects, PlaceSpilled(spill, execution, store.ragged))
-    try:
-        run_logged(log, execution, job, sink)
-        sink.complete()
-    finally:
-        if log is None:
-            spill.remove()
+    with spill_for(log, store, spill_dir) as spill:
+        sink = Folder(store, log, PlaceSpilled(spill, execution, store.ragged))
+        data = run_logged(log, execution, job, sink)
+        columns = sink.columns()
+        if columns:
+            store.complete(data, columns, sink.order)
     return store.publish()
-
-
-def use_files(log: Log | None, data: Data) -> None:
-    """Have the files of an output reach the disk before its chunks are durable."""
-    if log is not None:
-        log.files = [str(log.path), *files_of(data), str(log.folder / OBJECTS)]

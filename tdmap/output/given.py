@@ -38,7 +38,6 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import shared_region
-from tdmap.memory.spill import spill_beside
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
 from tdmap.run.identity import IN_PLACE, MAP, identify
@@ -172,11 +171,8 @@ def _run_into(job: Job, sink: type[Preallocated], out: Data, log: Log, execution
     paths, objects = object_paths(out), ObjectLog(log.folder)
     if paths and not objects.columns():
         objects.begin(paths)
-    if paths:
-        log.files = [*log.files, str(objects.path)]
-    place = PlaceSpilled(spill_beside(log.folder), execution)
-    log.run(job, sink(out, objects, place), execution)
-    log.finish(job.plan.length, files_of(out))
+    log.run(job, sink(out, objects, PlaceSpilled(log.spill(), execution)), execution)
+    log.finish(job.plan.length)
     clean(log.folder)
 
 

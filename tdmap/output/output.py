@@ -272,7 +272,7 @@ class Output:
             self._waiting.append((x, made))
         if self.log is not None and columns:
             made_of = TensorDict({str(number): made for number, made in enumerate(self._ragged.values())}, [rows])
-            self.log.files = [*self.log.files, *files_of(made_of)]
+            self.log.add_files(files_of(made_of))
 
     def fill(self, execution: Execution | None) -> None:
         """Write ragged rows to their places, as a job; `result` does it at last."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +27,7 @@ from torch import Tensor
 from tdmap.data.failures import failure
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, data_length, tensors_of
-from tdmap.data.objects import KeyPath, with_objects
+from tdmap.data.objects import with_objects
 from tdmap.data.reader import row_bytes_of
 from tdmap.data.schema import Schema
 from tdmap.data.store import OutputFolder
@@ -367,10 +367,6 @@ class _Memory:
             _spare.setdefault(len(buffer), []).append(buffer)
         self.buffers = {}
 
-    def complete(self, data: Data, columns: dict[KeyPath, Any], order: Sequence[KeyPath] = ()) -> Data:
-        self.data = with_objects(data, columns, order)
-        return self.data
-
 
 _spare: dict[int, list[bytearray]] = {}
 """Memory of the last shard that this process has sent."""
@@ -379,7 +375,10 @@ _spare: dict[int, list[bytearray]] = {}
 def _in_memory(job: Job) -> _Memory:
     """The result of a job, with every row in its place, as `write_folder` would write it."""
     memory = _Memory()
-    Execution(num_workers=0).run(job, Folder(memory, lambda data: None))
+    sink = Folder(memory)
+    memory.data = Execution(num_workers=0).run(job, sink)
+    if columns := sink.columns():
+        memory.data = with_objects(memory.data, columns, sink.order)
     return memory
 
 

@@ -22,7 +22,7 @@ from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
-from tdmap.output.folder import Folder, no_rows_for_folder, use_files
+from tdmap.output.folder import Folder, no_rows_for_folder
 from tdmap.output.given import InPlace, Preallocated, own_folder
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import merge_ranges
@@ -104,8 +104,8 @@ def map_to_folder(
                 _write_no_rows(folder, job)
             else:
                 place = PlaceSpilled(spill_beside(folder.hidden), execution)
-                log.run(job, RankSink(folder, job.name, log, place), execution)
-            log.finish(plan.count(*rank.chunks(plan)), log.files)
+                log.run(job, Folder(RankStore(folder, job.name, ObjectLog(log.folder)), log, place), execution)
+            log.finish(plan.count(*rank.chunks(plan)))
     merge(folder)
     first, last = rank.rows(plan)
     if first == last and plan.length:
@@ -134,10 +134,10 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
     folder, kind = RankFolder(own_folder(out, "data" if in_place else "out")), IN_PLACE if in_place else MAP
     with _entered(folder, job, kind, rank, resume, lambda: None) as log:
         if log is not None:
-            log.files = [str(log.path), *files_of(out)]
+            log.add_files(files_of(out))
             sink: Sink[Any] = RankInPlace(out) if in_place else RankInto(out)
             log.run(replace(job, ledger=log.ledger), sink, execution)
-            log.finish(job.plan.count(*rank.chunks(job.plan)), log.files)
+            log.finish(job.plan.count(*rank.chunks(job.plan)))
     merge(folder)
     return out
 
@@ -146,7 +146,8 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
 
 
 class RankStore:
-    """Makes the files of the dataset, unless another rank has.
+    """Makes the files of the dataset, unless another rank has. Entries that are no tensors wait in the object log of
+    each rank, and ragged rows in spill files, until the merge.
 
     Args:
         folder: what is written.
@@ -184,22 +185,6 @@ class RankStore:
                     f"rank {mine}: return the same kinds of entries for every chunk."
                 )
             return self._folder.open()
-
-    def complete(self, data: Data, columns: Any, order: Any = ()) -> Data:
-        """Left to the merge."""
-        return data
-
-
-class RankSink(Folder):
-    """Writes the results of a rank into files that all of them share. What is no tensor waits in its log, and ragged
-    rows in spill files, until the merge."""
-
-    def __init__(self, folder: RankFolder, name: str, log: Log, place: PlaceSpilled) -> None:
-        objects = ObjectLog(log.folder)
-        super().__init__(RankStore(folder, name, objects), lambda data: use_files(log, data), objects, place)
-
-    def result(self) -> Any:
-        return self._data
 
 
 class RankInto(Preallocated):

@@ -35,7 +35,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -386,14 +386,9 @@ class Log:
         """Whether an earlier session has begun a job."""
         return bool(self._history.jobs)
 
-    @property
-    def files(self) -> list[str]:
-        """The files, beside those in the folder, that must be on the disk before chunks are durable."""
-        return self._helper.files
-
-    @files.setter
-    def files(self, files: list[str]) -> None:
-        self._helper.files = files
+    def add_files(self, files: Iterable[str]) -> None:
+        """Files of the output, which must be on the disk before chunks are durable, as those in the folder."""
+        self._helper.files += files
 
     def write(self, *bodies: bytes) -> None:
         """Append frames; nothing in a fork of the program. Errors as `write_frames`."""
@@ -450,7 +445,7 @@ class Log:
         data = store.load() if self._was_made("output", what) else None
         if data is None:
             data = self._make("output", what, lambda: store.create(example))
-        self.files = [str(self.path), *files_of(data)]
+        self.add_files(files_of(data))
         return data
 
     def lost(self, name: str) -> None:
@@ -524,9 +519,10 @@ class Log:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def finish(self, rows: int, files: list[str]) -> None:
-        """The call is over, its result in place."""
-        self.files = files
+    def finish(self, rows: int, files: list[str] | None = None) -> None:
+        """The call is over, its result in place; `files` where those of the output have other names now."""
+        if files is not None:
+            self._helper.files = files
         self.write(_END.pack(b"E", rows, self.milliseconds))
         self._history.is_complete = True
         self._helper.finish()

@@ -96,7 +96,7 @@ def open_run(
     log = Log(folder, history, ledger)
     log.lists = lists
     if files is not None:
-        log.files = [str(log.path), *files]
+        log.add_files([str(log.path), *files])
     try:
         yield log
         if ledger is not None and log.is_complete:

@@ -35,7 +35,7 @@ IDENTITY = {
 
 def open_log(path, files=()):
     opened = Log(path.parent, begun(path.parent, IDENTITY, disk.boot_number()))
-    opened.files = list(files)
+    opened.add_files(files)
     return opened
 
 
@@ -47,9 +47,7 @@ def do(opened, *ranges):
             chunks.add(start, stop)
             chunks.flush()
 
-    opened.run(
-        Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), SimpleNamespace(run=run)
-    )
+    opened.run(Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None), SimpleNamespace(run=run))
 
 
 def write(path, *ranges):
@@ -62,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "journal"
     opened = open_log(path)
     do(opened, (0, 3), (3, 5), (8, 9))
-    opened.finish(100, [])
+    opened.finish(100)
     opened.close()
     history = History(path)
     assert history.header["identity"] == IDENTITY and history.is_complete
@@ -166,15 +164,13 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
         opened._helper.seconds = opened._helper._next = float("inf")
         opened._helper.finish()  # the helper, too, ends with the machine: what follows never reaches the disk
         opened._helper.join()
-        opened.files = []
+        opened._helper.files = []
         chunks.add(10, 20)
 
-    opened.run(
-        Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None, None), SimpleNamespace(run=run)
-    )
+    opened.run(Job(Source(torch.zeros(100)), ChunkPlan(100, 1), torch.neg), Folder(None), SimpleNamespace(run=run))
     assert History(path, here).ranges == [(0, 20)]
     assert History(path, here + 1).ranges == [(0, 10)]
-    opened.finish(100, [])
+    opened.finish(100)
     assert History(path, here).is_complete
     assert not History(path, here + 1).is_complete
 

@@ -193,7 +193,7 @@ def test_a_journal_that_is_replaced_before_the_disk_is_waited_for(tmp_path):
     path, rows = tmp_path / "hidden" / "journal", tmp_path / "rows"
     rows.write_bytes(bytes(4096))
     run = log.Log(path.parent, log.begun(path.parent, IDENTITY, None))
-    run.files = [str(rows)]
+    run.add_files([str(rows)])
     path.rename(tmp_path / "moved")
     planted = Planted("hard link", path, tmp_path / "outside")
     run.merge([], 1, 1)
