@@ -246,16 +246,11 @@ class OutputFolder:
         return None
 
     def create(self, example: Data) -> Data:
-        """Files for a dataset with the schema of `example`, zeroed and reserved.
-
-        Raises:
-            OutputMismatch: it has an entry whose folder would be the hidden one.
-        """
-        self._make_room(example)
+        """Files for a dataset with the schema of `example`, zeroed and reserved."""
+        self._make_room()
         return example.memmap_like(self._data)
 
-    def _make_room(self, data: Data) -> None:
-        require_room_for_hidden(data)
+    def _make_room(self) -> None:
         hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
         remove_unfinished(self._data)
 
@@ -275,9 +270,10 @@ class OutputFolder:
 
     def save(self, data: Data) -> Data:
         """Write a dataset that is in memory, as a call of its own where the folder is not claimed. Errors as `claimed`
-        and `create`."""
+        and `require_room_for_hidden`."""
+        require_room_for_hidden(data)
         with self.claimed("save"):
-            self._make_room(data)
+            self._make_room()
             data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
             return self.publish()
 

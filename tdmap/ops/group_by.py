@@ -340,7 +340,6 @@ def _to_output(
     if not strings:
         return result
     result = _with_strings(result, keyed)
-    target.refuse_hidden_key(result)
     return result if target.store is None else deliver(result, target)
 
 

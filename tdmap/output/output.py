@@ -159,11 +159,6 @@ class Output:
                 stack.enter_context(self.store.claimed(call, resume))
             yield
 
-    def refuse_hidden_key(self, data: Data) -> None:
-        """Raise OutputMismatch when the rows of a dataset cannot be put into the folder, for want of a free name."""
-        if self.store is not None:
-            require_room_for_hidden(data)
-
     def check(self, schema: Schema, rows: int) -> None:
         """Raise OutputMismatch unless results of this schema, and so many rows, fit the output."""
         out = self.given

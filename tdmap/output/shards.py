@@ -126,8 +126,6 @@ class Shards:
         self.rows_per_shard = rows_per_shard
         self.execution = execution
         self.overwrite = overwrite
-        self.is_claimed = False
-        """Whether this call is the only writer."""
         self._above = None if isinstance(self.target, LocalTarget) else temporary_path("tdmap-rows")
 
     @property
@@ -151,13 +149,8 @@ class Shards:
             FileExistsError: something is in the place of the shards.
             ValueError: `resume`, and the dataset that is there is to be replaced.
         """
-        if self.is_claimed:  # by the operation that this one is a part of
-            yield
-            return
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._alone(call, resume))
-            stack.callback(setattr, self, "is_claimed", False)
-            self.is_claimed = True
             begun = hidden.exists(f"{self.folder}/{HIDDEN}/journal")
             if begun and not (resume or self.overwrite):
                 raise FileExistsError(

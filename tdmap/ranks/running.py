@@ -14,7 +14,7 @@ from typing import Any
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, rows_of
-from tdmap.data.store import OutputFolder, files_of, require_room_for_hidden
+from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -173,7 +173,6 @@ class RankStore:
 
     def create(self, example: Data) -> Data:
         """A dataset in files with the schema of `example`, or the one that another rank has made meanwhile."""
-        require_room_for_hidden(example)
         columns = self._objects.columns()
         with self._folder.alone(self._name):
             if not self._folder.is_begun:

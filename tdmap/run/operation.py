@@ -259,10 +259,9 @@ def resumable_call(
     name, output, resume = ctx.name, ctx.output, ctx.resume
     shards = output.shards
     if not resume:
-        is_part = shards is not None and shards.is_claimed  # of an operation that copies the rows itself
         with output.claimed(name):
             made = work(ctx)
-            return made if shards is None or is_part else shards.write(made)
+            return made if shards is None else shards.write(made)
     if output.store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
     known = identity()
