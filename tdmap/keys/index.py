@@ -26,7 +26,7 @@ from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import CutChunk
 from tdmap.keys.spilling import RUNS, Partitions, Run, by_partition
 from tdmap.keys.splits import Splits
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
@@ -58,7 +58,9 @@ class PartitionWork:
         whole_bytes: more rows than these, which have one key, are not sorted, but copied piece by piece.
     """
 
-    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int) -> None:
+    def __init__(
+        self, partitions: Partitions, firsts: list[int], places: RowFiles, name: str, whole_bytes: int
+    ) -> None:
         self.partitions = partitions
         self.firsts = firsts
         self.places = places
@@ -140,7 +142,7 @@ class SortPacked(PartitionWork):
     """Keys and row numbers that are one number, of which the row number has the lower `bits`."""
 
     def __init__(
-        self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int, bits: int
+        self, partitions: Partitions, firsts: list[int], places: RowFiles, name: str, whole_bytes: int, bits: int
     ) -> None:
         super().__init__(partitions, firsts, places, name, whole_bytes)
         self.bits = bits
@@ -221,7 +223,7 @@ def sorted_rows(
     columns = _room(total, 1 + words if with_words else 1, spill, ctx.tuning.heap_bytes)
     distinct = 0
     if total:
-        places = Places.of([*columns, *([None] * (0 if with_words or packs else words))])
+        places = RowFiles.of([*columns, *([None] * (0 if with_words or packs else words))])
         assert places is not None
         firsts = (counts.cumsum() - counts).tolist()
         name = keyed.reader.what

@@ -1,7 +1,7 @@
 """Rows by their place: reading and writing tensors through the names of their files.
 
     SharedTensors   tensors that workers map: a source
-    Places          tensors that workers write with `pwrite`: an output
+    RowFiles        tensors that workers write with `pwrite`: an output
 
 Writing through a descriptor, instead of a mapping, spares a page fault for every page of an output that is written
 once from its beginning to its end, and it counts as no process's memory. Shared memory has descriptors too.
@@ -164,7 +164,7 @@ def _shared(tensor: Tensor, arena: Arena) -> Tensor:
     return arena.copy_of(tensor)
 
 
-class Place(NamedTuple):
+class RowFile(NamedTuple):
     """Where the rows of one tensor lie, one after the other."""
 
     handle: SharedHandle
@@ -173,76 +173,76 @@ class Place(NamedTuple):
     row_bytes: int
 
 
-class Places:
+class RowFiles:
     """Where the rows of an output lie; travels as names.
 
     Args:
-        places: one a tensor; None for a tensor that is not wanted, or that has no bytes.
+        files: one a tensor; None for a tensor that is not wanted, or that has no bytes.
     """
 
-    def __init__(self, places: Sequence[Place | None]) -> None:
-        self.places = list(places)
+    def __init__(self, files: Sequence[RowFile | None]) -> None:
+        self.files = list(files)
 
     @staticmethod
-    def of(tensors: Sequence[Tensor | None]) -> Places | None:
-        """The places of contiguous tensors in files or shared memory; None when one of them is something else.
+    def of(tensors: Sequence[Tensor | None]) -> RowFiles | None:
+        """Those of contiguous tensors in files or shared memory; None when one of them is something else.
 
         Something else is a lazy conjugate, too: bytes that are written there come out as other values.
         """
-        places: list[Place | None] = []
+        files: list[RowFile | None] = []
         for tensor in tensors:
             if tensor is None or not tensor.numel():
-                places.append(None)
+                files.append(None)
                 continue
             region = shared_region(tensor)
             if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 return None
             size = tensor.element_size()
-            places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
-        return Places(places)
+            files.append(RowFile(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
+        return RowFiles(files)
 
     def are_apart(self, rows: int) -> bool:
         """Whether no two of them share memory, with so many rows."""
         spans = []
-        for place in self.places:
-            if place is not None:
-                file = (place.handle.device, place.handle.inode, place.handle.path)
-                spans.append((file, place.offset, place.offset + rows * place.row_bytes))
+        for file in self.files:
+            if file is not None:
+                name = (file.handle.device, file.handle.inode, file.handle.path)
+                spans.append((name, file.offset, file.offset + rows * file.row_bytes))
         spans.sort()
         return all(one[0] != other[0] or one[2] <= other[1] for one, other in zip(spans, spans[1:]))
 
     @property
     def lasts(self) -> bool:
         """Whether all of them lie in files, which another process finds when this one has ended."""
-        return not any(place is not None and place.handle.anonymous for place in self.places)
+        return not any(file is not None and file.handle.anonymous for file in self.files)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[list[int]]:
         """A descriptor for each tensor, -1 where there is none."""
         opened: dict[str, int] = {}
         try:
-            yield [-1 if place is None else _open(place.handle, opened) for place in self.places]
+            yield [-1 if file is None else _open(file.handle, opened) for file in self.files]
         finally:
             for fd in opened.values():
                 os.close(fd)
 
     def read(self, number: int, fd: int, row: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, from `row` on, into uint8 of as many bytes."""
-        place = self.places[number]
-        if place is not None:
-            _read(fd, place.handle, place.offset + row * place.row_bytes, bytes_of(out))
+        file = self.files[number]
+        if file is not None:
+            _read(fd, file.handle, file.offset + row * file.row_bytes, bytes_of(out))
 
     def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
         """Write contiguous rows of tensor `number` from `row` on."""
-        place = self.places[number]
-        if place is not None and block.numel():
-            view, at = bytes_of(block), place.offset + row * place.row_bytes
+        file = self.files[number]
+        if file is not None and block.numel():
+            view, at = bytes_of(block), file.offset + row * file.row_bytes
             done = 0
             try:
                 while done < len(view):
                     done += os.pwrite(fd, view[done:], at + done)
             except OSError as error:
-                error.filename = place.handle.path
+                error.filename = file.handle.path
                 raise
 
 

@@ -27,7 +27,7 @@ from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
 from tdmap.job import Job, Source, function_name
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.given import Preallocated
 from tdmap.output.output import SourceRows, Step
 from tdmap.output.permute import block_rows, place_rows
@@ -209,7 +209,7 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
 class CopyRows(Step):
     """The second job, where tensors can be read by name: its chunks are parts of the mask."""
 
-    def __init__(self, source: SharedTensors, places: Places, first: Any, size: int) -> None:
+    def __init__(self, source: SharedTensors, places: RowFiles, first: Any, size: int) -> None:
         super().__init__("filter")
         self.source = source
         self.places = places
@@ -233,7 +233,7 @@ class CopyRows(Step):
 class CopyChunks(CopyRows):
     """The same where rows have to be asked for: its chunks are those of the data, and the mask is its only tensor."""
 
-    def __init__(self, schema: Schema, mask: SharedTensors, places: Places, first: Any, size: int) -> None:
+    def __init__(self, schema: Schema, mask: SharedTensors, places: RowFiles, first: Any, size: int) -> None:
         super().__init__(mask, places, first, size)
         self.schema = schema
 

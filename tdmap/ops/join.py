@@ -43,7 +43,7 @@ from tdmap.keys.joins.sides import Names, On, comparable, in_one_piece, keys_of,
 from tdmap.keys.joins.swapping import as_matches, rows_of_first, with_partner
 from tdmap.keys.keys import KeySpec
 from tdmap.keys.prepare import KeyedData, plan_rows, prepare
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.ops.filter import copy_selected
 from tdmap.output.append import append_rows
@@ -367,7 +367,13 @@ class _Join:
         return [found[field.path] for field in schema.tensors], tensors, chunks
 
     def _place_alone(
-        self, rows: Tensor, schema: Schema, theirs: SharedTensors, columns: list[OutputColumn], places: Places, at: int
+        self,
+        rows: Tensor,
+        schema: Schema,
+        theirs: SharedTensors,
+        columns: list[OutputColumn],
+        places: RowFiles,
+        at: int,
     ) -> None:
         """Write rows of the second dataset that have no partner after all others."""
         keys = {path_of(name): number for number, name in enumerate(self.ours.names)}

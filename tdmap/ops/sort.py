@@ -27,7 +27,7 @@ from tdmap.keys.order import Words, is_sorted, stable_order
 from tdmap.keys.prepare import KeyedData, plan_rows, prepare
 from tdmap.keys.spilling import RUNS, Partitions, Run, write_run
 from tdmap.keys.splits import Splits
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.spill import Spill
 from tdmap.output.output import SourceRows, Step
 from tdmap.output.permute import choose_method, permute_rows
@@ -151,7 +151,7 @@ class SortRows(PartitionWork):
         self,
         partitions: Partitions,
         firsts: list[int],
-        places: Places,
+        places: RowFiles,
         name: str,
         whole_bytes: int,
         codec: KeyCodec,
@@ -160,7 +160,7 @@ class SortRows(PartitionWork):
         super().__init__(partitions, firsts, places, name, whole_bytes)
         self.codec = codec
         self.keys = keys
-        travelling = (number for number in range(len(places.places)) if number not in keys)
+        travelling = (number for number in range(len(places.files)) if number not in keys)
         self.place_of = {number: place for place, number in enumerate(travelling)}
 
     def sort(self, partition: int, first: int, count: int) -> int:

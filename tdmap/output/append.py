@@ -31,7 +31,7 @@ from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.functions import ANY, plain_rows
 from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.output.output import Output, Step
 from tdmap.output.spill import copy_bytes, joined_rows
@@ -266,7 +266,7 @@ class PlacePieces(Step):
     piece, first row in the piece.
     """
 
-    def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: Places) -> None:
+    def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: RowFiles) -> None:
         super().__init__("append_rows")
         self.spill = spill
         self.files = files
@@ -289,7 +289,7 @@ class PlacePieces(Step):
     def _place(
         self, source: int, targets: list[int], row: int, rows: int, offset: int, piece_rows: int, skip: int
     ) -> None:
-        for place, target, row_bytes in zip(self.places.places, targets, self.row_bytes):
+        for place, target, row_bytes in zip(self.places.files, targets, self.row_bytes):
             if place is not None:
                 copy_bytes(source, offset + skip * row_bytes, target, place.offset + row * row_bytes, rows * row_bytes)
             offset += -(-piece_rows * row_bytes // ALIGNMENT) * ALIGNMENT

@@ -4,7 +4,7 @@
     Step            what workers call
     Output          what `out=` stands for, allocated once the number of rows is known
 
-Workers write through `Places` (`tdmap.memory.rowfiles`).
+Workers write through `RowFiles` (`tdmap.memory.rowfiles`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tdmap.devices import check_no_device
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.mapped import check_mapped_files
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.output.given import require_apart
 from tdmap.output.ragged import ChosenRows, lies_flat
@@ -215,7 +215,7 @@ class Output:
         """Whether the rows go to new shared memory."""
         return self.given is None and self.store is None
 
-    def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
+    def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> RowFiles:
         """Memory for `rows` rows, each of which is to be written once.
 
         Args:
@@ -231,7 +231,7 @@ class Output:
         self._rows = rows
         self._objects = {path: self._room_for(entry) for path, entry in (objects or {}).items()}
         if self.given is not None:
-            places = self._given_places(schema)
+            places = self._given_files(schema)
             if places is not None:
                 return places
             self._staged = True
@@ -239,7 +239,7 @@ class Output:
             self._made = schema.build(rows, Arena().empty, self._objects)
         else:
             self._make_files(self.store, schema, rows)
-        made = Places.of(schema.tensors_of(self._made))
+        made = RowFiles.of(schema.tensors_of(self._made))
         assert made is not None
         return made
 
@@ -279,8 +279,8 @@ class Output:
         # One element stands for all of them: nothing is allocated for an example.
         return schema.build(rows, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape), objects)
 
-    def _given_places(self, schema: Schema) -> Places | None:
-        """Places in the given output itself; None when rows have to be brought there by a copy."""
+    def _given_files(self, schema: Schema) -> RowFiles | None:
+        """Rows of the given output itself; None when rows have to be brought there by a copy."""
         targets: list[Tensor | None] = []
         if not is_data(self.given) or not (isinstance(self.given, Tensor) or is_dense(self.given)):
             return None
@@ -289,7 +289,7 @@ class Output:
             if target is not None and target.dtype is not field.dtype:
                 return None
             targets.append(target)
-        return Places.of(targets)
+        return RowFiles.of(targets)
 
     def result(self) -> Data:
         """The output, with every row in its place; a larger one than was needed is cut."""

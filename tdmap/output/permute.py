@@ -26,7 +26,7 @@ from tdmap.data.kinds import Data, Dataset, R, is_data, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.job import Job, Source
 from tdmap.memory.regions import region_of
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
 from tdmap.output.values import Collect
@@ -110,7 +110,7 @@ def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], ctx: Cont
 class GatherRows(Step):
     """Its chunks are parts of the order."""
 
-    def __init__(self, source: SharedTensors, places: Places, trim: bool = False) -> None:
+    def __init__(self, source: SharedTensors, places: RowFiles, trim: bool = False) -> None:
         super().__init__("permute")
         self.source = source
         self.places = places
@@ -135,7 +135,7 @@ class GatherRows(Step):
 class PlaceRows(Step):
     """For data whose rows have to be asked for: a chunk has them in the wanted order."""
 
-    def __init__(self, places: Places, schema: Schema) -> None:
+    def __init__(self, places: RowFiles, schema: Schema) -> None:
         super().__init__("permute")
         self.places = places
         self.schema = schema
@@ -144,7 +144,7 @@ class PlaceRows(Step):
         return place_rows(rows, start, self.places, self.schema)
 
 
-def place_rows(rows: Data, start: int, places: Places, schema: Schema) -> int:
+def place_rows(rows: Data, start: int, places: RowFiles, schema: Schema) -> int:
     """Write rows to their places, from row `start` on.
 
     Raises:

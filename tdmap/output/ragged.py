@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log, run_logged
@@ -50,7 +50,7 @@ class ChosenRows:
             return  # offsets are 0, as new files are
         nbytes = values.nbytes + offsets.nbytes
         execution = execution.light(nbytes)
-        places = Places.of([values, offsets])
+        places = RowFiles.of([values, offsets])
         assert places is not None
         plan = ChunkPlan(len(self), max(len(self) * execution.tuning.gather_bytes // nbytes, 1))
         firsts, first = [], 0
@@ -83,7 +83,7 @@ class GatherRagged:
     def __init__(
         self,
         shared: SharedTensors,
-        places: Places,
+        places: RowFiles,
         step: int,
         firsts: list[int],
         most_bytes: int,

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.columns import words_of
-from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
+from tdmap.memory.rowfiles import Blocks, RowFiles, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.output.output import Step
 from tdmap.plan import ChunkPlan
@@ -57,7 +57,7 @@ def scatter_rows(
     ctx: Context,
     source: SharedTensors,
     order: Tensor,
-    places: Places,
+    places: RowFiles,
     row_bytes: list[int],
     spill: Spill,
     size: int | None = None,
@@ -111,13 +111,13 @@ def apart(count: int, streams: int) -> Tensor:
     return numbers[numbers < count]
 
 
-def _waiting(places: Places, rows: int, spill: Spill) -> Places:
+def _waiting(places: RowFiles, rows: int, spill: Spill) -> RowFiles:
     """Files for rows that do not wait where they will be."""
     files = [
         None if place is None else spill.mapped(f"rows-{number}", rows * place.row_bytes).view(rows, place.row_bytes)
-        for number, place in enumerate(places.places)
+        for number, place in enumerate(places.files)
     ]
-    waiting = Places.of(files)
+    waiting = RowFiles.of(files)
     assert waiting is not None
     return waiting
 
@@ -166,7 +166,13 @@ class _Spread(Step):
     """The first pass: a chunk is read, and a segment of it goes to each bucket."""
 
     def __init__(
-        self, block_rows: int, counts: Any, segments: Any, listed: SharedTensors, source: SharedTensors, places: Places
+        self,
+        block_rows: int,
+        counts: Any,
+        segments: Any,
+        listed: SharedTensors,
+        source: SharedTensors,
+        places: RowFiles,
     ) -> None:
         super().__init__("permute")
         self.block_rows = block_rows
@@ -215,8 +221,8 @@ class _Settle(Step):
         chunks: int,
         order: SharedTensors,
         source: SharedTensors,
-        waiting: Places,
-        places: Places,
+        waiting: RowFiles,
+        places: RowFiles,
         marks: SharedTensors | None,
     ) -> None:
         super().__init__("permute")
@@ -241,7 +247,7 @@ class _Settle(Step):
         wanted = torch.empty(0) if began else self._places_in_bucket(order)
         with self.waiting.opened() as sources, self.places.opened() as targets:
             for number, (source, target) in enumerate(zip(sources, targets)):
-                place = self.places.places[number]
+                place = self.places.files[number]
                 if place is None:
                     continue
                 width = place.row_bytes

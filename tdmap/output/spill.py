@@ -41,7 +41,7 @@ from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.hidden import open_file
-from tdmap.memory.rowfiles import Place, Places
+from tdmap.memory.rowfiles import RowFile, RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Extent, Spill
 from tdmap.output.ragged import lies_flat
@@ -256,17 +256,17 @@ class CopyTable:
     """Collects what is to be copied, and has it done."""
 
     def __init__(self) -> None:
-        self._places: list[Place | None] = []
+        self._places: list[RowFile | None] = []
         self._files: dict[str, int] = {}
         self._tasks: list[tuple[int, int, int, int, int, int]] = []
 
     def target(self, tensors: Sequence[Tensor]) -> list[CopyTarget]:
         """Tensors in files, which bytes are copied to."""
-        places = Places.of(tensors)
+        places = RowFiles.of(tensors)
         assert places is not None
         first = len(self._places)
-        self._places += places.places
-        return [CopyTarget(first + n, 0 if place is None else place.row_bytes) for n, place in enumerate(places.places)]
+        self._places += places.files
+        return [CopyTarget(first + n, 0 if place is None else place.row_bytes) for n, place in enumerate(places.files)]
 
     def copy(self, target: CopyTarget, at: int, file: str, offset: int, nbytes: int) -> int:
         """Have bytes of a file copied to byte `at` of the target; returns how many."""
@@ -290,7 +290,7 @@ class CopyTable:
         table = torch.tensor(self._tasks, dtype=torch.int64)
         each = max(int(table[:, 4].sum()) // len(table), 1)
         plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
-        fn = CopyTasks(spill, list(self._files), Places(self._places))
+        fn = CopyTasks(spill, list(self._files), RowFiles(self._places))
         run_logged(log, execution, Job(Source(table), plan, fn, Policy(undo=False)), Collect())
 
 
@@ -299,7 +299,7 @@ class CopyTasks:
 
     takes_start = True
 
-    def __init__(self, spill: Spill, files: list[str], places: Places) -> None:
+    def __init__(self, spill: Spill, files: list[str], places: RowFiles) -> None:
         self.__qualname__ = "place_columns"
         self.spill = spill
         self.files = files
@@ -310,7 +310,7 @@ class CopyTasks:
         try:
             with self.places.opened() as targets:
                 for target, at, file, offset, nbytes, base in tasks.tolist():
-                    place = self.places.places[target]
+                    place = self.places.files[target]
                     assert place is not None
                     if base != _COPY:
                         lengths = self.spill.read(Extent(self.files[file], offset, nbytes), torch.int64, [nbytes // 8])

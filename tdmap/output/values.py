@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
@@ -42,7 +42,7 @@ class Collect(Sink[list[Any]]):
 
     def lasts(self, job: Job) -> bool:
         where = getattr(job.fn, "places", None) or getattr(job.fn, "spill", None)
-        return isinstance(where, (Places, Spill)) and where.lasts
+        return isinstance(where, (RowFiles, Spill)) and where.lasts
 
     def restore(self, values: dict[int, Any], is_there: Callable[[str, int], bool]) -> None:
         """Take over the values of chunks that an earlier session has done; those that refer to lost files run again.

@@ -17,7 +17,7 @@ from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.ops.permute import permute
 from tdmap.output import scatter
 from tdmap.output.output import Output
@@ -150,7 +150,7 @@ def test_entries_of_an_output_that_are_one_tensor(method):
 
 def test_places_that_overlap_are_not_apart():
     rows = torch.zeros(300, dtype=torch.int64).share_memory_()
-    places = Places.of([rows[:200], None, rows[100:]])
+    places = RowFiles.of([rows[:200], None, rows[100:]])
     assert places.are_apart(100) and not places.are_apart(101)
 
 

@@ -34,7 +34,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
     del data["word"], data["same"]
     columns = sum(value[0].numel() > 0 for value in data.values(True, True))
     wanted = bits(tdmap.shuffle(data, 7, num_workers=0, method="gather"))
-    write, settle = rowfiles.Places.write, scatter._Settle._settle
+    write, settle = rowfiles.RowFiles.write, scatter._Settle._settle
     deadly, seen, settling = multiprocessing.Value("i", -1), multiprocessing.Value("i", 0), []
 
     def settled(self, bucket):
@@ -49,7 +49,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(rowfiles.Places, "write", torn)
+    monkeypatch.setattr(rowfiles.RowFiles, "write", torn)
     monkeypatch.setattr(scatter._Settle, "_settle", settled)
     for number in range(1, 3 * columns + 1, 2):
         deadly.value, seen.value = number, 0

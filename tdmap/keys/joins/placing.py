@@ -27,7 +27,7 @@ from tdmap.job import Job, Source
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.prepare import KeyedData, plan_rows
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.given import Preallocated
 from tdmap.output.output import Step
 from tdmap.output.permute import block_rows
@@ -164,7 +164,7 @@ class PlacePairs(Step):
         self,
         sides: tuple[SharedTensors, SharedTensors],
         columns: Sequence[OutputColumn],
-        places: Places,
+        places: RowFiles,
         index: SharedTensors,
         offsets: NDArray[np.int64],
         size: int,
@@ -181,7 +181,7 @@ class PlacePairs(Step):
         self.offsets = offsets
         self.size = size
         self.keep = keep
-        widths = [place.row_bytes for place in places.places if place is not None]
+        widths = [place.row_bytes for place in places.files if place is not None]
         self.block = max(block_bytes // max(sum(widths), 1), 1)
 
     def __call__(self, found: Any, start: int = 0) -> int:
@@ -282,7 +282,7 @@ def place_pairs(
     extra: int,
     allocate: Any,
     streamed: tuple[Data, Sequence[ChunkColumn]] | None,
-) -> tuple[Places, int]:
+) -> tuple[RowFiles, int]:
     """Write all pairs.
 
     Args:
@@ -302,7 +302,7 @@ def place_pairs(
     size = block_rows(length, [*row_bytes, 1], ctx)
     sums = _pairs_of_blocks(matches, keep, size)
     total = int(sums.sum())
-    places: Places = allocate(total + extra)
+    places: RowFiles = allocate(total + extra)
     if not total or not any(row_bytes):
         return places, total
     rows: Data = TensorDict({AT: matches.at}, [length])
@@ -392,7 +392,7 @@ class PlaceOthers(Step):
     """
 
     def __init__(
-        self, tensors: SharedTensors, sources: Sequence[int | bool | None], places: Places, first: int
+        self, tensors: SharedTensors, sources: Sequence[int | bool | None], places: RowFiles, first: int
     ) -> None:
         super().__init__("join")
         self.tensors = tensors
@@ -403,7 +403,7 @@ class PlaceOthers(Step):
     def __call__(self, rows: Tensor, start: int = 0) -> int:
         with self.places.opened() as files:
             for number, (source, file) in enumerate(zip(self.sources, files)):
-                place = self.places.places[number]
+                place = self.places.files[number]
                 if file < 0 or place is None:
                     continue
                 if isinstance(source, bool):

@@ -20,7 +20,7 @@ from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeySpec
 from tdmap.keys.prepare import KeyedData
-from tdmap.memory.rowfiles import Places
+from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.output import SourceRows
@@ -244,7 +244,7 @@ def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
         return spill.mapped(f"side-{next(numbers)}", nbytes).view(dtype).view(shape)
 
     made = schema.build(rows, allocate, source.objects_at(slice(None)))
-    places = Places.of(schema.tensors_of(made))
+    places = RowFiles.of(schema.tensors_of(made))
     assert places is not None
     run_blocks(ctx.light(nbytes), Source(data), PlaceRows(places, schema), schema.row_bytes)
     return as_tensordict(made)
