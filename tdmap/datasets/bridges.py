@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import is_data
-from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.arrow import rows_of, to_arrow
 from tdmap.datasets.extras import need, pyarrow
 from tdmap.datasets.formats import one_of
 from tdmap.ops.flat_map import flat_map
+from tdmap.output.outputfolder import OutputFolder, destination
 from tdmap.process_state import on_host
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict

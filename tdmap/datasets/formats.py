@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tdmap.data.reader import row_bytes_of
-from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import (
     AsArrow,
@@ -49,6 +48,7 @@ from tdmap.frames import warn_user
 from tdmap.memory.hidden import SHARDS, printable
 from tdmap.output.append import append_stream
 from tdmap.output.output import Output
+from tdmap.output.outputfolder import META, OutputFolder, destination
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict

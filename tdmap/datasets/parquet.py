@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
 from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import add_note
 from tdmap.ops.flat_map import flat_map
+from tdmap.output.outputfolder import OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tdmap.data.objects import objects_of
-from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
 from tdmap.execution import Execution
@@ -23,6 +22,7 @@ from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
+from tdmap.output.outputfolder import OutputFolder, destination
 from tdmap.pipeline.ragged import require_block_columns
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.operation import entry_point

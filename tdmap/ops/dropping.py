@@ -11,7 +11,6 @@ import torch
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.data.schema import take_apart
-from tdmap.data.store import OutputFolder
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.functions import Around
@@ -19,6 +18,7 @@ from tdmap.job import Job, Wrapped
 from tdmap.output.append import append_rows
 from tdmap.output.folder import check_for_folder, no_rows_for_folder
 from tdmap.output.output import Output
+from tdmap.output.outputfolder import OutputFolder
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.identity import identify_call, parts_of_job

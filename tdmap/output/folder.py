@@ -23,11 +23,11 @@ from tdmap.data.objects import (
     spill_pieces,
     without_objects,
 )
-from tdmap.data.store import OutputFolder, files_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job
+from tdmap.output.outputfolder import OutputFolder, files_of, require_room_for_hidden
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log, run_logged, spill_for

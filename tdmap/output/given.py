@@ -29,7 +29,6 @@ from tdmap.data.objects import (
 )
 from tdmap.data.reader import rows_of
 from tdmap.data.schema import key_name
-from tdmap.data.store import files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
@@ -38,6 +37,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import shared_region
+from tdmap.output.outputfolder import files_of, folder_of, require_room_for_hidden
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
 from tdmap.run.identity import IN_PLACE, MAP, identify

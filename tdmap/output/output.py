@@ -39,7 +39,6 @@ from tdmap.data.objects import (
 )
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.data.store import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.devices import check_no_device
 from tdmap.errors import OutputMismatch
@@ -48,6 +47,7 @@ from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.output.given import require_apart
+from tdmap.output.outputfolder import OutputFolder, destination, files_of, folder_of, require_room_for_hidden
 from tdmap.output.ragged import ChosenRows, lies_flat
 from tdmap.output.shards import Shards
 from tdmap.output.spill import SpilledColumn

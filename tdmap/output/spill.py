@@ -36,7 +36,6 @@ from tdmap.data.objects import (
     unspilled,
 )
 from tdmap.data.schema import join_objects, key_name
-from tdmap.data.store import RaggedRows
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -44,6 +43,7 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import RowFile, RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Extent, Spill
+from tdmap.output.outputfolder import RaggedRows
 from tdmap.output.ragged import lies_flat
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan

@@ -30,13 +30,13 @@ from tdmap.data.kinds import Data, data_length, tensors_of
 from tdmap.data.objects import with_objects
 from tdmap.data.reader import row_bytes_of
 from tdmap.data.schema import Schema
-from tdmap.data.store import OutputFolder
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, SHARDS_RUN
 from tdmap.memory.scratch import temporary_folder
 from tdmap.output.folder import Folder, fill_folder
+from tdmap.output.outputfolder import OutputFolder
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.stores.sharded import ShardedDataset

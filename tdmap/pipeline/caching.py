@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdmap.data.kinds import Data
-from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.frames import without_warnings
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.output.output import Output
+from tdmap.output.outputfolder import OutputFolder
 from tdmap.pipeline import terminals
 from tdmap.pipeline.epochs import RunSettings
 from tdmap.pipeline.planning import Plan, is_one_pass

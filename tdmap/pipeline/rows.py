@@ -25,7 +25,7 @@ from torch import Tensor
 from tdmap.data.combine import Combined, Concat, Index, Zip, chosen
 from tdmap.data.kinds import Data, Picks, Rows
 from tdmap.data.reader import rows_of
-from tdmap.data.store import folder_of
+from tdmap.output.outputfolder import folder_of
 from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
 from tdmap.seeding import Captured, derive, permutation, seeded

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from tdmap.data.store import require_no_tilde
 from tdmap.job import function_name
+from tdmap.output.outputfolder import require_no_tilde
 from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from functools import partial
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
-from tdmap.data.store import files_of, ragged_files
 from tdmap.errors import ShardsMissing, describe_rows
 from tdmap.execution import Execution
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
+from tdmap.output.outputfolder import files_of, ragged_files
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder

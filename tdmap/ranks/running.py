@@ -14,7 +14,6 @@ from typing import Any
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, rows_of
-from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -24,6 +23,7 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
 from tdmap.output.folder import Folder, no_rows_for_folder
 from tdmap.output.given import InPlace, Preallocated, own_folder
+from tdmap.output.outputfolder import OutputFolder, files_of
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder

@@ -44,7 +44,6 @@ from torch import Tensor
 
 from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
 from tdmap.data.kinds import Data
-from tdmap.data.store import DATA, OutputFolder, files_of, remove_unfinished
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -65,6 +64,7 @@ from tdmap.memory.hidden import (
 from tdmap.memory.resources import available_memory
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import PREFIX, Spill, is_spill_file, spill_beside
+from tdmap.output.outputfolder import DATA, OutputFolder, files_of, remove_unfinished
 from tdmap.output.values import Collect, Fold
 from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner

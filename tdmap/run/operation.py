@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 from tdmap.data.kinds import Data, is_data
-from tdmap.data.store import OutputFolder, files_of
 from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import Execution
 from tdmap.frames import without_engine
 from tdmap.job import Job, Policy, function_name
 from tdmap.output.output import Output
+from tdmap.output.outputfolder import OutputFolder, files_of
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.context import Context, policy_for, require_rows

@@ -6,7 +6,7 @@
       workers.lock          held by its workers, as long as they may change rows in place
       skipped.jsonl         rows on which the function raised, for people
       spill-*               intermediate files, until the run is over
-      data/                 a new output, until it is whole (see `store`)
+      data/                 a new output, until it is whole (see `outputfolder`)
       done, undo-*          of an in-place run (see `ledger`)
       history.jsonl         in-place runs that are over
 

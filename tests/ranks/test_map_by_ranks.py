@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.data.store import OutputFolder
 from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, ShardsMissing, UntrustedFile
 from tdmap.memory.folderlock import locked
+from tdmap.output.outputfolder import OutputFolder
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict, is_leaf_nontensor, tensorclass
 from tests.processes import forked

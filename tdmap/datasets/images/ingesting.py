@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from tdmap.data.objects import objects_of
-from tdmap.data.store import META, require_no_tilde, require_replaceable
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
@@ -35,6 +34,7 @@ from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
 from tdmap.ops.permute import permute
+from tdmap.output.outputfolder import META, require_no_tilde, require_replaceable
 from tdmap.rowerrors import RowErrors
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict

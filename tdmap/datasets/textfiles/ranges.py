@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import rows_of
 from tdmap.datasets.extras import pyarrow
 from tdmap.datasets.textfiles.blocks import BOM, codec_of
@@ -21,6 +20,7 @@ from tdmap.datasets.textfiles.kinds import joined_kind, with_given
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.reduce import map_reduce
+from tdmap.output.outputfolder import OutputFolder
 from tdmap.tuning import current
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_dense, tensors_of
 from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
@@ -375,7 +375,7 @@ def ragged_files(folder: Path, data: Data, path: KeyPath, rows: RaggedRows) -> R
     node = data
     for key in (None, *path[:-1]):
         if key is not None:
-            node, folder = node._source[key], folder / encode_key(key)
+            node, folder = entries_of(node)[key], folder / encode_key(key)
         folder = folder / "_tensordict" if is_tensorclass(node) else folder
     stem = encode_key(path[-1])
     if rows.kind != "tensor":
@@ -429,7 +429,7 @@ def destination(out: Any, overwrite: bool) -> Any:
 
 def require_room_for_hidden(data: Data) -> None:
     """Raise OutputMismatch when an entry of a dataset would lie in its hidden folder."""
-    entries = data._source if is_dense(data) and not is_tensorclass(data) else {}
+    entries = entries_of(data) if is_dense(data) and not is_tensorclass(data) else {}
     if not isinstance(entries.get(HIDDEN, _ABSENT), Tensor):  # a tensor lies in a file of another name
         raise OutputMismatch(
             f"the entry {HIDDEN!r} would lie in the folder {HIDDEN}, where the state of runs is kept: give it another "
