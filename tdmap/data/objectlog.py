@@ -41,9 +41,10 @@ class ObjectLog:
         self.path = folder / OBJECTS
 
     def begin(self, paths: Sequence[KeyPath], order: Sequence[KeyPath] = ()) -> None:
-        """A run with these columns begins, whose entries have this order."""
+        """A run begins whose results have these columns, if any, among entries of this order."""
         remove(self.path)
-        append_line(self.path, json.dumps({"columns": paths, "order": order}).encode())
+        if paths:
+            append_line(self.path, json.dumps({"columns": paths, "order": order}).encode())
 
     def columns(self) -> tuple[KeyPath, ...]:
         """The columns of the run that has begun; none where there is no file."""

@@ -169,11 +169,6 @@ def make_folder(path: AnyPath, mode: int = 0o777) -> bool:
         return False
 
 
-def exists(path: AnyPath) -> bool:
-    """Whether there is something of that name, whatever it is."""
-    return os.path.lexists(path)
-
-
 def remove(path: AnyPath) -> None:
     """Remove a file, or the link in its place; nothing when there is none.
 

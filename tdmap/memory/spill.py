@@ -158,12 +158,8 @@ class Spill:
         out = torch.empty(tuple(shape), dtype=dtype)
         if out.numel() * out.element_size() != extent.nbytes:
             raise ValueError(f"{extent} does not hold {dtype} of shape {tuple(shape)}.")
-        self.read_into(extent, out)
-        return out
-
-    def read_into(self, extent: Extent, out: Tensor) -> None:
-        """Read the bytes of an extent into a contiguous tensor of as many bytes."""
         self.read_many([(extent, out)])
+        return out
 
     def read_many(self, pieces: Iterable[tuple[Extent, Tensor]]) -> None:
         """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once.

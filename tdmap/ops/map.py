@@ -31,7 +31,7 @@ from tdmap.memory import links
 from tdmap.ops.dropping import map_dropping, marking, write_dropping
 from tdmap.output.device import DeviceBuffer
 from tdmap.output.folder import fill_folder
-from tdmap.output.given import InPlace, Preallocated, map_in_place, map_to_files
+from tdmap.output.given import InPlace, Preallocated, map_into
 from tdmap.output.memory import Gather
 from tdmap.output.spill import placing
 from tdmap.output.store import write_folder
@@ -263,7 +263,7 @@ def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None) -> 
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
         if rank is not None:
             return by_ranks.map_into(job, out, rank, resume, execution)
-        return map_in_place(job, execution, resume) if in_place else map_to_files(job, out, execution, resume)
+        return map_into(job, out, execution, resume)
     log = None if rank is None else KnownChunks(elsewhere=rank.elsewhere(job.plan))
     with placing(execution) if object_paths(out) else contextlib.nullcontext() as place:
         if in_place:

@@ -154,7 +154,7 @@ class Folder(Sink[Data]):
             example, paths = self._example(chunk, value), object_paths(value)
             self.order = entry_paths(value)
             if self._kept is not None:
-                self._kept.begin(paths, self.order if paths else ())
+                self._kept.begin(paths, self.order)
             self._use(self._store.create(example), paths)
             self._objects = ObjectColumns(paths)
         assert self.writer is not None

@@ -1,7 +1,7 @@
 """Results go into a dataset that exists already, or back into the rows that they came from (`out=data`).
 
-`map_to_files` and `map_in_place` are the calls that can be resumed. `require_apart` keeps operations that read rows in
-another order from writing over them.
+`map_into` is the call that can be resumed. `require_apart` keeps operations that read rows in another order from
+writing over them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tdmap.output.outputfolder import files_of, folder_of, require_room_for_hidd
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
 from tdmap.run.identity import IN_PLACE, MAP, identify
-from tdmap.run.log import Log, clean
+from tdmap.run.log import clean
 from tdmap.run.options import Resume
-from tdmap.run.run import ONCE_MORE, open_run
+from tdmap.run.run import ONCE_MORE, OVERWRITE, open_run
 from tdmap.sink import Allocate, Demands, Kind, Sink
 from tensordict_lite.memmap.plan import replaced_file
 
@@ -125,55 +125,47 @@ class InPlace(Preallocated):
 # -- calls that can be resumed --------------------------------------------------------------------------
 
 
-def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
-    """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
+def map_into(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
+    """Run a job whose results go into the memory-mapped dataset `out`, which may be its source, so that it can be
+    resumed. Entries that are no tensors wait in a file until the run is over.
 
     Raises:
-        ValueError: `out` does not lie in a folder of its own.
+        ValueError: `out` does not lie in a folder of its own, or its rows cannot be put back.
         ResumeMismatch: the folder holds another run.
     """
-    folder = own_folder(out, "out")
-    hidden, known, files = folder / HIDDEN, identify(job, MAP), files_of(out)
-    with locked(folder, f"map({job.name})"), open_run(hidden, known, job, resume, files=files) as log:
-        if log is not None:
-            _run_into(job, Preallocated, out, log, execution)
+    in_place = out is job.source.data
+    if in_place:
+        require_undo(job)
+    folder, files = own_folder(out, "data" if in_place else "out"), files_of(out)
+    known, again = (identify(job, IN_PLACE), ONCE_MORE) if in_place else (identify(job, MAP), OVERWRITE)
+    with (
+        locked(folder, f"map({job.name})" + " in place" * in_place),
+        open_run(folder / HIDDEN, known, job, resume, files=files, again=again) as log,
+    ):
+        if log is None:
+            return out
+        paths, objects = object_paths(out), ObjectLog(log.folder)
+        if paths and not objects.columns():
+            objects.begin(paths)
+        sink = InPlace if in_place else Preallocated
+        place = PlaceSpilled(log.spill(), execution)
+        log.run(replace(job, ledger=log.ledger), sink(out, objects, place), execution)
+        log.finish(job.plan.length)
+        clean(log.folder)
     return out
 
 
-def map_in_place(job: Job, execution: Execution, resume: Resume = True) -> Data:
-    """Run a job that changes its own source, so that it can be resumed.
-
-    Raises:
-        ValueError: the source does not lie in a folder of its own, or is a lazy stack; or `undo=False`.
-        ResumeMismatch: the folder holds another run that is not finished.
-    """
+def require_undo(job: Job) -> None:
+    """Raise ValueError unless the rows that a job changes can be put back by another session."""
     data = job.source.data
     if not job.policy.undo:
-        raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
+        raise ValueError("resume= and shard= with out=data need undo=True, which puts back rows that were interrupted.")
     if not leaves_hold_rows(data):
         raise ValueError(
-            f"resume=True with out=data keeps copies of the rows that are being changed, and the tensors of a "
+            f"resume= and shard= with out=data keep copies of the rows that are being changed, and the tensors of a "
             f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
-            "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
+            "place without these options; or save a dense copy: data.contiguous().memmap(folder)."
         )
-    folder, known, files = own_folder(data, "data"), identify(job, IN_PLACE), files_of(data)
-    with (
-        locked(folder, f"map({job.name}) in place"),
-        open_run(folder / HIDDEN, known, job, resume, files=files, again=ONCE_MORE) as log,
-    ):
-        if log is not None:
-            _run_into(replace(job, ledger=log.ledger), InPlace, data, log, execution)
-    return data
-
-
-def _run_into(job: Job, sink: type[Preallocated], out: Data, log: Log, execution: Execution) -> None:
-    """Run a job whose results go into `out`; entries that are no tensors wait in a file until the run is over."""
-    paths, objects = object_paths(out), ObjectLog(log.folder)
-    if paths and not objects.columns():
-        objects.begin(paths)
-    log.run(job, sink(out, objects, PlaceSpilled(log.spill(), execution)), execution)
-    log.finish(job.plan.length)
-    clean(log.folder)
 
 
 def own_folder(data: Data, name: str) -> Path:

@@ -151,7 +151,7 @@ class Shards:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._alone(call, resume))
-            begun = hidden.exists(f"{self.folder}/{HIDDEN}/journal")
+            begun = os.path.lexists(f"{self.folder}/{HIDDEN}/journal")
             if begun and not (resume or self.overwrite):
                 raise FileExistsError(
                     f"{self.target.name} holds an unfinished run: pass resume=True to resume it, or overwrite=True to "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tdmap.data.kinds import Data
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.frames import without_warnings
-from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
+from tdmap.memory.hidden import parse_json, printable, read, replace_file
 from tdmap.output.output import Output
 from tdmap.output.outputfolder import OutputFolder
 from tdmap.pipeline import terminals
@@ -82,14 +82,15 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
             return identify_call(ctx.name, before.data, len(before.data), before.identity_parts())
 
         made = resumable_call(ctx, identity, work)
-        if not exists(note):
+        if not os.path.lexists(note):
             replace_file(note, text)
         return made
 
-    if not store.is_whole or (store.has_journal and not exists(note)):  # the second: killed before it was noted
+    is_noted = not store.has_journal or os.path.lexists(note)  # else it was killed before that
+    if not (store.is_whole and is_noted):
         try:
             with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), without_warnings(AlreadyComplete):
-                if exists(note) and (changes := _changes(note, now, cache)):
+                if os.path.lexists(note) and (changes := _changes(note, now, cache)):
                     if not cache.overwrite:
                         raise _mismatch(cache, changes)
                     store.begin_anew()

@@ -91,7 +91,7 @@ class RankFolder:
             ResumeMismatch: the folder holds another run; names what differs.
             FolderInUse: a program that is no rank writes it.
         """
-        with contextlib.nullcontext() if hidden.exists(self.journal) else locked(self.path, call):
+        with contextlib.nullcontext() if os.path.lexists(self.journal) else locked(self.path, call):
             found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True)
         return found.is_over or found.history.is_complete
 
@@ -178,7 +178,7 @@ class RankFolder:
         Raises:
             DatasetError: they have been removed since.
         """
-        if not hidden.exists(self._columns):
+        if not os.path.lexists(self._columns):
             return False
         with contextlib.suppress(FileNotFoundError):
             os.close(hidden.open_folder(self._data))  # no link
@@ -200,7 +200,7 @@ class RankFolder:
 
     def reopen(self) -> bool:
         """Whether there are files to continue with, also those of a dataset that was whole before a power failure."""
-        if not self.is_begun and hidden.exists(self._columns):
+        if not self.is_begun and os.path.lexists(self._columns):
             hidden.make_folder(self._data)
             os.replace(self.path / META, self._data / META)
         return self.is_begun

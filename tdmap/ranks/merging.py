@@ -11,7 +11,6 @@ from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
 from tdmap.errors import ShardsMissing, describe_rows
 from tdmap.execution import Execution
-from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
 from tdmap.output.outputfolder import files_of, ragged_files
@@ -58,7 +57,7 @@ def merge_shards(folder: str | os.PathLike[str]) -> Data:
         ([6, 8, 10], [0, 2, 4, 6, 8, 10])
     """
     shared = RankFolder(folder)
-    if not hidden.exists(shared.journal) or shared.history() is None:
+    if not os.path.lexists(shared.journal) or shared.history() is None:
         raise FileNotFoundError(f"{shared.path} holds no run of ranks: begin one with map(..., shard=(rank, world)).")
     missing = merge(shared)
     if missing:

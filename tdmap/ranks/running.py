@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import Data, leaves_hold_rows
+from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, rows_of
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
@@ -22,7 +22,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
 from tdmap.output.folder import Folder, no_rows_for_folder
-from tdmap.output.given import InPlace, Preallocated, own_folder
+from tdmap.output.given import InPlace, Preallocated, own_folder, require_undo
 from tdmap.output.outputfolder import OutputFolder, files_of
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import merge_ranges
@@ -128,9 +128,9 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
         FolderInUse: the same rank writes it already.
         ResumeMismatch: the folder holds another run.
     """
-    data, in_place = job.source.data, out is job.source.data
-    if in_place and not (job.policy.undo and leaves_hold_rows(data)):
-        raise ValueError("shard= and resume= with out=data keep copies of rows: use undo=True and a dense dataset.")
+    in_place = out is job.source.data
+    if in_place:
+        require_undo(job)
     folder, kind = RankFolder(own_folder(out, "data" if in_place else "out")), IN_PLACE if in_place else MAP
     with _entered(folder, job, kind, rank, resume, lambda: None) as log:
         if log is not None:

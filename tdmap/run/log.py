@@ -52,7 +52,6 @@ from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.hidden import (
     FRAME,
     SMALL,
-    exists,
     framed,
     open_file,
     parse_json,
@@ -435,7 +434,7 @@ class Log:
         """The bytes of a file that jobs fill; uint8 `[nbytes]`, zeros unless an earlier session has made it."""
         name = f"{SPILL}{spill}-{name}"
         path = self.folder / name
-        if self._was_made(name, nbytes) and exists(path) and os.lstat(path).st_size == nbytes:
+        if self._was_made(name, nbytes) and os.path.lexists(path) and os.lstat(path).st_size == nbytes:
             return known_file(path, nbytes)
         made: Tensor = self._make(name, nbytes, lambda: mapped_file(path, nbytes))
         return made
@@ -510,7 +509,7 @@ class Log:
             return False
         if file not in self._sizes:
             path = self.folder / file
-            self._sizes[file] = os.lstat(path).st_size if exists(path) else -1
+            self._sizes[file] = os.lstat(path).st_size if os.path.lexists(path) else -1
         return self._sizes[file] >= nbytes
 
     def tick(self, now: float) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from tdmap.events import Callback
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import without_strays
-from tdmap.memory.hidden import append_line, exists, lines, remove, remove_tree
+from tdmap.memory.hidden import append_line, lines, remove, remove_tree
 from tdmap.run import disk
 from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
@@ -171,7 +172,7 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
             "holds an in-place run that is not finished",
             "Some rows are changed and some are not: restore the dataset from a copy and remove the folder.",
         )
-    if exists(folder / REPLACED):
+    if os.path.lexists(folder / REPLACED):
         remove(folder / HISTORY)
         remove_tree(folder / REPLACED)
     ledgers.forget(folder)
@@ -200,7 +201,7 @@ def _history(folder: Path) -> set[str]:
 
 def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], over: bool) -> None:
     """Refuse a run of which some rows are those of before a save, and some are not."""
-    if not exists(folder / REPLACED):
+    if not os.path.lexists(folder / REPLACED):
         return
     if history.header is not None and not over:
         over = history.is_complete
