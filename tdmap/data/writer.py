@@ -63,10 +63,11 @@ class RowWriter:
         aliased: `out` is the source itself, so a result may lie in the rows already.
         strict: with `exact`, a result that is refused has nowhere else to go.
         objects: entries of results that are no tensors. Default: those of `out`.
+        place: what brings ragged rows to their places, once the lengths of all are known.
 
     Attributes:
         base: the row of the plan that is the first of `out`: a worker may have only some of the rows.
-        spill: where ragged rows wait, until the lengths of all are known; None: they travel with reports.
+        spill: where ragged rows wait for `place`, if workers may write there; None: they travel with reports.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RowWriter:
         aliased: bool = False,
         strict: bool = False,
         objects: Sequence[KeyPath] | None = None,
+        place: Placer | None = None,
     ) -> None:
         self.objects: tuple[KeyPath, ...] = object_paths(out) if objects is None else tuple(objects)
         self._before = out if aliased and self.objects else None
@@ -84,7 +86,7 @@ class RowWriter:
         self.out = without_objects(out)
         self.strict = strict
         self.base = 0
-        self.spill: Spill | None = None
+        self.spill: Spill | None = place.spill if place is not None and place.shares else None
         self.plan = plan
         self.exact = exact
         self.aliased = aliased
@@ -100,10 +102,6 @@ class RowWriter:
         new._before, new._names, new._one_level = self._before, self._names, self._one_level
         new.spill, new._forms = self.spill, self._forms
         return new
-
-    def spill_to(self, place: Placer | None) -> None:
-        """Have ragged rows wait where workers may write."""
-        self.spill = place.spill if place is not None and place.shares else None
 
     def over(self, out: Data, base: int) -> RowWriter:
         """Another one, for some of the rows: those in `out`, of which the first is row `base`."""

@@ -129,8 +129,7 @@ class Folder(Sink[Data]):
 
     def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
         self._data = data
-        self.writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
-        self.writer.spill_to(self._place)
+        self.writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects, place=self._place)
         if self._log is not None:
             self._log.add_files(files_of(data))
 

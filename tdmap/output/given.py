@@ -65,8 +65,7 @@ class Preallocated(Sink[Data]):
         self._place = place
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
-        self.writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
-        self.writer.spill_to(self._place)
+        self.writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased, place=self._place)
         self._objects = ObjectColumns(self.writer.objects)
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:

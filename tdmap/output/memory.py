@@ -88,8 +88,7 @@ class Gather(Sink[Any]):
                 paths = object_paths(value)
                 out = allocate_like(without_objects(value), self._plan, self._allocate)
                 self._order = entry_paths(value)
-                self.writer = RowWriter(out, self._plan, exact=True, objects=paths)
-                self.writer.spill_to(self._place)
+                self.writer = RowWriter(out, self._plan, exact=True, objects=paths, place=self._place)
                 self._objects = ObjectColumns(paths)
             else:
                 self._gather = False
