@@ -94,7 +94,7 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Con
         empty = take_apart(no_rows_for_folder(job)).schema
     job, data = job.again(SameRows(job.fn, job.plan)), job.source.data
     options = {"resume": bool(ctx.options.get("resume")), "spill_dir": ctx.options.get("spill_dir")}
-    ctx = Context(f"map({job.name})", ctx.execution, Output(path, data), options)
+    ctx = Context(f"map({job.name})", ctx.execution, Output(path, data, ctx.execution), options)
 
     def identity() -> dict[str, Any]:
         return identify_call(ctx.name, data, job.plan.length, parts_of_job(job))

@@ -318,7 +318,6 @@ def place_pieces(ctx: Context, pieces: Sequence[SpilledRows], schema: Schema, sp
         objects[path] = joined_rows(path, [(piece.rows, piece.objects[path]) for piece in pieces], spill)
     total = sum(piece.rows for piece in pieces)
     places = ctx.output.open(schema, total, objects)
-    ctx.output.fill(ctx.execution)
     files: list[str] = []
     row_bytes = schema.row_bytes
     table = tasks_of(pieces, files, sum(row_bytes), ctx.tuning.copy_bytes)

@@ -77,7 +77,7 @@ class Output:
     Args:
         out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
-        execution: who copies rows into shards; None where the caller does not have them copied.
+        execution: who copies ragged rows, and rows into shards; None: this process, and there are no shards.
         overwrite, rows_per_shard, storage_options: as the operations take them.
         in_place: `out` may be, or share memory with, the source.
 
@@ -114,9 +114,8 @@ class Output:
         self.given: Data | None = None
         self._made: Data | None = None
         self.log: Log | None = None
-        self._execution = execution
+        self._execution = execution or Execution(num_workers=0)
         self._ragged: dict[KeyPath, Ragged] = {}
-        self._waiting: list[tuple[ChosenRows | SpilledColumn, Ragged]] = []
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -221,7 +220,7 @@ class Output:
         Args:
             schema: of the rows.
             rows: how many.
-            objects: the entries that are no tensors, or their `SpilledColumn`, which `fill` copies.
+            objects: the entries that are no tensors, or their `SpilledColumn`: ragged rows are copied now, as a job.
 
         Raises:
             OutputMismatch: a given output is too small, or does not fit.
@@ -230,21 +229,20 @@ class Output:
         self.check(schema, rows)
         self._rows = rows
         self._objects = {path: self._room_for(entry) for path, entry in (objects or {}).items()}
-        if self.given is not None:
-            places = self._given_files(schema)
-            if places is not None:
-                return places
-            self._staged = True
+        files = None if self.given is None else self._given_files(schema)
+        if files is not None:
+            return files
+        self._staged = self.given is not None
         if self.store is None:
             self._made = schema.build(rows, Arena().empty, self._objects)
         else:
             self._make_files(self.store, schema, rows)
-        made = RowFiles.of(schema.tensors_of(self._made))
-        assert made is not None
-        return made
+        files = RowFiles.of(schema.tensors_of(self._made))
+        assert files is not None
+        return files
 
     def _room_for(self, entry: Any) -> Any:
-        """An entry; of ragged rows the memory that they will be in, or what is to be written into files."""
+        """An entry; of ragged rows in spill files a copy in memory, and of those for a folder what is to be copied."""
         if self.store is not None:
             if isinstance(entry, SpilledColumn):
                 return entry if lies_flat(entry) else entry.loaded()
@@ -252,7 +250,7 @@ class Output:
                 return chosen
         elif isinstance(entry, SpilledColumn):
             made = entry.allocate()
-            self._waiting.append((entry, made))
+            entry.fill(made, self._execution, self.log)
             return made
         return entry
 
@@ -263,17 +261,12 @@ class Output:
         what = [schema.digest, rows]
         self._made = store.create(example) if self.log is None else self.log.create(store, example, what)
         for path, x in columns.items():
-            made = self._ragged[path] = store.ragged(self._made, path, x)
-            self._waiting.append((x, made))
+            self._ragged[path] = store.ragged(self._made, path, x)
         if self.log is not None and columns:
             made_of = TensorDict({str(number): made for number, made in enumerate(self._ragged.values())}, [rows])
             self.log.add_files(files_of(made_of))
-
-    def fill(self, execution: Execution | None) -> None:
-        """Write ragged rows to their places, as a job; `result` does it at last."""
-        for rows, made in self._waiting:
-            rows.fill(made, execution or Execution(num_workers=0), self.log)
-        self._waiting = []
+        for path, x in columns.items():
+            x.fill(self._ragged[path], self._execution, self.log)
 
     def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
         # One element stands for all of them: nothing is allocated for an example.
@@ -293,7 +286,6 @@ class Output:
 
     def result(self) -> Data:
         """The output, with every row in its place; a larger one than was needed is cut."""
-        self.fill(self._execution)
         if self.store is not None:
             if self._ragged:
                 self.store.complete(self._made, dict(self._ragged), self._order)

@@ -72,7 +72,8 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
 
     def write(store: OutputFolder, resume: bool) -> Data:
         assert settings.execution is not None
-        ctx = Context("Pipeline.cache", settings.execution, Output(store, None), {"resume": resume})
+        output = Output(store, None, settings.execution)
+        ctx = Context("Pipeline.cache", settings.execution, output, {"resume": resume})
 
         def work(ctx: Context) -> Data:
             replace_file(store.hidden / NAME, text)  # first: what is whole is known from its first moment on

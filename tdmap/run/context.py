@@ -142,7 +142,7 @@ class Context:
 
     def inner(self) -> Context:
         """The same call with its rows in memory: for operations that are made of others."""
-        return replace(self, output=Output(None, None))
+        return replace(self, output=Output(None, None, self.execution))
 
     def spill(self, *, later: bool = False) -> Spill:
         """Intermediate files, removed at the end of a block, or kept until a resumed call is complete."""
