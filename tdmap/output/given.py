@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def map_into(job: Job, out: Data, execution: Execution, resume: Resume = True) -
             objects.begin(paths)
         sink = InPlace if in_place else Preallocated
         place = PlaceSpilled(log.spill(), execution)
-        log.run(replace(job, ledger=log.ledger), sink(out, objects, place), execution)
+        log.run(job, sink(out, objects, place), execution)
         log.finish(job.plan.length)
         clean(log.folder)
     return out

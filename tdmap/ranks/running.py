@@ -136,7 +136,7 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
         if log is not None:
             log.add_files(files_of(out))
             sink: Sink[Any] = RankInPlace(out) if in_place else RankInto(out)
-            log.run(replace(job, ledger=log.ledger), sink, execution)
+            log.run(job, sink, execution)
             log.finish(job.plan.count(*rank.chunks(job.plan)))
     merge(folder)
     return out

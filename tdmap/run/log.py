@@ -471,6 +471,7 @@ class Log:
         """Run the next job of the call, as far as it is not done, and return the result of its sink."""
         if not sink.lasts(job):
             return execution.run(job, sink)
+        job = replace(job, ledger=self.ledger)
         number, known = self._next_job(job)
         job = self._planned(number, job)
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
