@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,22 +88,63 @@ class Holder(NamedTuple):
 UNKNOWN = Holder(ProcessId(0, "", 0, 0, 0), "", 0.0, "another call", "")
 
 
-class FolderLock:
-    """The right to write a folder, held by the call that made this object; see `locked`.
+class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
+    """The right to write a folder, held from the moment that it is made until its block ends, or its process does.
+
+    It does not wait for a call that is at work.
+
+    Args:
+        folder: the folder of a dataset, which is made if it is not there.
+        call: what the errors of others call this one, such as `map(double)`.
+        stray_seconds: to wait for the children of a holder that was killed.
 
     Attributes:
         made: the folder was not there; it is removed again when it stays empty.
+
+    Raises:
+        FolderInUse: another call writes the folder; names it.
+        FileExistsError: a file is in its place.
+        UntrustedFile: the hidden folder, or the lock, is a link or something else.
+        OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, fd: int, made: bool) -> None:
-        self.made = made
-        self._folder = folder
-        self._hidden = os.path.join(folder, HIDDEN)
-        self._fd = fd
-        self._pid = os.getpid()
+    def __init__(self, folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> None:
+        self._folder, self._hidden = folder, os.path.join(folder, HIDDEN)
+        self._fd, self._pid = -1, os.getpid()
+        began, self.made, path = time.monotonic(), False, folder / HIDDEN / LOCK
+        while self._fd < 0:
+            self.made |= _make(folder, path.parent)
+            try:
+                fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError as error:  # its holder has just removed it all
+                if time.monotonic() - began > stray_seconds:
+                    raise _cannot_write(folder, error) from None
+                continue
+            except OSError as error:
+                raise _cannot_write(folder, error) from None
+            try:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    _wait_for(_holder_in(fd), path, began, stray_seconds)
+                    continue
+                except OSError as error:
+                    if error.errno not in NO_LOCKS:
+                        raise
+                if not _is_file(fd, path):
+                    continue
+                with contextlib.suppress(OSError):  # a full disk: the errors of others will not say who holds the lock
+                    os.pwrite(fd, Holder.own(call).pack(), 0)
+                self._fd, fd = fd, -1
+            finally:
+                if fd >= 0:
+                    os.close(fd)
         _locks.add(self)
 
-    def __del__(self) -> None:  # a signal handler raised after the lock was taken and before `locked` held it
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:  # a signal handler raised after the lock was taken and before its block began
         with contextlib.suppress(Exception):
             self.release()
 
@@ -157,59 +197,6 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-@contextlib.contextmanager
-def locked(folder: Path, call: str) -> Iterator[FolderLock]:
-    """Be the only one who writes a folder, which is made if it is not there.
-
-    Args:
-        folder: the folder of a dataset.
-        call: what the errors of others call this one, such as `map(double)`.
-
-    Raises:
-        FolderInUse: another call writes the folder; names it.
-        UntrustedFile: the hidden folder, or the lock, is a link or something else.
-        OSError: the folder cannot be written.
-    """
-    lock = take(folder, call)
-    try:
-        yield lock
-    finally:
-        lock.release()
-
-
-def take(folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> FolderLock:
-    """Take the lock of a folder. Does not wait for a call that is at work. Errors as `locked`."""
-    began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
-    while True:
-        made |= _make(folder, path.parent)
-        try:
-            fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError as error:  # its holder has just removed it all
-            if time.monotonic() - began > stray_seconds:
-                raise _cannot_write(folder, error) from None
-            continue
-        except OSError as error:
-            raise _cannot_write(folder, error) from None
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _wait_for(_holder_in(fd), path, began, stray_seconds)
-                continue
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-            if not _is_file(fd, path):
-                continue
-            with contextlib.suppress(OSError):  # a full disk: the errors of others will not say who holds the lock
-                os.pwrite(fd, Holder.own(call).pack(), 0)
-            lock, fd = FolderLock(folder, fd, made), -1
-            return lock
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
 
 def _make(folder: Path, inner: Path) -> bool:

@@ -17,7 +17,7 @@ from tdmap.data.reader import require_entry, row_bytes_of
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
@@ -201,7 +201,7 @@ def _fold_logged(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any]
     path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length
     identity = identify_call(name, job.source.data, length, parts_of_job(job))
     again = "remove the folder to run it again"
-    with locked(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
+    with FolderLock(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
         if log is not None:
             state = log.run(job, Fold(reducer), execution)
             log.finish(length)

@@ -32,7 +32,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import shared_region
@@ -137,7 +137,7 @@ def map_into(job: Job, out: Data, execution: Execution, resume: Resume = True) -
     folder, files = own_folder(out, "data" if in_place else "out"), files_of(out)
     known, again = (identify(job, IN_PLACE), ONCE_MORE) if in_place else (identify(job, MAP), OVERWRITE)
     with (
-        locked(folder, f"map({job.name})" + " in place" * in_place),
+        FolderLock(folder, f"map({job.name})" + " in place" * in_place),
         open_run(folder / HIDDEN, known, job, resume, files=files, again=again) as log,
     ):
         if log is None:

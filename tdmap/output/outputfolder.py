@@ -24,7 +24,7 @@ from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import LOCK, FolderLock, locked, require_no_file
+from tdmap.memory.folderlock import LOCK, FolderLock, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
@@ -120,7 +120,7 @@ class OutputFolder:
             with self._replacing(call):
                 yield
             return
-        with locked(self.path, call) as lock:
+        with FolderLock(self.path, call) as lock:
             self._lock = lock
             try:
                 self._take_over(resume)
@@ -141,7 +141,7 @@ class OutputFolder:
         """
         old = Path(os.path.realpath(self.path))
         new = old.with_name(f".{old.name}.tdmap-new")
-        with locked(old, call) as lock:
+        with FolderLock(old, call) as lock:
             require_replaceable(old)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
             if new.exists():

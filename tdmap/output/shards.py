@@ -45,7 +45,7 @@ from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
 from tdmap.memory.scratch import temporary_path
 from tdmap.output.store import (
@@ -177,7 +177,7 @@ class Shards:
         if not isinstance(target, LocalTarget):
             yield
             return
-        with locked(Path(target.name), call):
+        with FolderLock(Path(target.name), call):
             yield
 
     def _forget(self) -> None:

@@ -27,7 +27,7 @@ from tdmap.data.objects import KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import holder_of, locked
+from tdmap.memory.folderlock import FolderLock, holder_of
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.memory.spill import PREFIX
 from tdmap.plan import merge_ranges
@@ -91,7 +91,7 @@ class RankFolder:
             ResumeMismatch: the folder holds another run; names what differs.
             FolderInUse: a program that is no rank writes it.
         """
-        with contextlib.nullcontext() if os.path.lexists(self.journal) else locked(self.path, call):
+        with contextlib.nullcontext() if os.path.lexists(self.journal) else FolderLock(self.path, call):
             found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True)
         return found.is_over or found.history.is_complete
 

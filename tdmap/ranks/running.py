@@ -18,7 +18,7 @@ from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
 from tdmap.output.folder import Folder, no_rows_for_folder
@@ -73,7 +73,7 @@ def _entered(
                 yield None
                 return
             home = folder.enter(rank, kind)
-            stack.enter_context(locked(home, call))
+            stack.enter_context(FolderLock(home, call))
         run = open_run(home / HIDDEN, identify(job, kind), job, resume, lists=False, again=again)
         log = stack.enter_context(run)
         if log is not None:

@@ -18,7 +18,7 @@ import torch
 import tdmap
 from tdmap.errors import FolderInUse
 from tdmap.memory import folderlock
-from tdmap.memory.folderlock import holder_of, locked
+from tdmap.memory.folderlock import FolderLock, holder_of
 from tdmap.process_state import forking_worker
 from tdmap.run.log import History
 from tdmap.run.status import read_status
@@ -53,7 +53,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_who_comes_second_is_told_who_writes(tmp_path, name):
     out = prepare(name, tmp_path)
     before = time.time()
-    with locked(out, "map(double)"):
+    with FolderLock(out, "map(double)"):
         found = tree(out)
         with pytest.raises(FolderInUse, match=r"map\(double\), in the thread MainThread of this process") as caught:
             EVERY[name](make(), out, num_workers=0)
@@ -87,7 +87,7 @@ def test_every_job_of_an_operation_holds_the_folder(tmp_path, name):
     assert seen and all(isinstance(holder, folderlock.Holder) for holder in seen)
     assert all(holder.process.pid == os.getpid() for holder in seen)
     assert holder_of(out) is None
-    with locked(out, "another"):
+    with FolderLock(out, "another"):
         pass
 
 
@@ -287,7 +287,7 @@ def test_warm_workers_do_not_keep_the_folder(tmp_path, method):
     out = tmp_path / "out"
     tdmap.map(make(), same, out=out, chunksize=10, num_workers=2, mp_start_method=method, resume=True)
     assert holder_of(out) is None  # and they idle
-    with locked(out, "next"):
+    with FolderLock(out, "next"):
         pass
 
 
@@ -347,7 +347,7 @@ def test_a_look_at_the_status_does_not_turn_a_writer_away(tmp_path):
     thread.start()
     try:
         for _ in range(300):
-            folderlock.take(out, "writer").release()
+            folderlock.FolderLock(out, "writer").release()
     finally:
         stop.set()
         thread.join()
@@ -362,7 +362,7 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
     if child == 0:
         lock = None
         try:
-            lock = folderlock.take(tmp_path, "map(gone)")
+            lock = folderlock.FolderLock(tmp_path, "map(gone)")
             with forking_worker():
                 grandchild = os.fork()
             if grandchild == 0:
@@ -374,28 +374,28 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
     grandchild = int(os.read(read, 16))
     try:
         with pytest.raises(FolderInUse, match=rf"process {child}, .*which has ended; but something that it started"):
-            folderlock.take(tmp_path, "next", stray_seconds=0.05)
+            folderlock.FolderLock(tmp_path, "next", stray_seconds=0.05)
     finally:
         os.kill(grandchild, signal.SIGKILL)
-    folderlock.take(tmp_path, "next", stray_seconds=60).release()
+    folderlock.FolderLock(tmp_path, "next", stray_seconds=60).release()
 
 
 def test_a_holder_of_another_machine_is_named(tmp_path):
     own = folderlock.Holder.own("map(far)")
     far = own._replace(process=own.process._replace(host="node7", boot=1, pid=11))
-    with locked(tmp_path, "map(far)"):
+    with FolderLock(tmp_path, "map(far)"):
         (tmp_path / ".tdmap" / "lock").write_bytes(far.pack())
         with pytest.raises(FolderInUse, match=r"map\(far\), in process 11 on node7, since") as caught:
-            folderlock.take(tmp_path, "next")
+            folderlock.FolderLock(tmp_path, "next")
     assert (caught.value.host, caught.value.pid) == ("node7", 11)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 5000, b"[1, 2]", b"\xff" * 100, b"[1e999,1,1,1,1,1,1,1,1]"])
 def test_a_lock_that_says_nothing_is_a_lock(tmp_path, text):
-    with locked(tmp_path, "map(f)"):
+    with FolderLock(tmp_path, "map(f)"):
         (tmp_path / ".tdmap" / "lock").write_bytes(text)
         with pytest.raises(FolderInUse, match="by another call"):
-            folderlock.take(tmp_path, "next")
+            folderlock.FolderLock(tmp_path, "next")
 
 
 def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
@@ -404,7 +404,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     out = tmp_path / "out"
-    with locked(out, "map(first)"):
+    with FolderLock(out, "map(first)"):
         assert holder_of(out) is None
     assert not out.exists()
     assert torch.equal(tdmap.map(make(), same, out=out, num_workers=0, resume=True)["x"], make()["x"])
@@ -452,7 +452,7 @@ def test_what_somebody_puts_into_the_folder_meanwhile_is_left_alone(tmp_path, na
 
 def test_two_sessions_of_one_cache_do_not_mix(tmp_path):
     pipeline = tdmap.Pipeline(make()).map(same).cache(tmp_path / "cache")
-    with locked(tmp_path / "cache", "Pipeline.cache"), pytest.raises(FolderInUse):
+    with FolderLock(tmp_path / "cache", "Pipeline.cache"), pytest.raises(FolderInUse):
         pipeline.collect(num_workers=0)
     assert torch.equal(pipeline.collect(num_workers=0)["x"], make()["x"])
     assert torch.equal(pipeline.collect(num_workers=0)["x"], make()["x"])

@@ -184,11 +184,11 @@ def test_a_full_disk_tells_no_lies_about_who_writes(tmp_path):
         fill(mount / "filler")
         from tdmap.memory import folderlock
 
-        lock = folderlock.take(mount / "out", "map(f)")
+        lock = folderlock.FolderLock(mount / "out", "map(f)")
         with pytest.raises(tdmap.errors.FolderInUse, match="by another call"):
-            folderlock.take(mount / "out", "map(g)")
+            folderlock.FolderLock(mount / "out", "map(g)")
         lock.release()
-        folderlock.take(mount / "out", "map(g)").release()
+        folderlock.FolderLock(mount / "out", "map(g)").release()
 
 
 @pytest.mark.parametrize("name", [*RESUMABLE, *IN_DATASET])
@@ -231,9 +231,9 @@ def test_an_overlay_file_system(tmp_path, name):
         data, out = TensorDict.load_memmap(merged / "in"), merged / "out"
         result = {**OUT_OF_PLACE, **IN_DATASET}[name](data, out, num_workers=0)
         assert len(result) == len(TensorDict.load_memmap(out)) if name != "map without rows" else True
-        from tdmap.memory.folderlock import locked
+        from tdmap.memory.folderlock import FolderLock
 
-        with locked(out, "another"), pytest.raises(tdmap.errors.FolderInUse), locked(out, "second"):
+        with FolderLock(out, "another"), pytest.raises(tdmap.errors.FolderInUse), FolderLock(out, "second"):
             pass
     if name in IN_DATASET:
         assert torch.equal(TensorDict.load_memmap(tmp_path / "lower" / "out")["x"], make()["x"])

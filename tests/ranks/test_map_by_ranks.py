@@ -15,7 +15,7 @@ import torch
 
 import tdmap
 from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, ShardsMissing, UntrustedFile
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.output.outputfolder import OutputFolder
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict, is_leaf_nontensor, tensorclass
@@ -272,7 +272,7 @@ def test_ranks_of_another_world_size_go_on_with_what_is_done(data, tmp_path):
 def test_another_world_size_is_refused_while_ranks_are_at_work_and_in_place(data, tmp_path):
     out = tmp_path / "out"
     data.map(doubled, out=out, chunksize=5, num_workers=0, shard=(0, 4))
-    with locked(out / ".tdmap" / "rank-2-of-4", "map(doubled)"):
+    with FolderLock(out / ".tdmap" / "rank-2-of-4", "map(doubled)"):
         with pytest.raises(FolderInUse, match=r"being written by rank 2 of 4.*end it before rank 0 of 3 begins"):
             data.map(doubled, out=out, chunksize=5, num_workers=0, shard=(0, 3))
         with pytest.raises(FolderInUse, match="rank-2-of-4 is being written"):
@@ -381,7 +381,7 @@ def test_folders_of_others_and_odd_options(data, tmp_path):
     with pytest.raises(FileExistsError, match="folder of the data"):
         TensorDict.load_memmap(taken).map(doubled, out=taken, num_workers=0, shard=(0, 2))
     assert not (taken / ".tdmap").exists()
-    with locked(tmp_path / "held", "map(other)"), pytest.raises(FolderInUse, match=r"map\(other\)"):
+    with FolderLock(tmp_path / "held", "map(other)"), pytest.raises(FolderInUse, match=r"map\(other\)"):
         data.map(doubled, out=tmp_path / "held", num_workers=0, shard=(0, 2))
     with pytest.raises(ValueError, match="on_error='drop'"):
         data.map(doubled, out=tmp_path / "out", num_workers=0, shard=(0, 2), on_error="drop")

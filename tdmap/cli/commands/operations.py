@@ -287,7 +287,7 @@ def _called(command: Command, call: CommandLine, arguments: dict[str, Any]) -> A
     """Call the function; leave with why it raised."""
     from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
     from tdmap.job import function_name
-    from tdmap.memory.folderlock import locked
+    from tdmap.memory.folderlock import FolderLock
     from tdmap.run.identity import COMMAND
 
     words, out = call.words, call.words.get("out")
@@ -304,7 +304,7 @@ def _called(command: Command, call: CommandLine, arguments: dict[str, Any]) -> A
     def work() -> Any:
         if in_place and not words.get("resume"):
             name = f"tdmap map {function_name(arguments['fn'])} --in-place"
-            with locked(call.source.resolve(), name):
+            with FolderLock(call.source.resolve(), name):
                 return function_of(command)(*call.data.values(), **arguments)
         try:
             return function_of(command)(*call.data.values(), **arguments)

@@ -29,7 +29,7 @@ from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
 from tdmap.errors import AlreadyComplete, SkippedRows
 from tdmap.frames import without_warnings
-from tdmap.memory.folderlock import locked
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
@@ -170,7 +170,7 @@ def _beside(path: Path) -> Iterator[Path]:
     old = Path(os.path.realpath(path))
     new = old.with_name(f".{old.name}.tdmap-new")
     require_replaceable(old)
-    with locked(old, "images.ingest") as lock:
+    with FolderLock(old, "images.ingest") as lock:
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
             _remove(left, old)
         try:
@@ -239,7 +239,7 @@ def _decode(
         workers = {name: value for name, value in options.items() if name != "resume"}
         real = Path(os.path.realpath(path))
         new = _kept_beside(real)
-        with locked(real, "images.ingest"):
+        with FolderLock(real, "images.ingest"):
             _remove(new, real)  # of a call that was killed
             permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), out=new, **workers)
             _write_beside(new, files, look, keep, on_error, skipped)
