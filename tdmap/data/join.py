@@ -36,6 +36,11 @@ def has_rows(result: Data, rows: int, plan: ChunkPlan) -> bool:
     return plan.unbind or (len(shape) > plan.dim and shape[plan.dim] == rows)
 
 
+def unallocated(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """A tensor for an example whose memory does not matter: one element stands for all."""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
 def allocate_like(result: Data, plan: ChunkPlan, allocate: Callable[[torch.dtype, torch.Size], Tensor]) -> Data:
     """An output for every row of the plan, with the keys, dtypes and row shapes of one gatherable result."""
     shape = result.shape

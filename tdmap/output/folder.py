@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from tdmap.data.alike import unlike_the_others
-from tdmap.data.join import allocate_like, gatherable, result_of_no_rows
+from tdmap.data.join import allocate_like, gatherable, result_of_no_rows, unallocated
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import (
@@ -150,7 +150,9 @@ class Folder(Sink[Data]):
 
     def _take(self, chunk: int, value: Data) -> None:
         if self.writer is None:
-            example, paths = self._example(chunk, value), object_paths(value)
+            first, last = self._plan.rows(chunk)
+            check_for_folder(value, last - first, self._plan, self._rows(chunk))
+            example, paths = allocate_like(without_objects(value), self._plan, unallocated), object_paths(value)
             self.order = entry_paths(value)
             if self._kept is not None:
                 self._kept.begin(paths, self.order)
@@ -172,14 +174,6 @@ class Folder(Sink[Data]):
         if self._kept is not None:
             self._kept.add(chunk, pieces)
         self._objects.add(chunk, pieces)
-
-    def _example(self, chunk: int, value: Data) -> Data:
-        first, last = self._plan.rows(chunk)
-        check_for_folder(value, last - first, self._plan, self._rows(chunk))
-        # One element stands for all of them: nothing is allocated for an example.
-        return allocate_like(
-            without_objects(value), self._plan, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape)
-        )
 
     def _rows(self, chunk: int) -> str:
         return describe_rows(*self._plan.rows(chunk))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
+from tdmap.data.join import unallocated
 from tdmap.data.kinds import (
     Data,
     entries_of,
@@ -115,7 +116,7 @@ class Output:
         self._made: Data | None = None
         self.log: Log | None = None
         self._execution = execution or Execution(num_workers=0)
-        self._ragged: dict[KeyPath, Ragged] = {}
+        self._ragged: Mapping[KeyPath, Ragged] = {}
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -257,20 +258,15 @@ class Output:
     def _make_files(self, store: OutputFolder, schema: Schema, rows: int) -> None:
         columns = {path: x for path, x in self._objects.items() if isinstance(x, (ChosenRows, SpilledColumn))}
         self._order = entry_paths(schema.skeleton)
-        example = without_paths(self._example(schema, rows, self._objects), columns)  # added when they are filled
+        example = without_paths(schema.build(rows, unallocated, self._objects), columns)  # `result` adds them
         what = [schema.digest, rows]
         self._made = store.create(example) if self.log is None else self.log.create(store, example, what)
-        for path, x in columns.items():
-            self._ragged[path] = store.ragged(self._made, path, x)
+        self._ragged = {path: store.ragged(self._made, path, x) for path, x in columns.items()}
         if self.log is not None and columns:
             made_of = TensorDict({str(number): made for number, made in enumerate(self._ragged.values())}, [rows])
             self.log.add_files(files_of(made_of))
         for path, x in columns.items():
             x.fill(self._ragged[path], self._execution, self.log)
-
-    def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
-        # One element stands for all of them: nothing is allocated for an example.
-        return schema.build(rows, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape), objects)
 
     def _given_files(self, schema: Schema) -> RowFiles | None:
         """Rows of the given output itself; None when rows have to be brought there by a copy."""
