@@ -147,11 +147,9 @@ class Spill:
 
     def mapped(self, name: str, nbytes: int) -> Tensor:
         """The bytes of a file of that name, which is made for them; uint8 `[nbytes]`. See `mapped_file`."""
-        return (
-            mapped_file(self.folder / f"{self.prefix}{name}", nbytes)
-            if self._room is None
-            else self._room(name, nbytes)
-        )
+        if self._room is not None:
+            return self._room(name, nbytes)
+        return mapped_file(self.folder / f"{self.prefix}{name}", nbytes)
 
     def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """The tensor that an extent holds, in new memory."""
