@@ -107,10 +107,10 @@ class Output:
             check_no_device(out, source)
         self.shards: Shards | None = None
         if execution is not None and (rows_per_shard is not None or (is_name and is_url(out))):
-            shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
-            self.shards, out = shards, shards.folder
-        elif overwrite:
+            self.shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
+        if overwrite:
             out = destination(out, overwrite)
+        self._named: OutputFolder | None = None
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
@@ -122,8 +122,9 @@ class Output:
         self._objects: Mapping[KeyPath, Any] = {}
         self._order: tuple[KeyPath, ...] = ()
         if isinstance(out, (str, os.PathLike, OutputFolder)):
-            self.store = OutputFolder.of(out)
+            self._named = OutputFolder.of(out)
             self.refuse(folder_of(source))
+            self.store = self._named if self.shards is None else OutputFolder(self.shards.folder)
         elif out is not None:
             if not is_data(out):
                 raise TypeError(
@@ -136,13 +137,8 @@ class Output:
 
     def refuse(self, folder: str | os.PathLike[str] | None) -> None:
         """Raise FileExistsError where rows would go to a folder that is read, or its folder be removed."""
-        if self.store is not None and self.store.is_at(folder):
-            raise FileExistsError(
-                f"{folder} is the folder of the data: choose another one for the result. (map changes it in place with "
-                "out=data.)"
-            )
-        if self.store is not None:
-            self.store.refuse_to_remove(folder)
+        if self._named is not None and folder is not None:
+            self._named.refuse_source(folder)
 
     def require_apart(self, source: Data) -> None:
         """Raise ValueError where rows would be written over rows of this dataset before they are read."""

@@ -75,18 +75,21 @@ class OutputFolder:
         """An `OutputFolder` for a path; an `OutputFolder` is returned as it is."""
         return out if isinstance(out, OutputFolder) else OutputFolder(out)
 
-    def is_at(self, folder: str | os.PathLike[str] | None) -> bool:
-        """Whether this is the same folder, perhaps under another path."""
-        return folder is not None and os.path.realpath(folder) == os.path.realpath(self.path)
-
-    def refuse_to_remove(self, source: str | os.PathLike[str] | None) -> None:
-        """Raise FileExistsError where the data lie in a folder below this one, which would be replaced with them."""
-        if self._overwrite and source is not None and self._url is None:
-            if Path(os.path.realpath(self.path)) in Path(os.path.realpath(source)).parents:
-                raise FileExistsError(
-                    f"{self.path} has the data below it, in {source}: to replace it would remove them. Choose another "
-                    "folder for the result."
-                )
+    def refuse_source(self, folder: str | os.PathLike[str]) -> None:
+        """Raise FileExistsError where this is a folder of the data, or would be replaced with one below it."""
+        if self._url is not None:
+            return
+        own, source = Path(os.path.realpath(self.path)), Path(os.path.realpath(folder))
+        if own == source:
+            raise FileExistsError(
+                f"{folder} is the folder of the data: choose another one for the result, or change its rows with "
+                "map(out=data)."
+            )
+        if self._overwrite and own in source.parents:
+            raise FileExistsError(
+                f"{self.path} has the data below it, in {folder}: to replace it would remove them. Choose another "
+                "folder for the result."
+            )
 
     @contextlib.contextmanager
     def claimed(self, call: str, resume: bool = False) -> Iterator[None]:

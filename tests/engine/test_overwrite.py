@@ -60,15 +60,17 @@ def test_the_new_dataset_takes_the_place_of_the_old_one(name: str, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == ["fresh", "new", "out"]
 
 
+@pytest.mark.parametrize("shards", [{}, {"rows_per_shard": 5}], ids=["folder", "shards"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_folder_that_is_read_is_not_replaced(name: str, tmp_path: Path) -> None:
-    data = table().memmap(tmp_path / "data")
-    with pytest.raises(FileExistsError, match="is the folder of the data"):
-        OPERATIONS[name](data, tmp_path / "data", overwrite=True, num_workers=0)
-    (tmp_path / "link").symlink_to("data")
-    with pytest.raises(FileExistsError, match="is the folder of the data"):
-        OPERATIONS[name](data, tmp_path / "link", overwrite=True, num_workers=0)
-    assert rows(TensorDict.load_memmap(tmp_path / "data")) == rows(table())
+def test_the_folder_that_is_read_is_not_replaced(name: str, shards: dict[str, int], tmp_path: Path) -> None:
+    data = table().memmap(tmp_path / "above" / "data")
+    (tmp_path / "link").symlink_to("above/data")
+    before = tree(tmp_path)
+    for out, found in (("above/data", "is the folder of"), ("link", "is the folder of"), ("above", "below it")):
+        with pytest.raises(FileExistsError, match=f"{found}.*data"):
+            OPERATIONS[name](data, tmp_path / out, overwrite=True, num_workers=0, **shards)
+    assert tree(tmp_path) == before
+    assert rows(TensorDict.load_memmap(tmp_path / "above" / "data")) == rows(table())
 
 
 def test_a_pipeline_does_not_replace_a_part_or_a_cache_of_its_own(tmp_path: Path) -> None:
