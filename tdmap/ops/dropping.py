@@ -99,7 +99,7 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Con
     def identity() -> dict[str, Any]:
         return identify_call(ctx.name, data, job.plan.length, parts_of_job(job))
 
-    return resumable_call(ctx, identity, lambda ctx: append_rows(ctx, job, empty=empty), job)
+    return resumable_call(ctx, identity, lambda: append_rows(ctx, job, empty=empty), job)
 
 
 def write_dropping(job: Job, folder: str, spill_dir: str | None = None) -> Data:

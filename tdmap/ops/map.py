@@ -231,7 +231,7 @@ def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
             )
         return by_ranks.map_to_folder(job, store.path, rank, ctx.resume or True, ctx.execution)
 
-    def work(ctx: Context) -> Data:
+    def work() -> Data:
         return fill_folder(job, store, ctx.execution, ctx.log, ctx.options.get("spill_dir"))
 
     return resumable_call(ctx, lambda: identify(job, MAP), work, job)

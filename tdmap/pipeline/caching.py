@@ -75,7 +75,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
         output = Output(store, None, settings.execution)
         ctx = Context("Pipeline.cache", settings.execution, output, {"resume": resume})
 
-        def work(ctx: Context) -> Data:
+        def work() -> Data:
             replace_file(store.hidden / NAME, text)  # first: what is whole is known from its first moment on
             return terminals.write(plan, settings, ctx)
 

@@ -48,7 +48,6 @@ class Context:
         options: those of the call.
         steps: how failures of the operation's own steps are handled.
         function: how failures and randomness of a function of the caller are handled.
-        log: of a call that can be resumed.
     """
 
     name: str
@@ -57,7 +56,11 @@ class Context:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: Policy = field(default_factory=lambda: Policy(undo=False))
     function: Policy = field(default_factory=Policy)
-    log: Log | None = None
+
+    @property
+    def log(self) -> Log | None:
+        """Of a call that can be resumed."""
+        return self.output.log
 
     @property
     def chunksize(self) -> int | None:
@@ -142,7 +145,9 @@ class Context:
 
     def inner(self) -> Context:
         """The same call with its rows in memory: for operations that are made of others."""
-        return replace(self, output=Output(None, None, self.execution))
+        output = Output(None, None, self.execution)
+        output.log = self.log
+        return replace(self, output=output)
 
     def spill(self, *, later: bool = False) -> Spill:
         """Intermediate files, removed at the end of a block, or kept until a resumed call is complete."""

@@ -21,7 +21,6 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
@@ -131,9 +130,6 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         if looked_at is not None and hasattr(type(looked_at), "check_output"):
             looked_at.check_output(ctx.output)  # it reads other rows, too
 
-        def work(ctx: Context) -> Any:
-            return fn(*args[:at], ctx, *args[at:], **kwargs)
-
         def identity() -> dict[str, Any]:
             bound = shown.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -141,7 +137,7 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
 
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
-        return resumable_call(ctx, identity, work, skipper)
+        return resumable_call(ctx, identity, lambda: fn(*args[:at], ctx, *args[at:], **kwargs), skipper)
 
     functools.update_wrapper(call, fn)
     return _entry(call, fn.__name__, shown, fn)
@@ -240,13 +236,13 @@ def hide_engine(error: BaseException) -> None:
 def resumable_call(
     ctx: Context,
     identity: Callable[[], dict[str, Any]],
-    work: Callable[[Context], Data],
+    work: Callable[[], Data],
     job: Job | None = None,
 ) -> Data:
     """Do what an operation does; with the option `resume`, from where an earlier session of the same call was.
 
     Args:
-        ctx: the call. With `resume`, `work` is called with its log.
+        ctx: the call. With `resume`, its output has a log while `work` is called.
         identity: what tells the call from others; called with `resume` alone.
         work: runs the jobs, the same each time as long as nothing else is decided, and returns the result.
         job: the one whose function may skip rows.
@@ -260,7 +256,7 @@ def resumable_call(
     shards = output.shards
     if not resume:
         with output.claimed(name):
-            made = work(ctx)
+            made = work()
             return made if shards is None else shards.write(made)
     if output.store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
@@ -279,7 +275,7 @@ def resumable_call(
                 result = store.publish()
             else:
                 output.log = log
-                result = work(replace(ctx, log=log))
+                result = work()
                 log.finish(known["plan"]["rows"], files_of(result))  # whose names have changed
         clean(store.hidden)  # also of a session that was killed before it did
         return result if shards is None else shards.write(result, known)
