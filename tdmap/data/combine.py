@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdmap.data.entries import with_room, with_types
 from tdmap.data.kinds import Ahead, Data, Picks, Rows, tensors_of
+from tdmap.data.reader import rows_of
 from tdmap.data.schema import join_pieces
 from tensordict_lite import is_tensor_collection
 
@@ -49,7 +53,7 @@ class Combined(Rows):
             return self.window(*wanted.indices(self.length or 0)[:2])
         return self.take(wanted)
 
-    def window(self, first: int, last: int) -> Index:
+    def window(self, first: int, last: int) -> Rows:
         return Index(self, range(first, last))
 
     def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
@@ -61,35 +65,64 @@ class Concat(Combined):
     """Rows of parts after one another."""
 
     parts: tuple[Rows, ...]
+    join: Callable[[list[Any]], Data] = join_pieces
+    """Puts rows of several parts after one another."""
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
-        """One-past-last row of each part, behind a 0."""
-        ends = [0]
-        for part in self.parts:
-            ends.append(ends[-1] + (part.length or 0))
-        return ends
+    def ends(self) -> list[int]:
+        """One-past-last row of each part."""
+        return list(itertools.accumulate(part.length or 0 for part in self.parts))
 
     @property
     def length(self) -> int | None:
-        return None if any(part.length is None for part in self.parts) else self._ends[-1]
+        return None if any(part.length is None for part in self.parts) else self.ends[-1]
 
     @property
     def row_bytes(self) -> int:
         return max(part.row_bytes for part in self.parts)
 
+    def runs(self, first: int, last: int) -> Iterator[tuple[Rows, int, int]]:
+        """The parts that have the rows `first..last`, each with its first and one-past-last of them."""
+        place = bisect.bisect_right(self.ends, first)
+        while first < last and place < len(self.parts):
+            start = self.ends[place - 1] if place else 0
+            stop = min(self.ends[place], last)
+            if stop > first:
+                yield self.parts[place], first - start, stop - start
+            first, place = max(first, stop), place + 1
+
+    def aligned(self, first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+        """Chunks of `size` rows from `first` on, as runs that lie in one part, and chunks between two by themselves.
+
+        Example:
+            >>> from tdmap.data.reader import InMemory
+            >>> list(Concat((InMemory(torch.zeros(5)), InMemory(torch.ones(5)))).aligned(0, 10, 2))
+            [(0, 4), (4, 6), (6, 10)]
+        """
+        while first < last:
+            border = self.ends[bisect.bisect_right(self.ends, first)]
+            stop = last if border >= last else first + (border - first) // size * size
+            if stop == first:  # the chunk lies across
+                stop = min(first + size, last)
+            yield first, stop
+            first = stop
+
+    def window(self, first: int, last: int) -> Concat:
+        runs = list(self.runs(first, last)) or [(self.parts[0], 0, 0)]
+        return replace(self, parts=tuple(rows_of(part.window(begin, end)) for part, begin, end in runs))
+
+    def prefetch(self, first: int, last: int) -> None:
+        for part, begin, end in self.runs(first, last):
+            part.prefetch(begin, end)
+
     def at(self, epoch: int, keep: Callable[[Data], Data]) -> Concat:
         return Concat(tuple(part.at(epoch, keep) for part in self.parts))
 
     def take(self, index: Picks) -> Data:
-        ends, pieces = self._ends, []
         if isinstance(index, range):
-            for part, first, last in zip(self.parts, ends, ends[1:]):
-                start, stop = max(index.start, first), min(index.stop, last)
-                if start < stop:
-                    pieces.append(part.take(range(start - first, stop - first)))
-            return join_pieces(pieces)
-        return take_from_parts(index, ends[1:], lambda part, rows: self.parts[part].take(rows), join_pieces)
+            pieces = [part.take(range(begin, end)) for part, begin, end in self.runs(index.start, index.stop)]
+            return pieces[0] if len(pieces) == 1 else self.join(pieces)
+        return take_from_parts(index, self.ends, lambda part, rows: self.parts[part].take(rows), self.join)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +138,13 @@ class Zip(Combined):
     @property
     def row_bytes(self) -> int:
         return sum(part.row_bytes for part in self.parts)
+
+    def window(self, first: int, last: int) -> Zip:
+        return Zip(tuple(rows_of(part.window(first, last)) for part in self.parts))
+
+    def prefetch(self, first: int, last: int) -> None:
+        for part in self.parts:
+            part.prefetch(first, last)
 
     def at(self, epoch: int, keep: Callable[[Data], Data]) -> Zip:
         return Zip(tuple(part.at(epoch, keep) for part in self.parts))
@@ -148,7 +188,7 @@ def take_from_parts(
     rows: Tensor,
     ends: Sequence[int],
     take: Callable[[int, Tensor], Data],
-    join: Callable[[list[Data]], Data] = torch.cat,
+    join: Callable[[list[Any]], Data] = torch.cat,
 ) -> Data:
     """Rows in any order, each of one of several parts that come after one another.
 
@@ -184,19 +224,20 @@ def merge(pieces: list[Data]) -> Data:
         TypeError: a piece has no entries.
         ValueError: two pieces have an entry of the same name.
     """
-    merged: Data = None
     for piece in pieces:
         if not is_tensor_collection(piece):
             raise TypeError(
                 f".zip() puts entries side by side, and got rows that are a {type(piece).__name__}: use "
                 ".map(lambda x: TensorDict({'name': x}, batch_size=x.shape[:1])) first."
             )
-        if merged is None:
-            merged = piece.copy()
-            continue
+    first, *others = pieces
+    alike = len(first.shape) > 1 and all(piece.shape == first.shape for piece in others)
+    merged = first.copy() if alike else with_room(first)
+    for piece in others:
         both = sorted(map(str, set(merged.keys()) & set(piece.keys())))
         if both:
             raise ValueError(f".zip(): both pipelines have {', '.join(map(repr, both))}: use .select() on one of them.")
         for key, value in piece.items():
             merged.set(key, value)
+        with_types(merged, piece)
     return merged

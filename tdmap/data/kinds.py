@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.ops.put import signed_view as signed_view
+
+if TYPE_CHECKING:
+    from tensordict_lite import LazyStackedTensorDict
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -128,15 +131,18 @@ class Rows:
         """Rows `first..last` as a dataset. Nothing is read."""
         raise NotImplementedError
 
+    def prefetch(self, first: int, last: int) -> None:
+        """Begin to fetch rows that are read next, where they come from an object store."""
+
     def at(self, epoch: int, keep: Callable[[Data], Data]) -> Rows:
         """The rows of an epoch of a pipeline; `keep` gives what is in memory a place where workers can read it."""
         return self
 
-    def select(self, *keys: Any) -> Data:
+    def select(self, *keys: str | tuple[str, ...]) -> Data:
         """The same rows with some of the entries. Nothing is read."""
         raise NotImplementedError
 
-    def with_columns(self, columns: Any) -> Data:
+    def with_columns(self, columns: TensorCollection) -> Data:
         """The same rows with more entries, or with these in place of others.
 
         Args:
@@ -170,8 +176,9 @@ class Dataset(Protocol[R_co]):
     def __len__(self) -> int: ...
 
 
-Data: TypeAlias = "Any"
-"""A tensor, a collection of `tensordict_lite`, or `Rows`."""
+Data: TypeAlias = "TensorCollection | Any"
+"""A tensor, a collection of `tensordict_lite`, or `Rows`. To type checkers it is a collection that anything may stand
+for: they know its methods, and `isinstance` tells the other two."""
 
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""
@@ -184,12 +191,12 @@ def is_data(value: object) -> bool:
     return isinstance(value, (Tensor, TensorCollection, Rows))
 
 
-def is_dense(value: object) -> bool:
+def is_dense(value: object) -> TypeGuard[DenseCollection]:
     """A collection whose entries are in a plain dict: `TensorDict` and tensorclasses."""
     return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
 
 
-def has_members(value: Any) -> bool:
+def has_members(value: object) -> TypeGuard[LazyStackedTensorDict]:
     """A lazy stack of collections, along its `stack_dim`."""
     if not isinstance(value, TensorCollection) or value._is_non_tensor:
         return False
@@ -223,7 +230,7 @@ def require_writable(out: object) -> None:
         )
 
 
-def _require_views(out: Any, path: tuple[str, ...]) -> None:
+def _require_views(out: Data, path: tuple[str, ...]) -> None:
     if is_read_anew(out):
         where = f"the entry {path[0] if len(path) == 1 else path!r} of out" if path else "out"
         raise ValueError(
@@ -239,7 +246,7 @@ def _require_views(out: Any, path: tuple[str, ...]) -> None:
             _require_views(member, path)
 
 
-def instead_of_data(value: Any) -> str:
+def instead_of_data(value: object) -> str:
     """What was passed where a dataset is needed, and how to make one of it."""
     if isinstance(value, np.ndarray):
         return "a numpy array: use torch.from_numpy(array)."

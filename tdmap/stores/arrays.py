@@ -11,11 +11,12 @@ a chunk ends in is kept for the next chunk.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.entries import path_of
@@ -103,7 +104,9 @@ class ArrayRows(OpenRows):
         found = self._collection(keys, len(wanted), lambda key: _chosen(self.arrays[key], wanted.numpy()))
         return found[places]
 
-    def _collection(self, keys: Sequence[Any] | None, rows: int, values_of: Any) -> TensorDict:
+    def _collection(
+        self, keys: Sequence[Any] | None, rows: int, values_of: Callable[[Path], NDArray[Any]]
+    ) -> TensorDict:
         wanted = None if keys is None else {path_of(key) for key in keys}
         made = TensorDict({}, [rows])
         for key in self.arrays:
@@ -185,13 +188,13 @@ def _layout(arrays: dict[Path, Any]) -> list[Any]:
     return [(key, str(array.dtype), tuple(array.shape)) for key, array in arrays.items()]
 
 
-def _chosen(array: Any, rows: Any) -> Any:
+def _chosen(array: Any, rows: NDArray[np.int64]) -> Any:
     """Rows of an array, ascending: each block is decompressed once."""
     chosen = getattr(array, "oindex", None)
     return np.asarray(array[rows] if chosen is None else chosen[rows])
 
 
-def _column(values: Any) -> Any:
+def _column(values: NDArray[Any]) -> Any:
     if values.dtype.kind in "OTUS":
         if values.ndim != 1:
             raise TypeError(f"it has the shape {list(values.shape)}, and a column has one text a row")

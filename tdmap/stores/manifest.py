@@ -79,7 +79,7 @@ def unpack(path: str, data: bytes) -> list[ShardEntry]:
     return shards
 
 
-def _entry(path: str, entry: Any) -> ShardEntry:
+def _entry(path: str, entry: object) -> ShardEntry:
     if type(entry) is not dict:
         raise DatasetError(path, f"a shard is an object, found {entry!r:.80}")
     name, rows, meta, size = (entry.get(key) for key in ShardEntry._fields)

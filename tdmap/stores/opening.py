@@ -11,12 +11,13 @@ from torch import Tensor
 from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
+from tdmap.memory.hidden import AnyPath
 from tdmap.process_state import on_host
 from tdmap.stores.arrays import ArraySource, is_arrays
 from tdmap.stores.manifest import MANIFEST, ShardEntry, unpack, why_no_dataset
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
-from tdmap.stores.sources import FolderSource, MemorySource, RowSource, digest_of
+from tdmap.stores.sources import FolderSource, MemorySource, RowSource, Run, digest_of, spans_of
 from tensordict_lite import TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import read_small
@@ -24,7 +25,6 @@ from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.paths import is_url, local_path
 
-AnyPath = str | os.PathLike[str]
 MAX_MANIFEST = 1 << 28
 
 
@@ -33,7 +33,7 @@ def open(
     source: AnyPath | RowSource | Sequence[AnyPath | RowSource],
     *,
     storage_options: dict[str, Any] | None = None,
-) -> Data:
+) -> Any:
     """Open a dataset by its folder or URL, or several of them as one.
 
     Args:
@@ -66,12 +66,12 @@ def open(
         [0, 1, 2, 10, 11, 12]
     """
     if isinstance(source, RowSource):
-        return ShardedDataset([source])
+        return ShardedDataset(spans_of(_all_of([source])))
     if isinstance(source, (str, os.PathLike)):
         path = _local(source)
         if path is not None and not is_arrays(path) and not os.path.lexists(f"{path}/{MANIFEST}"):
             return _load_folder(path)
-        return ShardedDataset(_members_of(source, storage_options))
+        return ShardedDataset(spans_of(_all_of(_members_of(source, storage_options))))
     if not isinstance(source, Iterable):
         raise TypeError(f"open takes a path, a URL or a list of them: got a {type(source).__name__}.")
     sources = list(source)
@@ -82,7 +82,7 @@ def open(
             raise TypeError(f"open takes paths and URLs: got a {type(one).__name__}. concat() takes opened datasets.")
     _refuse_twice([_canonical(one) for one in sources])
     groups = [_members_of(one, storage_options) for one in sources]
-    return _joined([member for group in groups for member in group], firsts=[group[0] for group in groups])
+    return _joined([run for group in groups for run in _all_of(group)], firsts=[group[0] for group in groups])
 
 
 @on_host
@@ -104,18 +104,17 @@ def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
         >>> tdmap.concat(halves)["x"]
         tensor([0., 0., 1., 1.])
     """
-    datasets = [] if is_data(datasets) else list(datasets)
-    if not datasets:
+    given: list[Data] = [] if is_data(datasets) else list(datasets)
+    if not given:
         raise ValueError("concat takes a list of at least one dataset.")
-    members: list[RowSource] = []
-    spans: list[tuple[int, int, int]] = []
+    runs: list[Run] = []
     folders: list[str] = []
-    data: Data
-    for place, data in enumerate(datasets):
+    for place, data in enumerate(given):
         if isinstance(data, ShardedDataset):
-            spans += [(number + len(members), first, last) for number, first, last in data._spans]
+            if data._keys is not None:
+                raise TypeError("concat takes whole datasets: use select() on what it returns.")
+            runs += [span.run for span in data._spans]
             folders += data.folders
-            members += [_chosen(member, data) for member in data._sources]
             continue
         if isinstance(data, Tensor) or not is_data(data) or not len(data.shape):
             what = "collection of batch size []" if is_tensor_collection(data) else type(data).__name__
@@ -127,10 +126,9 @@ def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
             if _is_all_of(data, TensorDict.load_memmap(folder.name)):
                 member = folder
                 folders.append(folder.name)
-        spans.append((len(members), 0, member.rows))
-        members.append(member)
+        runs.append((member, 0, member.rows, None))
     _refuse_twice(folders)
-    return _joined(members, spans)
+    return _joined(runs)
 
 
 def _is_all_of(data: Any, saved: Any) -> bool:
@@ -150,27 +148,22 @@ def _is_all_of(data: Any, saved: Any) -> bool:
     return mine.keys() == theirs.keys() and all(_is_all_of(value, theirs[key]) for key, value in mine.items())
 
 
-def _chosen(member: RowSource, data: ShardedDataset) -> RowSource:
-    if data._keys is not None:
-        raise TypeError("concat takes whole datasets: use select() on what it returns.")
-    return member
+def _all_of(members: Iterable[RowSource]) -> list[Run]:
+    """All rows of some members."""
+    return [(member, 0, member.rows, None) for member in members]
 
 
-def _joined(
-    members: list[RowSource],
-    spans: list[tuple[int, int, int]] | None = None,
-    firsts: list[RowSource] | None = None,
-) -> ShardedDataset:
+def _joined(runs: list[Run], firsts: list[RowSource] | None = None) -> ShardedDataset:
     """The dataset of members, once they have been found to look alike.
 
     Args:
-        members: the members.
-        spans: which of their rows; all by default.
-        firsts: those that are looked at; the others are known to be like the one before.
+        runs: their rows.
+        firsts: the members that are looked at; the others are known to be like the one before. Default: all of them.
     """
-    data = ShardedDataset(members, spans)
+    data = ShardedDataset(spans_of(runs))
+    members = firsts or [member for member, *_ in runs]
     first = _schema(members[0])
-    for member in (firsts or members)[1:]:
+    for member in members[1:]:
         other = _schema(member)
         if other.digest != first.digest:
             raise OutputMismatch(

@@ -10,38 +10,29 @@ they are views of its files, mapped copy-on-write; across two they are copies.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import operator
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.combine import take_from_parts
+from tdmap.data.combine import Concat, Zip
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Ahead, Data, Picks, Rows
-from tdmap.data.reader import cut, narrow, row_bytes_of, rows_of
+from tdmap.data.reader import InMemory, cut, row_bytes_of, rows_of
 from tdmap.process_state import on_host
-from tdmap.stores.sources import OpenRows, RowSource
+from tdmap.stores.sources import SourceSpan, spans_of
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
 from tensordict_lite.api.engine import EngineOps
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.views import is_leaf_nontensor
-
-MOST_OPEN = 64
-"""Members that one process keeps open."""
-
-MOST_BLOCKS = 100_000
-"""Of a source with more blocks, several count as one."""
 
 SAMPLE_ROWS = 8
 """Rows that tell how many bytes the others have."""
-
-Span = tuple[int, int, int]
-"""A run of rows of one member: its number, the first row and the one past the last."""
 
 
 @on_host
@@ -70,46 +61,44 @@ class ShardedDataset(Rows, EngineOps):
 
     def __init__(
         self,
-        sources: Sequence[RowSource],
-        spans: Sequence[Span] | None = None,
-        keys: Sequence[Any] | None = None,
+        spans: Sequence[SourceSpan],
         lazy: bool = False,
         none: Data | None = None,
         columns: TensorDict | None = None,
+        row_bytes: int | None = None,
     ) -> None:
-        self._sources = tuple(sources)
-        spans = [(number, 0, source.rows) for number, source in enumerate(sources)] if spans is None else spans
         self._spans = tuple(spans)
-        self._ends = list(np.cumsum([last - first for _, first, last in self._spans], dtype=np.int64).tolist())
-        self._keys = None if keys is None else tuple(keys)
+        self._parts = Concat(self._spans, torch.cat)  # which have been found to be alike
         self._columns = columns
         self._is_lazy = lazy
-        self._opened: OrderedDict[int, OpenRows] = OrderedDict()
         self._none = none
-        self._row_bytes: int | None = None
-        limits = [source.read_bytes for source in self._sources if source.read_bytes is not None]
+        self._row_bytes = row_bytes
+        limits = [span.source.read_bytes for span in self._spans if span.source.read_bytes is not None]
         self._read_bytes = min(limits, default=None)
-        self._batch_size = torch.Size((self._ends[-1] if self._ends else 0, *self.like.shape[1:]))
+        self._batch_size = torch.Size((self._parts.ends[-1], *self.like.shape[1:]))
+        self._rows: Rows = self._parts
+        if columns is not None:
+            self._rows = InMemory(columns) if self._keys == () else Zip((self._parts, InMemory(columns)))
 
     def __reduce__(self) -> Any:
-        parts = self._sources, self._spans, self._keys, self._is_lazy, self.like, self._columns
-        return _rebuild, (*parts, self._row_bytes)
+        return ShardedDataset, (self._spans, self._is_lazy, self.like, self._columns, self._row_bytes)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
     def shards(self) -> list[str]:
         """The names of the folders, in order; of those in memory, what messages call them."""
-        return [source.name for source in self._spanned()]
+        return [span.source.name for span in self._spans]
 
     @property
     def ends(self) -> list[int]:
         """One-past-last row of each folder."""
-        return list(self._ends)
+        return list(self._parts.ends)
 
-    def _spanned(self) -> Iterator[RowSource]:
-        """The source of each span."""
-        return (self._sources[number] for number, _, _ in self._spans)
+    @property
+    def _keys(self) -> tuple[Any, ...] | None:
+        """The entries that are read of the sources; None for all."""
+        return self._spans[0].keys
 
     @property
     def batch_size(self) -> torch.Size:
@@ -122,45 +111,37 @@ class ShardedDataset(Rows, EngineOps):
         return self._batch_size[0]
 
     @property
-    def folders(self) -> list[str]:
+    def folders(self) -> Collection[str]:
         """The names of those that lie in folders or stores."""
-        return [source.name for source in self._spanned() if source.data is None]
+        return self._parts.folders
 
     @property
-    def files(self) -> list[str]:
-        return [file for source in self._spanned() for file in source.files()]
+    def files(self) -> Sequence[str]:
+        return self._parts.files
 
     @property
-    def in_memory(self) -> list[Data]:
-        found = [source.data for source in self._spanned() if source.data is not None]
-        return found if self._columns is None else [*found, self._columns]
+    def in_memory(self) -> Sequence[Data]:
+        return self._parts.in_memory if self._columns is None else [*self._parts.in_memory, self._columns]
 
     @property
     def borders(self) -> list[int]:
         """Rows at which another folder begins, without the first."""
-        return self._ends[:-1]
+        return self._parts.ends[:-1]
 
     @property
     def blocks(self) -> list[int]:
-        found, start = [], 0
-        for (number, first, last), end in zip(self._spans, self._ends):
-            block = self._sources[number].block
-            if block > 1:
-                block *= -(-(last - first) // (block * MOST_BLOCKS)) or 1
-                found += [start + row - first for row in range((first // block + 1) * block, last, block)]
-            start = end
-        return found
+        starts = [0, *self._parts.ends]
+        return [start + row for start, span in zip(starts, self._spans) for row in span.blocks]
 
     @property
     def is_remote(self) -> bool:
         """Whether rows are fetched from an object store."""
-        return any(source.is_remote for source in self._spanned())
+        return any(span.is_remote for span in self._spans)
 
     @property
     def like(self) -> Data:
         if self._none is None:
-            number, first, _ = self._spans[0]
-            self._none = self._chosen(self._open(number).read(first, first, self._keys).clone())
+            self._none = self._spans[0].like
         return self._none
 
     @property
@@ -173,14 +154,15 @@ class ShardedDataset(Rows, EngineOps):
 
     def identities(self) -> Iterator[tuple[str, Any]]:
         yield "entries", ", ".join(sorted(map(str, self.keys(True, True))))
-        for place, (number, first, last) in enumerate(self._spans):
-            yield f"shard {place}, rows {first}:{last}", self._sources[number].identity()
+        for place, span in enumerate(self._spans):
+            for name, identity in span.identities():
+                yield f"shard {place}, {name}", identity
 
     def private(self) -> tuple[Data, list[Tensor]]:
         if self.is_remote:
             return self, []
-        rebuild, parts = self.__reduce__()  # with mappings of its own, as in another process
-        return rebuild(*parts), []
+        spans = spans_of(span.run for span in self._spans)  # mapped anew, as in another process
+        return ShardedDataset(spans, self._is_lazy, self.like, self._columns, self._row_bytes), []
 
     def __repr__(self) -> str:
         keys = ", ".join(repr(key) for key in entry_names(self.like))
@@ -199,16 +181,16 @@ class ShardedDataset(Rows, EngineOps):
         """The keys of all members, as `TensorDict.keys`."""
         return self.like.keys(*args, **kwargs)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.like.keys(isinstance(key, tuple))
 
     @property
     def arrow_types(self) -> dict[Any, str]:
         """The types of dates and times, as `TensorDict.arrow_types`; those that the first member has."""
-        return self.like.arrow_types  # type: ignore[no-any-return]
+        return self.like.arrow_types
 
     @arrow_types.setter
-    def arrow_types(self, types: Any) -> None:
+    def arrow_types(self, types: object) -> None:
         raise TypeError("the types of a sharded dataset are those in its folders: write it anew, by map or filter.")
 
     def items(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
@@ -227,7 +209,7 @@ class ShardedDataset(Rows, EngineOps):
             return self.like.get(key) if default is ... else default
         return self._with_column(key).get(key)
 
-    def _with_column(self, key: Any) -> Data:
+    def _with_column(self, key: str | tuple[str, ...]) -> Data:
         """A collection with a whole entry."""
         part = self.select(key)
         if part._keys or part._columns is not None:
@@ -242,47 +224,23 @@ class ShardedDataset(Rows, EngineOps):
             kept = [name for name in names if name in columns.keys()]
             names = [name for name in names if name not in kept]
             columns = columns.select(*kept) if kept else None
-        return self._part(self._spans, names, none=chosen, columns=columns)
+        return ShardedDataset(self._reading(names), self._is_lazy, chosen, columns)
 
     def exclude(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
         """The same rows without some of the entries, which are not read."""
         return self.select(*entry_names(self.like.exclude(*keys)))
 
-    def with_columns(self, columns: TensorDict) -> ShardedDataset:
+    def with_columns(self, columns: TensorCollection) -> ShardedDataset:
         mine = {} if self._columns is None else dict(self._columns.items())
         wider = TensorDict({**mine, **columns}, [len(self)])
         theirs = entry_names(self.like.exclude(*mine))
-        keys = self._keys
-        if any(name in theirs for name in wider.keys()):
-            keys = tuple(name for name in theirs if name not in wider.keys())
-        return self._part(self._spans, keys, none=rows_of(self.like).with_columns(columns[:0]), columns=wider)
+        clash = any(name in theirs for name in wider.keys())
+        spans = self._reading([name for name in theirs if name not in wider.keys()]) if clash else self._spans
+        return ShardedDataset(spans, self._is_lazy, rows_of(self.like).with_columns(columns[:0]), wider)
 
-    def _part(
-        self,
-        spans: Sequence[Span],
-        keys: Sequence[Any] | None,
-        lazy: bool | None = None,
-        none: Data | None = None,
-        columns: TensorDict | None = None,
-    ) -> ShardedDataset:
-        """Another dataset of the same sources, which it has open as well."""
-        part = ShardedDataset(self._sources, spans, keys, self._is_lazy if lazy is None else lazy, none, columns)
-        part._opened = self._opened
-        return part
-
-    @property
-    def _is_of_columns(self) -> bool:
-        """Whether nothing is read of the sources."""
-        return self._keys == () and self._columns is not None
-
-    def _chosen(self, rows: Data) -> Data:
-        return rows if self._keys is None else rows.select(*self._keys)
-
-    def _wide(self, rows: Data, first: int, last: int) -> Data:
-        """Rows `first..last` of the sources with those of the columns in memory."""
-        if self._columns is None:
-            return rows
-        return rows_of(rows).with_columns(narrow(self._columns, 0, first, last))
+    def _reading(self, keys: Sequence[Any]) -> list[SourceSpan]:
+        """The same rows, with some of the entries that are read."""
+        return [replace(span, keys=tuple(keys)) for span in self._spans]
 
     def sample(self) -> Data:
         return self._load(0, min(1, len(self)))
@@ -300,41 +258,10 @@ class ShardedDataset(Rows, EngineOps):
             first, last: the rows.
             lazy: its slices are windows as well, and not rows.
         """
-        spans = list(self._pieces(first, last)) or [(self._spans[0][0], 0, 0)]
-        columns = None if self._columns is None else narrow(self._columns, 0, first, last)
-        part = self._part(spans, self._keys, lazy, self.like, columns)
-        part._row_bytes = self._row_bytes  # a request for each window is one too many
-        return part
-
-    def _pieces(self, first: int, last: int) -> Iterator[Span]:
-        """The rows `first..last` as runs of rows of members."""
-        place = bisect.bisect_right(self._ends, first)
-        while first < last and place < len(self._spans):
-            number, begin, _ = self._spans[place]
-            start = self._ends[place - 1] if place else 0
-            stop = min(self._ends[place], last)
-            if stop > first:
-                yield number, begin + first - start, begin + stop - start
-            first, place = max(first, stop), place + 1
-
-    def aligned(self, first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
-        """Chunks of `size` rows from `first` on, as runs that lie in one folder, and chunks between two by themselves.
-
-        Example:
-            >>> import torch, tdmap
-            >>> from tensordict_lite import TensorDict
-            >>> data = tdmap.concat([TensorDict({"x": torch.zeros(5)}, [5]), TensorDict({"x": torch.ones(5)}, [5])])
-            >>> list(data.aligned(0, 10, 2))
-            [(0, 4), (4, 6), (6, 10)]
-        """
-        while first < last:
-            place = bisect.bisect_right(self._ends, first)
-            border = self._ends[place]
-            stop = last if border >= last else first + (border - first) // size * size
-            if stop == first:  # the chunk lies across
-                stop = min(first + size, last)
-            yield first, stop
-            first = stop
+        spans = cast("tuple[SourceSpan, ...]", self._parts.window(first, last).parts)
+        columns = None if self._columns is None else self._columns[first:last]
+        lazy = self._is_lazy if lazy is None else lazy
+        return ShardedDataset(spans, lazy, self.like, columns, self._row_bytes)
 
     def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
         if self._is_lazy:
@@ -353,7 +280,7 @@ class ShardedDataset(Rows, EngineOps):
         """Runs of chunks that are read in one go: of one folder, and of no more bytes than its source reads."""
         most = self._read_bytes
         step = last - first if most is None else max(most // max(self.row_bytes * size, 1), 1) * size
-        for begin, end in self.aligned(first, last, size):
+        for begin, end in self._parts.aligned(first, last, size):
             for start in range(begin, end, step):
                 yield start, min(start + step, end)
 
@@ -369,32 +296,12 @@ class ShardedDataset(Rows, EngineOps):
                 rows.fetch_next = functools.partial(self.prefetch, *following)
             yield rows
 
-    def _open(self, number: int) -> OpenRows:
-        rows = self._opened.get(number)
-        if rows is None:
-            rows = self._opened[number] = self._sources[number].open()
-            if len(self._opened) > MOST_OPEN:
-                self._opened.popitem(last=False)
-        else:
-            self._opened.move_to_end(number)
-        return rows
-
     def _load(self, first: int, last: int) -> Data:
-        pieces = [self._read(*piece) for piece in self._pieces(first, last)]
-        if not pieces:
-            return self.like.clone()
-        return self._wide(pieces[0] if len(pieces) == 1 else torch.cat(pieces), first, last)
-
-    def _read(self, number: int, first: int, last: int) -> Data:
-        if self._is_of_columns:
-            return TensorDict({}, [last - first])
-        return self._chosen(self._open(number).read(first, last, self._keys))
+        return self._rows.take(range(first, last)) if first < last else self.like.clone()
 
     def prefetch(self, first: int, last: int) -> None:
         """Begin to fetch rows that will be read soon, where they come from an object store."""
-        for number, begin, end in self._pieces(first, last):
-            if self._sources[number].is_remote and not self._is_of_columns:
-                self._open(number).prefetch(begin, end, self._keys)
+        self._rows.prefetch(first, last)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -443,24 +350,13 @@ class ShardedDataset(Rows, EngineOps):
     def take(self, index: Picks) -> Data:
         return self._load(index.start, index.stop) if isinstance(index, range) else self._take(index)
 
-    def _take(self, index: Any) -> Data:
+    def _take(self, index: object) -> Data:
         rows = row_numbers(index, len(self))
         if not len(rows):
             return self.like.clone()
-        found = self._take_theirs(rows)
-        return found if self._columns is None else rows_of(found).with_columns(self._columns[rows])
+        return self._rows.take(rows)
 
-    def _take_theirs(self, rows: Tensor) -> Data:
-        """Rows of the sources."""
-        return take_from_parts(rows, self._ends, self._take_from)
-
-    def _take_from(self, place: int, rows: Tensor) -> Data:
-        number, begin, _ = self._spans[place]
-        if self._is_of_columns:
-            return TensorDict({}, [len(rows)])
-        return self._chosen(self._open(number).take(rows + begin, self._keys))
-
-    def __getitems__(self, rows: Any) -> Any:
+    def __getitems__(self, rows: Sequence[int]) -> Any:
         """The rows of a batch, for the `DataLoader` of torch."""
         return self[list(rows)]
 
@@ -496,7 +392,7 @@ class ShardedDataset(Rows, EngineOps):
         """A copy in memory of all rows; with `recurse=False` the same dataset."""
         return self.contiguous() if recurse else self
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+    def __setitem__(self, index: object, value: object) -> NoReturn:
         raise TypeError(
             "a dataset of several folders is read only: take rows (data[10:20]), run an operation (data.map(fn, "
             "out=folder)), or load all of it into memory (data.contiguous())."
@@ -528,22 +424,14 @@ def _outline(rows: Data, count: int) -> TensorDict:
     return TensorDict(source, [count])
 
 
-def _rebuild(
-    sources: Any, spans: Any, keys: Any, lazy: bool, none: Data, columns: TensorDict | None, row_bytes: int | None
-) -> ShardedDataset:
-    data = ShardedDataset(sources, spans, keys, lazy, none, columns)
-    data._row_bytes = row_bytes
-    return data
-
-
-def _is_number(index: Any) -> bool:
+def _is_number(index: object) -> bool:
     """Whether an index means one row."""
     if isinstance(index, (Tensor, np.ndarray)) and index.ndim:
         return False
     return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "dtype", None) not in _BOOLS
 
 
-def _is_array(index: Any) -> bool:
+def _is_array(index: object) -> bool:
     return isinstance(index, (Tensor, np.ndarray, list, tuple, range)) and not _is_number(index)
 
 

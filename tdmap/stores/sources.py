@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, Picks, Rows, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
 from tdmap.memory.files import written_at
 from tdmap.memory.hidden import HIDDEN
@@ -24,6 +26,12 @@ from tensordict_lite.memmap.disk.format import META, read_small
 
 READ_BYTES = 32 << 20
 """Bytes of rows that are read from a source in one go, unless a chunk has more."""
+
+MOST_OPEN = 64
+"""Sources of one dataset that one process keeps open."""
+
+MOST_BLOCKS = 100_000
+"""Of a source with more blocks, several count as one."""
 
 
 class OpenRows:
@@ -44,7 +52,7 @@ class OpenRows:
         if not len(wanted):
             return self.read(0, 0, keys)
         runs = torch.tensor_split(wanted, torch.nonzero(wanted.diff() > 1)[:, 0] + 1)
-        found = [self.read(int(run[0]), int(run[-1]) + 1, keys) for run in runs]
+        found: list[Any] = [self.read(int(run[0]), int(run[-1]) + 1, keys) for run in runs]
         return (torch.cat(found) if len(found) > 1 else found[0])[places]
 
     def like(self) -> Data:
@@ -110,6 +118,104 @@ class RowSource:
     def files(self) -> list[str]:
         """Files that another machine must have to open it there."""
         return []
+
+
+Run: TypeAlias = "tuple[RowSource, int, int, tuple[Any, ...] | None]"
+"""Rows of a source: the first, the one past the last, and the entries that are read; None for all."""
+
+
+class OpenSources:
+    """The sources that a process has open; those that were read last, where there are many."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[int, tuple[RowSource, OpenRows]] = OrderedDict()
+
+    def __reduce__(self) -> Any:
+        return OpenSources, ()
+
+    def rows_of(self, source: RowSource) -> OpenRows:
+        key = id(source)
+        found = self._rows.get(key)
+        if found is not None:
+            self._rows.move_to_end(key)
+            return found[1]
+        rows = source.open()
+        self._rows[key] = source, rows
+        if len(self._rows) > MOST_OPEN:
+            self._rows.popitem(last=False)
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class SourceSpan(Rows):
+    """A run of rows of one source, which is opened when one of them is read."""
+
+    opened: OpenSources
+    source: RowSource
+    first: int
+    last: int
+    keys: tuple[Any, ...] | None = None
+    """The entries that are read; None for all."""
+
+    @property
+    def run(self) -> Run:
+        return self.source, self.first, self.last, self.keys
+
+    @property
+    def is_remote(self) -> bool:
+        return self.source.is_remote
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        block = self.source.block
+        if block <= 1:
+            return ()
+        block *= -(-(self.last - self.first) // (block * MOST_BLOCKS)) or 1
+        return range((self.first // block + 1) * block - self.first, self.last - self.first, block)
+
+    @property
+    def in_memory(self) -> Sequence[Data]:
+        return () if self.source.data is None else (self.source.data,)
+
+    @property
+    def folders(self) -> Sequence[str]:
+        return (self.source.name,) if self.source.data is None else ()
+
+    @property
+    def files(self) -> Sequence[str]:
+        return self.source.files()
+
+    @property
+    def length(self) -> int:
+        return self.last - self.first
+
+    @property
+    def like(self) -> Data:
+        return self.take(range(0)).clone()
+
+    def take(self, index: Picks) -> Data:
+        rows = self.opened.rows_of(self.source)
+        if isinstance(index, range):
+            found = rows.read(self.first + index.start, self.first + index.stop, self.keys)
+        else:
+            found = rows.take(index + self.first, self.keys)
+        return found if self.keys is None else found.select(*self.keys)
+
+    def window(self, first: int, last: int) -> SourceSpan:
+        return SourceSpan(self.opened, self.source, self.first + first, self.first + last, self.keys)
+
+    def prefetch(self, first: int, last: int) -> None:
+        if self.is_remote:
+            self.opened.rows_of(self.source).prefetch(self.first + first, self.first + last, self.keys)
+
+    def identities(self) -> Iterator[tuple[str, Any]]:
+        yield f"rows {self.first}:{self.last}", self.source.identity()
+
+
+def spans_of(runs: Iterable[Run]) -> list[SourceSpan]:
+    """Runs of rows, whose sources are opened apart from those of other datasets."""
+    opened = OpenSources()
+    return [SourceSpan(opened, *run) for run in runs]
 
 
 class Mapped(OpenRows):

@@ -97,7 +97,7 @@ def _version(info: Mapping[str, Any]) -> str:
 
 def _fsspec(scheme: str) -> Any:
     try:
-        fsspec: Any = importlib.import_module("fsspec")
+        fsspec = importlib.import_module("fsspec")
     except ImportError as error:
         raise ImportError(_install(scheme, str(error))) from error
     if scheme not in fsspec.available_protocols():

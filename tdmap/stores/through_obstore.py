@@ -85,8 +85,8 @@ class ObstoreFiles:
             raise CannotServe(f"{scheme}:// is served by fsspec")
         self._how = translated(options)
         try:
-            self._ob: Any = importlib.import_module("obstore")
-            self._stores: Any = importlib.import_module("obstore.store")
+            self._ob = importlib.import_module("obstore")
+            self._stores = importlib.import_module("obstore.store")
         except ImportError as error:
             raise CannotServe("obstore is not installed") from error
         require_here()
@@ -259,7 +259,7 @@ def _endpoint_of_environment() -> str | None:
 def _session(profile: str | None) -> Any:
     """What botocore, on which s3fs is built, knows of this machine and user."""
     try:
-        botocore: Any = importlib.import_module("botocore.session")
+        botocore = importlib.import_module("botocore.session")
     except ImportError as error:
         raise CannotServe("credentials are found by botocore, which is not installed") from error
     try:

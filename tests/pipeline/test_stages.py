@@ -12,7 +12,7 @@ from torch import nn
 import tdmap
 from tdmap import Pipeline
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack, tensorclass
 
 
 def odd(td):
@@ -60,6 +60,30 @@ def test_zip_puts_entries_side_by_side(data, workers):
     assert [len(batch) for batch in got] == [3] * 6 + [2]
     assert all(torch.equal(batch["z"], batch["x"] * 2) for batch in got)
     assert filtered.count(**workers) == 20
+
+
+@tensorclass
+class Point:
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("cut", [lambda p: p, lambda p: p.filter(lambda td: torch.ones(len(td), dtype=torch.bool))])
+@pytest.mark.parametrize(
+    "left",
+    [
+        Point(torch.arange(6), batch_size=[6]),
+        TensorDict({"x": torch.arange(6)}, [6]).lock_(),
+        TensorDict({"x": torch.arange(6).view(6, 1)}, [6, 1]),
+        lazy_stack([TensorDict({"x": torch.tensor(n)}, []) for n in range(6)]),
+    ],
+    ids=["typed", "locked", "two dimensions", "lazy"],
+)
+def test_zip_has_room_beside_rows_of_any_kind(left, cut):
+    right = TensorDict({"day": torch.arange(6)}, [6])
+    right.arrow_types = {"day": "timestamp[s]"}
+    zipped = cut(left.pipeline()).zip(cut(right.pipeline())).collect(num_workers=0)
+    assert zipped["x"].flatten().tolist() == zipped["day"].tolist() == list(range(6))
+    assert zipped.batch_size == torch.Size([6]) and zipped.arrow_types == {"day": "timestamp[s]"}
 
 
 def test_zip_of_uneven_rows_is_an_error(data):

@@ -81,10 +81,10 @@ def sources(folder: Path) -> dict[str, Any]:
     return {
         "written by a user": lambda: Numbers("numbers", ROWS),
         "folder": lambda: (rows().memmap(folder / "m"), FolderSource.at(str(folder / "m")))[1],
-        "zarr 3": lambda: tdmap.open(save_zarr(folder / "a.zarr", 3, 5))._sources[0],
-        "zarr 2": lambda: tdmap.open(save_zarr(folder / "b.zarr", 2, 4))._sources[0],
-        "zarr in one block": lambda: tdmap.open(save_zarr(folder / "c.zarr", 3, 1000))._sources[0],
-        "hdf5": lambda: tdmap.open(save_hdf5(folder / "d.h5"))._sources[0],
+        "zarr 3": lambda: tdmap.open(save_zarr(folder / "a.zarr", 3, 5))._spans[0].source,
+        "zarr 2": lambda: tdmap.open(save_zarr(folder / "b.zarr", 2, 4))._spans[0].source,
+        "zarr in one block": lambda: tdmap.open(save_zarr(folder / "c.zarr", 3, 1000))._spans[0].source,
+        "hdf5": lambda: tdmap.open(save_hdf5(folder / "d.h5"))._spans[0].source,
     }
 
 
@@ -115,7 +115,7 @@ def test_each_block_is_decompressed_once(tmp_path: Path) -> None:
     """Whatever the chunks are, while rows are read in order."""
     path = save_zarr(tmp_path / "a.zarr", 3, 5)
     for size in (1, 3, 5, 7, 11):
-        opened = tdmap.open(path)._sources[0].open()
+        opened = tdmap.open(path)._spans[0].source.open()
         counting = Counting(opened.arrays["x",])
         opened.arrays = {("x",): counting}
         found = [opened.read(first, min(first + size, ROWS))["x"] for first in range(0, ROWS, size)]

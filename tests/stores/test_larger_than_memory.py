@@ -66,7 +66,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         return rows > most and any("wide" in (name if isinstance(name, tuple) else (name,)) for name in names)
 
     def checked_load(self: ShardedDataset, first: int, last: int) -> Any:
-        copies = len(list(self._pieces(first, last))) > 1  # within a folder, rows are views of its files
+        copies = len(list(self._parts.runs(first, last))) > 1  # within a folder, rows are views of its files
         assert not (copies and is_wide(self, last - first)), f"{last - first} rows were read at a time"
         return load(self, first, last)
 

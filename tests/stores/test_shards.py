@@ -219,6 +219,13 @@ def test_workers_get_paths_and_not_rows(root: Path) -> None:
 # -- a part that is not as it should be ------------------------------------------------------------------------------
 
 
+def test_a_part_travels_with_its_own_folders_alone(root: Path) -> None:
+    folders, whole = saved(root)
+    part = pickle.dumps(tdmap.open(folders).window(5, 9))
+    assert [folder for folder in folders if folder.encode() in part] == folders[:2]
+    assert same(pickle.loads(part)[:], whole[5:9])
+
+
 def test_datasets_that_do_not_fit_are_refused_by_name(root: Path) -> None:
     a, b = TensorDict({"x": torch.zeros(3, 2)}, [3]), TensorDict({"x": torch.zeros(3, 4)}, [3])
     c, d = TensorDict({"y": torch.zeros(3, 2)}, [3]), TensorDict({"x": torch.zeros(3, 2, dtype=torch.int32)}, [3])

@@ -322,8 +322,7 @@ class _Travel:
             if self.order is None:
                 rows = ship(narrow(self.data, plan.dim, first, last))
             else:
-                index: Any = (slice(None),) * plan.dim + (self.order[first:last],)
-                rows = ship(self.data[index])
+                rows = ship(rows_of(self.data, plan.dim).take(self.order[first:last]))
         out = None
         writer = self.writer
         if writer is not None and not writer.exact and not writer.aliased and not self._writes.get(member.number):
@@ -378,7 +377,8 @@ class _Travel:
         undo.save(chunk)
         self._put(chunk, chunk + 1, base, changed, written)
         if chunk in objects and undo.objects is not None:
-            append(undo.objects, chunk, unship(objects[chunk]))
+            pieces: Any = unship(objects[chunk])
+            append(undo.objects, chunk, pieces)
         assert undo.done is not None
         undo.done[chunk] = 1
         undo.release()
