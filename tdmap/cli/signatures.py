@@ -92,12 +92,12 @@ def _tree(module: str) -> ast.Module:
 
 
 def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef | None:
-    """The function, class or method of that name."""
+    """The function, class or method of that name, which comes after its overloads."""
     body: list[ast.stmt] = _tree(module).body
     node = None
     for part in name.split("."):
         kinds = (ast.FunctionDef, ast.ClassDef)
-        node = next((one for one in body if isinstance(one, kinds) and one.name == part), None)
+        node = next((one for one in reversed(body) if isinstance(one, kinds) and one.name == part), None)
         if node is None:
             return None
         body = node.body

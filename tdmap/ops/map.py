@@ -13,13 +13,13 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
 from tdmap.data.alike import VALID, check_rows
 from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data, Dataset, is_read_anew
+from tdmap.data.kinds import Data, Dataset, R, is_read_anew
 from tdmap.data.objects import object_paths
 from tdmap.data.reader import rows_of
 from tdmap.devices import DevicePlan, Devices
@@ -28,6 +28,7 @@ from tdmap.frames import warn_user
 from tdmap.functions import Keys, adapted, as_function
 from tdmap.job import Job, Source
 from tdmap.memory import links
+from tdmap.memory.hidden import AnyPath
 from tdmap.ops.dropping import map_dropping, marking, write_dropping
 from tdmap.output.device import DeviceBuffer
 from tdmap.output.folder import fill_folder
@@ -48,7 +49,52 @@ from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.wire.lending import NotLent, cannot_lend
 
+Result = TypeVar("Result")
+Out = TypeVar("Out", bound=Dataset[Any])
 
+
+class MapArguments(MapOptions, total=False):
+    """What `map` takes besides `out` and `in_keys`, on which its result depends."""
+
+    device: Devices
+    out_keys: Keys | None
+    with_indices: bool
+    fn_kwargs: Mapping[str, Any] | None
+    shard: ShardLike
+    undo: bool
+    index_with_generator: bool
+
+
+@overload
+def map(
+    data: Dataset[Any],
+    fn: Callable[..., Any],
+    dim: int = 0,
+    *,
+    out: Out,
+    in_keys: Keys | None = None,
+    **options: Unpack[MapArguments],
+) -> Out: ...
+@overload
+def map(
+    data: Dataset[R],
+    fn: Callable[..., Any],
+    dim: int = 0,
+    *,
+    out: AnyPath | None = None,
+    in_keys: Keys,
+    **options: Unpack[MapArguments],
+) -> R: ...
+@overload
+def map(
+    data: Dataset[Any],
+    fn: Callable[..., Result],
+    dim: int = 0,
+    *,
+    out: AnyPath | None = None,
+    in_keys: None = None,
+    **options: Unpack[MapArguments],
+) -> Result: ...
 @placing_operation
 def map(
     ctx: Context,

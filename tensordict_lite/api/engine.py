@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     import os
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
     from tdmap.devices import Devices
     from tdmap.events import Callback
     from tdmap.functions import Keys
+    from tdmap.memory.hidden import AnyPath
     from tdmap.memory.links import Device
+    from tdmap.ops.iteration.map_iter import MapIterArguments
+    from tdmap.ops.map import MapArguments
+    from tdmap.reducers import Reducer
     from tdmap.rowerrors import OnError
     from tdmap.run.options import Resume
-    from tdmap.types import MapIterator
+    from tdmap.types import Dataset, MapIterator
+
+    Rows = TypeVar("Rows")
+    Out = TypeVar("Out", bound=Dataset[Any])
 
 __all__ = ["EngineOps"]
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
-def _knows_options(method: Method) -> Method:
+def _knows_options(method: Callable[..., Any]) -> Callable[..., Any]:
     """Make a method list its options when it is called with an unknown one."""
     names = frozenset(inspect.signature(method).parameters) - {"self"}
 
@@ -48,7 +55,7 @@ def _knows_options(method: Method) -> Method:
             hide_engine(error)
             raise
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 class EngineOps:
@@ -56,6 +63,40 @@ class EngineOps:
 
     __slots__ = ()
 
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Any],
+        dim: int = 0,
+        *,
+        out: Out,
+        in_keys: Keys | None = None,
+        **options: Unpack[MapArguments],
+    ) -> Out: ...
+    @overload
+    def map(
+        self: Dataset[Rows],
+        fn: Callable[..., Any],
+        dim: int = 0,
+        *,
+        out: AnyPath | None = None,
+        in_keys: Keys,
+        **options: Unpack[MapArguments],
+    ) -> Rows: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Result],
+        dim: int = 0,
+        *,
+        out: AnyPath | None = None,
+        in_keys: None = None,
+        **options: Unpack[MapArguments],
+    ) -> Result: ...
+    @overload
+    def map(
+        self, fn: Callable[..., Any], dim: int, num_workers: int | None, /, **options: Any
+    ) -> Any: ...  # what depends on the other options
     @_knows_options
     def map(
         self,
@@ -115,6 +156,23 @@ class EngineOps:
         options = {name: value for name, value in locals().items() if name not in _OWN}
         return engine_map(_dataset(self), fn, dim, **options)
 
+    @overload
+    def map_iter(
+        self: Dataset[Rows], fn: Callable[..., Any], dim: int = 0, *, in_keys: Keys, **options: Unpack[MapIterArguments]
+    ) -> MapIterator[Rows]: ...
+    @overload
+    def map_iter(
+        self,
+        fn: Callable[..., Result],
+        dim: int = 0,
+        *,
+        in_keys: None = None,
+        **options: Unpack[MapIterArguments],
+    ) -> MapIterator[Result]: ...
+    @overload
+    def map_iter(
+        self, fn: Callable[..., Any], dim: int, num_workers: int | None, /, **options: Any
+    ) -> MapIterator[Any]: ...
     @_knows_options
     def map_iter(
         self,
@@ -147,7 +205,7 @@ class EngineOps:
         on_error: OnError = "raise",
         callbacks: Iterable[Callback] = (),
         profile: bool | str | os.PathLike[str] = False,
-    ) -> MapIterator:
+    ) -> MapIterator[Any]:
         """Map ``fn`` over chunks of rows and yield the results in order: see :func:`tdmap.map_iter`.
 
         Example:
@@ -163,7 +221,11 @@ class EngineOps:
         return engine_map_iter(_dataset(self), fn, dim, **options)
 
     def map_reduce(
-        self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
+        self,
+        mapper: Callable[[Any], Any] | None,
+        reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+        num_workers: int | None = None,
+        **options: Any,
     ) -> Any:
         """Fold ``mapper(chunk)`` over all chunks in several processes: see :func:`tdmap.map_reduce`."""
         from tdmap import map_reduce as engine_map_reduce

@@ -39,7 +39,7 @@ def test_type_checker_says_what_the_cases_expect(tmp_path: Path) -> None:
         match = REPORTED.search(line)
         if match:
             found.add((match["file"], int(match["line"]), match["revealed"] or match["code"]))
-        else:
+        elif "note:     def " not in line and "Possible overload variants" not in line:
             odd.append(line)
     expected = {
         (case.name, number, match["text"].replace("tests.typing.", ""))
@@ -67,9 +67,14 @@ def test_pyright_finds_the_types_and_the_mistakes(tmp_path: Path) -> None:
         match = EXPECTED.search(line)
         assert (number in said) == (match is not None), (number, said.get(number))
         if match is not None and match["kind"] == "R":
-            assert said[number] == ("information", f'Type of "{shown(line)}" is "{match["text"].rpartition(".")[2]}"')
+            assert said[number] == ("information", f'Type of "{shown(line)}" is "{unqualified(match["text"])}"')
         elif match is not None:
             assert said[number][0] == "error"
+
+
+def unqualified(text: str) -> str:
+    """A type as pyright writes it, with the last parts of names."""
+    return re.sub(r"(\w+\.)+", "", text)
 
 
 def shown(line: str) -> str:

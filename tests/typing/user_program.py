@@ -56,7 +56,7 @@ reveal_type(data.batch_size)  # R: torch._C.Size
 reveal_type(data.pipeline().batch(4))  # R: tdmap.pipeline.pipeline.Pipeline
 reveal_type(tdmap.WorkerPool(2).num_workers)  # R: int
 reveal_type(tdmap.types.ChunkPlan(10, 2).num_chunks)  # R: int
-tdmap.map(data, double, num_workers="two")  # E: arg-type
+tdmap.map(data, double, num_workers="two")  # E: call-overload
 TensorDictModule(Pipe(), ["x"], ["y"], method="both")
 TensorDictSequential({"first": torch.nn.Linear(2, 2)}, inplace=True)
 data.send(Pipe())
@@ -68,10 +68,15 @@ reveal_type(tdmap.filter(photos, is_dark, out="dark"))  # R: user_program.Photo
 reveal_type(tdmap.shuffle(torch.arange(3), seed=0))  # R: torch._tensor.Tensor
 reveal_type(tdmap.train_test_split(photos)[0])  # R: user_program.Photo
 reveal_type(tdmap.concat([data, data])[:3])  # R: Any
-reveal_type(data.map_iter(double))  # R: tdmap.ops.iteration.iterator.MapIterator
+reveal_type(data.map_iter(double))  # R: tdmap.ops.iteration.iterator.MapIterator[tensordict_lite.dense.tensordict.TensorDict]
+reveal_type(data.map(double, out="doubled"))  # R: tensordict_lite.dense.tensordict.TensorDict
+reveal_type(photos.map(is_dark, num_workers=2))  # R: torch._tensor.Tensor
+reveal_type(photos.map(is_dark, out=data))  # R: tensordict_lite.dense.tensordict.TensorDict
+reveal_type(photos.map(torch.sigmoid, in_keys="image"))  # R: user_program.Photo
+reveal_type(tdmap.map(photos, is_dark, 0))  # R: torch._tensor.Tensor
 tdmap.filter([3, 1, 2], lambda rows: rows > 2)  # E: arg-type
 tdmap.sort("folder", "x")  # E: arg-type
-tdmap.map(3, double)  # E: arg-type
+tdmap.map(3, double)  # E: call-overload
 tdmap.reduce(3, Mean("x"))  # E: arg-type
 tdmap.concat([data, 3])  # E: list-item
 tdmap.Pipeline(3)  # E: arg-type

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import on_host
 from tdmap.run.operation import hide_engine
+
+Result = TypeVar("Result")
 
 VERSION = 1
 
@@ -30,7 +32,7 @@ class _Rows:
 
 
 @on_host
-class MapIterator(Iterator[Any]):
+class MapIterator(Iterator[Result], Generic[Result]):
     """Yields the results of `map_iter` in order.
 
     Its position can be saved and loaded into the iterator of a later program over the same rows: it goes on with
@@ -57,12 +59,12 @@ class MapIterator(Iterator[Any]):
         self._order_seed = order_seed
         self._stream = begin(0, seed, order_seed, plan, self._rows.settle)
 
-    def __iter__(self) -> MapIterator:
+    def __iter__(self) -> MapIterator[Result]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Result:
         try:
-            value = next(self._stream)
+            value: Result = next(self._stream)
         except Exception as error:
             hide_engine(error)
             raise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
-from tdmap.data.kinds import Dataset
+from tdmap.data.kinds import Dataset, R
 from tdmap.devices import OUT_CHUNKS, check_start_method
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, called_with, check_placement
@@ -23,7 +23,35 @@ from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
 from tdmap.seeding import permutation, seed_or_drawn
 
+Result = TypeVar("Result")
 
+
+class MapIterArguments(FunctionOptions, total=False):
+    """What `map_iter` takes besides `in_keys`, on which its results depend."""
+
+    device: Device | None
+    prefetch: int
+    out_keys: Keys | None
+    with_indices: bool
+    fn_kwargs: Mapping[str, Any] | None
+    shuffle: bool
+    undo: bool
+    index_with_generator: bool
+
+
+@overload
+def map_iter(
+    data: Dataset[R], fn: Callable[..., Any], dim: int = 0, *, in_keys: Keys, **options: Unpack[MapIterArguments]
+) -> MapIterator[R]: ...
+@overload
+def map_iter(
+    data: Dataset[Any],
+    fn: Callable[..., Result],
+    dim: int = 0,
+    *,
+    in_keys: None = None,
+    **options: Unpack[MapIterArguments],
+) -> MapIterator[Result]: ...
 @operation
 def map_iter(
     ctx: Context,
@@ -41,7 +69,7 @@ def map_iter(
     undo: bool = True,
     index_with_generator: bool = True,
     **options: Unpack[FunctionOptions],
-) -> MapIterator:
+) -> MapIterator[Any]:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
     A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
@@ -90,7 +118,9 @@ def map_iter(
     check_placement(fn, execution.in_processes, None)
     called = called_with(fn, plan, with_indices, fn_kwargs)
 
-    def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
+    def begin(
+        position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Callable[[ChunkPlan], None]
+    ) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
         here = called
         if with_indices and order is not None:

@@ -55,7 +55,7 @@ def check_prefetch(prefetch: int) -> None:
 class _Sent(NamedTuple):
     """A value whose copies have begun."""
 
-    value: Any
+    value: object
     tensors: list[Tensor]
     """Those of its tensors on the device whose memory is the link's."""
     sources: list[Tensor]
@@ -110,7 +110,7 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
                 close()
 
 
-def _no_room(link: DeviceLink, value: Any) -> str:
+def _no_room(link: DeviceLink, value: object) -> str:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))
     free, total = link.memory()
     return (
@@ -119,7 +119,7 @@ def _no_room(link: DeviceLink, value: Any) -> str:
     )
 
 
-def send(link: DeviceLink, value: Any) -> _Sent:
+def send(link: DeviceLink, value: object) -> _Sent:
     """Begin to copy a value; the sources are kept with it."""
     tensors = tensors_in(value)
     with torch.no_grad():
