@@ -119,7 +119,7 @@ class DevicePlan:
 _DEVICE_NAME = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 
 
-def check_no_device(out: Any, data: Data) -> None:
+def check_no_device(out: object, data: Data) -> None:
     """Raise ValueError for an `out` that names a device, which would become a folder of that name."""
     if not isinstance(out, torch.device) and not (isinstance(out, str) and _DEVICE_NAME.fullmatch(out)):
         return

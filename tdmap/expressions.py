@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.kinds import is_data
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import require_entry
 from tdmap.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
@@ -93,15 +94,15 @@ class Expression:
         """The entries that are read."""
         raise NotImplementedError
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         """Of the rows of a chunk: a numpy array, or a constant."""
         raise NotImplementedError
 
-    def time(self, chunk: Any) -> TimeType | None:
+    def time(self, chunk: Data) -> TimeType | None:
         """What the numbers stand for, where `arrow_types` says that they are times."""
         return None
 
-    def __call__(self, chunk: Any) -> Tensor:
+    def __call__(self, chunk: Data) -> Tensor:
         """The values as a tensor with the rows in dimension 0; a row alone, without it, has one value.
 
         Raises:
@@ -128,7 +129,7 @@ class Expression:
             return Method(self, "isin", (list(values),))
         return Method(self, "isin", (values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values),))
 
-    def between(self, low: Any, high: Any) -> Expression:
+    def between(self, low: object, high: object) -> Expression:
         """Whether each value is at least `low` and at most `high`."""
         return Method(self, "between", (low, high))
 
@@ -183,7 +184,7 @@ class Expression:
 
 
 def _operator(sign: str, swapped: bool) -> Callable[[Expression, Any], Expression]:
-    def apply(self: Expression, other: Any) -> Expression:
+    def apply(self: Expression, other: object) -> Expression:
         return Applied(sign, other, self) if swapped else Applied(sign, self, other)
 
     return apply
@@ -212,13 +213,13 @@ class Column(Expression):
     def keys(self) -> frozenset[Key]:
         return frozenset([self.key])
 
-    def time(self, chunk: Any) -> TimeType | None:
+    def time(self, chunk: Data) -> TimeType | None:
         path = (self.key,) if isinstance(self.key, str) else self.key
         node = chunk if len(path) == 1 or not is_data(chunk) else chunk.get(path[:-1], None)
         types = getattr(node, "_types", None)
         return time_type(types[path[-1]]) if types and path[-1] in types else None
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         if isinstance(chunk, Tensor) or not is_data(chunk):
             raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
         require_entry(chunk, self.key, "the column")
@@ -228,7 +229,7 @@ class Column(Expression):
 class Constant(Expression):
     """A value that is the same for all rows."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __repr__(self) -> str:
@@ -238,14 +239,14 @@ class Constant(Expression):
     def keys(self) -> frozenset[Key]:
         return frozenset()
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         return self.value
 
 
 class Applied(Expression):
     """Two operands and a sign."""
 
-    def __init__(self, sign: str, left: Any, right: Any) -> None:
+    def __init__(self, sign: str, left: object, right: object) -> None:
         self.sign = sign
         self.left = _operand(left)
         self.right = _operand(right)
@@ -263,7 +264,7 @@ class Applied(Expression):
     def keys(self) -> frozenset[Key]:
         return self.left.keys | self.right.keys
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         sign: str = self.sign
         left, right = self.left.values(chunk), self.right.values(chunk)
         kind, other = self.left.time(chunk), self.right.time(chunk)
@@ -306,7 +307,7 @@ class Changed(Expression):
     def keys(self) -> frozenset[Key]:
         return self.operand.keys
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         values = self.operand.values(chunk)
         if self.sign == "~" and np.asarray(values).dtype.kind == "f":
             raise TypeError(f"{self!r}: ~ turns bools around, and {self.operand!r} has floating point numbers.")
@@ -328,7 +329,7 @@ class Method(Expression):
     def keys(self) -> frozenset[Key]:
         return self.operand.keys
 
-    def values(self, chunk: Any) -> Any:
+    def values(self, chunk: Data) -> Any:
         kind, arguments = self.operand.time(chunk), self.arguments
         if self.name == "between" and (kind is not None or any(map(is_time, arguments))):
             low, high = Applied(">=", self.operand, arguments[0]), Applied("<=", self.operand, arguments[1])
@@ -363,7 +364,7 @@ def col(key: Key, *more: str) -> Expression:
     return Column(path if len(path) > 1 else path[0])
 
 
-def _operand(value: Any) -> Expression:
+def _operand(value: object) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
@@ -378,7 +379,7 @@ def _operand(value: Any) -> Expression:
     return Constant(value)
 
 
-def _is_time_beside(value: Any, column: Any, kind: TimeType | None) -> bool:
+def _is_time_beside(value: object, column: object, kind: TimeType | None) -> bool:
     """Whether a value is a time that is compared with the numbers of a column; Python objects compare themselves."""
     if kind is not None:
         return is_time(value) or isinstance(value, str)
@@ -386,7 +387,7 @@ def _is_time_beside(value: Any, column: Any, kind: TimeType | None) -> bool:
 
 
 def _beside(
-    formula: Expression, column: Expression, sign: str, value: Any, kind: TimeType | None
+    formula: Expression, column: Expression, sign: str, value: object, kind: TimeType | None
 ) -> tuple[str, int] | None:
     """A comparison with a time as one with a number; see `beside`."""
     if kind is None:
@@ -416,7 +417,7 @@ def _within(part: Expression, binds: int) -> str:
     return f"({part!r})" if part._binds < binds or (part._binds == 0 and binds <= 1) else repr(part)
 
 
-def _array(value: Any, column: Expression) -> Any:
+def _array(value: Data, column: Expression) -> Any:
     """The values of an entry: one a row as `[rows]`."""
     if is_non_tensor(value):
         if is_ragged(value) and value.kind == "tensor":
@@ -437,7 +438,7 @@ def _array(value: Any, column: Expression) -> Any:
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """A text or bytes as an object: numpy would make an array of it, and cut zeros off its end."""
     return np.array(value, dtype=object) if isinstance(value, (str, bytes)) else value
 
@@ -448,14 +449,14 @@ def _objects(values: list[Any]) -> Any:
     return array
 
 
-def _is_nan(values: Any) -> Any:
+def _is_nan(values: object) -> NDArray[np.bool_]:
     array = np.asarray(values)
     if array.dtype == object:
         return np.fromiter((one is None or one != one for one in array.reshape(-1)), bool, array.size)
     return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(array.shape, dtype=bool)
 
 
-def _is_in(values: Any, wanted: list[Any]) -> Any:
+def _is_in(values: object, wanted: list[Any]) -> NDArray[np.bool_]:
     array = np.asarray(values)
     if array.dtype == object or not wanted:
         known = set(wanted)
@@ -484,6 +485,6 @@ def _between(numbers: list[int], low: int, high: int) -> list[int]:
     return [one for one in numbers if low <= one <= high]
 
 
-def _of_row(values: Any, reduce: Callable[..., Any]) -> Any:
+def _of_row(values: object, reduce: Callable[..., Any]) -> NDArray[Any]:
     array = np.asarray(values)
     return array if array.ndim < 2 else reduce(array, axis=tuple(range(1, array.ndim)))

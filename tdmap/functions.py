@@ -41,7 +41,9 @@ IMAGE_NAMES = ("image", "images", "img", "pixels")
 _CHANNELS = (1, 2, 3, 4)
 
 
-def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = None) -> Callable[..., Any]:
+def as_function(
+    fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None
+) -> Callable[..., Any]:
     """What the engine calls for `fn`.
 
     Functions are left as they are. With `in_keys`, `fn` is called with these entries of each chunk (`OnKeys`). An
@@ -75,7 +77,7 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
     return _in_default_device(fn)
 
 
-def require_function(fn: Any) -> None:
+def require_function(fn: object) -> None:
     """Raise TypeError for what cannot be called, or whose result would have to be awaited."""
     if not callable(fn):
         raise TypeError(f"a function, a module or a transform is needed, got {fn!r}.")
@@ -87,7 +89,7 @@ def require_function(fn: Any) -> None:
         )
 
 
-def modules_of(fn: Any) -> Iterator[nn.Module]:
+def modules_of(fn: object) -> Iterator[nn.Module]:
     """The modules that a function of `as_function` calls."""
     if isinstance(fn, ModuleFunction):
         yield fn.module
@@ -101,7 +103,7 @@ class Named:
     options: Mapping[str, Any] = {}
     """Keyword arguments that it is called with."""
 
-    def __init__(self, named: Any) -> None:
+    def __init__(self, named: object) -> None:
         self.__qualname__ = function_name(named)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -227,7 +229,7 @@ class ModuleFunction(Named):
         return _MovedModule(self, device)
 
 
-def _as_rows(result: Any, chunk: Any) -> Any:
+def _as_rows(result: Data, chunk: Data) -> Data:
     """The result of a module that writes into a tensordict of its own, which has no batch size yet."""
     if is_data(result) and not isinstance(result, Tensor) and not result.batch_size and chunk.batch_size:
         with contextlib.suppress(RuntimeError):  # entries that are no rows: what takes the result says so
@@ -412,7 +414,7 @@ def _key_list(keys: Keys, name: str) -> list[Key]:
     return out
 
 
-def _is_transform(fn: Any) -> bool:
+def _is_transform(fn: object) -> bool:
     """Whether `fn` comes from torchvision's transforms; nothing is imported to find out."""
     if "torchvision" not in sys.modules:
         return False
@@ -488,7 +490,7 @@ class Numbered(Around):
         self.numbers = numbers
         self.__qualname__ = function_name(fn)
 
-    def __call__(self, chunk: Any, start: int = 0) -> Any:
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
         if self.single:
             return self.fn(chunk, start if self.numbers is None else int(self.numbers.tensors[0][start]))
         if isinstance(start, FirstRow):
@@ -509,7 +511,7 @@ class Returning(Around):
         self.takes_start = takes_start(fn)
         self.__qualname__ = function_name(fn)
 
-    def __call__(self, chunk: Any, *start: int) -> Any:
+    def __call__(self, chunk: Data, *start: int) -> Any:
         return plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
 
 
@@ -517,7 +519,7 @@ _AS_THEY_ARE = (Numbered, ModuleFunction, OnPictures)
 """What gives back whatever the user's function has returned."""
 
 
-def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
+def plain_rows(result: object, chunk: Data, dim: int = 0) -> Any:
     """What a function has returned; a dict of columns as a TensorDict, an array as a tensor.
 
     Args:
@@ -549,7 +551,7 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _column(name: Any, value: Any, has_rows: bool) -> Any:
+def _column(name: object, value: object, has_rows: bool) -> Any:
     """A column of a dict as a TensorDict takes it: arrays that may be written to, bytes as ragged rows.
 
     Raises:
@@ -566,7 +568,7 @@ def _column(name: Any, value: Any, has_rows: bool) -> Any:
 _WITHOUT_NONE: tuple[tuple[str, type], ...] = (("numbers", Number), ("bytes", bytes))
 
 
-def _listed(name: Any, rows: list[Any]) -> Any:
+def _listed(name: object, rows: list[Any]) -> Any:
     kinds = set(map(type, rows))
     found = kinds - {type(None)}
     what = next((what for what, known in _WITHOUT_NONE if found and all(issubclass(k, known) for k in found)), None)
@@ -580,13 +582,13 @@ def _listed(name: Any, rows: list[Any]) -> Any:
     return Ragged.from_list(rows) if what == "bytes" else rows
 
 
-def plain_group(result: Any) -> Any:
+def plain_group(result: object) -> Any:
     """What a function has returned that may return one row or many: a dict without any column of rows is one."""
     single = isinstance(result, dict) and _rows_of(result, 0) is None
     return plain_rows(result, None if single else ANY)
 
 
-def _batch_size_of(result: dict[str, Any], chunk: Any, dim: int) -> list[int]:
+def _batch_size_of(result: dict[str, Any], chunk: Data, dim: int) -> list[int]:
     found = _rows_of(result, dim)
     return found if found is not None else list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]
 

@@ -204,6 +204,6 @@ class Wrapped:
         """Whether the function takes its chunk as a whole: its results of parts only tell which rows raise."""
         return bool(getattr(self.fn, "takes_whole", False))
 
-    def call(self, chunk: Any, start: int) -> Any:
+    def call(self, chunk: Data, start: int) -> Any:
         """What the user's function returns."""
         return self.fn(chunk, start) if self._positional else self.fn(chunk)

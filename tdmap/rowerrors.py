@@ -104,7 +104,7 @@ class RowErrors(Sequence[RowError]):
         return f"RowErrors({self.summary()})"
 
 
-def mode_of(on_error: Any, modes: Sequence[str] = MODES) -> str:
+def mode_of(on_error: OnError, modes: Sequence[str] = MODES) -> str:
     """What becomes of rows that raise; a function says so with its attribute `mode`, and means `"skip"` without one.
 
     Args:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -112,7 +113,12 @@ class WeightedSampler(RowSampler):
     """
 
     def __init__(
-        self, weights: Any, num_samples: int | None = None, *, replacement: bool = True, seed: int = 0
+        self,
+        weights: Tensor | Sequence[float] | NDArray[Any],
+        num_samples: int | None = None,
+        *,
+        replacement: bool = True,
+        seed: int = 0,
     ) -> None:
         found = torch.as_tensor(weights, dtype=torch.float64)
         if found.dim() != 1 or not len(found) or not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
@@ -150,7 +156,9 @@ class BalancedSampler(RowSampler):
         [3, 3]
     """
 
-    def __init__(self, labels: Any, num_samples: int | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, labels: Tensor | Sequence[int] | NDArray[Any], num_samples: int | None = None, *, seed: int = 0
+    ) -> None:
         found = torch.as_tensor(labels)
         if found.dim() != 1 or not len(found) or found.is_floating_point():
             raise ValueError("labels must be integers, one for each row.")

@@ -129,7 +129,7 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int | None
     return int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator).item())
 
 
-def checked_seed(seed: Any) -> int | None:
+def checked_seed(seed: int | None) -> int | None:
     """A seed that a caller gave, any integer; None stays.
 
     Raises:
@@ -140,7 +140,7 @@ def checked_seed(seed: Any) -> int | None:
     return None if seed is None else int(seed)
 
 
-def seed_or_drawn(seed: Any) -> int:
+def seed_or_drawn(seed: int | None) -> int:
     """The seed that a caller gave, or one of torch's global random stream, which `torch.manual_seed` begins.
 
     Raises:
@@ -324,7 +324,7 @@ class Captured:
         True
     """
 
-    def __init__(self, fn: Any) -> None:
+    def __init__(self, fn: object) -> None:
         self._found = list(generators_in(fn))
 
     def __bool__(self) -> bool:
@@ -396,13 +396,13 @@ def _restore(generator: Any, state: Any) -> None:
         getattr(generator, "bit_generator", generator).state = state
 
 
-def generators_in(fn: Any) -> Iterator[Any]:
+def generators_in(fn: object) -> Iterator[Any]:
     """The generators that a function refers to: by variables, defaults, attributes, containers and other functions.
 
     The global streams are left out, and the generators of installed packages.
     """
     global_streams = (np.random.mtrand._rand, random._inst, torch.default_generator)
-    met, waiting = {id(stream): stream for stream in global_streams}, deque([fn])
+    met, waiting = {id(stream): stream for stream in global_streams}, deque[Any]([fn])
     while waiting and len(met) < _MOST_OBJECTS:
         value = waiting.popleft()
         if isinstance(value, (*_WITHOUT, TensorCollection)) or id(value) in met:
@@ -416,7 +416,7 @@ def generators_in(fn: Any) -> Iterator[Any]:
                 waiting.extend(_parts(value))
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[Any]:
     """What an object leads to."""
     if isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
@@ -464,7 +464,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _attributes(value: Any) -> Iterator[Any]:
+def _attributes(value: object) -> Iterator[Any]:
     kind = type(value)
     yield getattr(value, "__wrapped__", None) if callable(value) else None
     top = kind.__module__.partition(".")[0]

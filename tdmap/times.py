@@ -75,12 +75,12 @@ def time_type(name: str) -> TimeType | None:
     return TimeType(name, family, _NANOSECONDS[unit], zone is not None)
 
 
-def is_time(value: Any) -> bool:
+def is_time(value: object) -> bool:
     """Whether a value is a date, a time of day or a duration, of Python, numpy or pandas."""
     return isinstance(value, (date, time, timedelta, np.datetime64, np.timedelta64))
 
 
-def beside(sign: str, value: Any, kind: TimeType) -> tuple[str, int] | None:
+def beside(sign: str, value: object, kind: TimeType) -> tuple[str, int] | None:
     """The comparison of numbers of a column that says the same as that of times; None where no number can be equal.
 
     Args:
@@ -157,7 +157,7 @@ def _unit_of(kind: TimeType) -> str:
     return next(unit for unit, size in _NANOSECONDS.items() if size == kind.unit and unit not in ("day", "W"))
 
 
-def _nanoseconds(value: Any, kind: TimeType) -> int:
+def _nanoseconds(value: object, kind: TimeType) -> int:
     """A value in nanoseconds, since 1970 in UTC or since midnight."""
     found = _of_text(value, kind) if isinstance(value, str) else _of_object(value)
     if found is None:

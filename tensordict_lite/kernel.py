@@ -20,20 +20,22 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tensordict_lite import registry
 
-__all__ = ["LOCKED_MESSAGE", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
+__all__ = ["LOCKED_MESSAGE", "DeviceLike", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
 
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
     "sure the key is present; to add, remove or rename entries, do it in a `copy()`, which is "
     "unlocked and has the same tensors, or call `unlock_()` first."
 )
+
+DeviceLike: TypeAlias = "torch.device | str | int"
 
 _new_object = object.__new__
 

@@ -71,7 +71,7 @@ def _print(text: str, colour: str) -> None:
     typer.secho(f"tdmap: {text}", fg=shown, err=True)
 
 
-def _warned(message: Warning | str, *where: Any, **how: Any) -> None:
+def _warned(message: Warning | str, *where: object, **how: object) -> None:
     """What `warnings.showwarning` does during a command: the text in one line, without a place in the library."""
     text = in_shell(" ".join(str(message).split()))
     asked().warnings.append(text)
@@ -116,7 +116,7 @@ def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None
     typer.echo(json.dumps({**head, **plain(facts), **warned}, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value for JSON: tensors as lists, paths and other objects as texts. JSON knows no NaN: that is a text.
 
     Example:
@@ -243,7 +243,7 @@ def _asking(words: list[str]) -> Iterator[None]:
         _asked.reset(token)
 
 
-def _ended(run: Any) -> int:
+def _ended(run: Callable[[], Any]) -> int:
     """Run it, and say how it ended; the exit code."""
     try:
         code = run()

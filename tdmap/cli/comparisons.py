@@ -7,10 +7,13 @@ import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdmap.cli.describe import time_types
 from tdmap.cli.requests import entry_of, refuse
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -23,7 +26,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 _OPERATOR = re.compile(r"==|!=|<=|>=|<|>|\bin\b")
 
 
-def comparison(text: str, data: Any, path: Path) -> Any:
+def comparison(text: str, data: Data, path: Path) -> Any:
     """The formula of `KEY OPERATOR VALUE`; None if the text says something else. Leaves with why it cannot be met."""
     import torch
 

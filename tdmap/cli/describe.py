@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 LOOKED_AT = 100
 """Objects of a column whose types stand for all."""
 
 
-def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
+def leaves_of(data: Data, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
     """The entries of a dataset that have none themselves: key, value and bytes."""
     data = outline(data)
     for name in sorted(data.keys()):
@@ -20,7 +23,7 @@ def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
             yield (*prefix, name), value, size_of(value)
 
 
-def outline(data: Any) -> Any:
+def outline(data: Data) -> Any:
     """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself."""
     from tdmap.data.reader import rows_of
 
@@ -75,7 +78,7 @@ def type_name(value: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else "object"
 
 
-def time_types(data: Any) -> dict[str, Any]:
+def time_types(data: Data) -> dict[str, Any]:
     """The entries of a dataset that are times, by their names with dots, each with its `TimeType`."""
     from tdmap.times import time_type
 

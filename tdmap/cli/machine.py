@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdmap.memory.resources import usable_cores
 from tdmap.memory.scratch import temporary_folder
 from tdmap.runtime.workers.launch import start_methods
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _read(path: Path, size: int) -> float:
         return size / (time.perf_counter() - began)
 
 
-def _nothing(chunk: Any) -> None:
+def _nothing(chunk: Data) -> None:
     pass
 
 

@@ -7,10 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tdmap.cli.describe import leaves_of, time_types
 from tdmap.cli.requests import entry_of, refuse
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 NAMES = {
     "count": "Count",
@@ -151,7 +154,7 @@ def _number(value: Any) -> str:
 # -------- what is folded
 
 
-def parse_reducer(text: str, data: Any, path: Path, grouped: bool = False) -> Any:
+def parse_reducer(text: str, data: Data, path: Path, grouped: bool = False) -> Any:
     """The reducer of `NAME:KEY:OPTION=VALUE`, or leave with why there is none.
 
     Args:

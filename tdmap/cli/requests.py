@@ -9,12 +9,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, in_shell, one_line, say, show_traceback
 from tdmap.cli.describe import leaves_of
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 
 def refuse(message: str) -> NoReturn:
@@ -119,7 +122,7 @@ def open_rows(path: Path, least: int = 0) -> Any:
     return data
 
 
-def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str, ...]]:
+def entries_named(names: Iterable[str], data: Data, path: Path) -> list[tuple[str, ...]]:
     """The entries that names such as `a/b` stand for, each once. Lists the entries, and exits, where one is missing."""
     there = {"/".join(key): key for key, _, _ in leaves_of(data)}
     chosen = list(dict.fromkeys(names))
@@ -130,7 +133,7 @@ def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str
     return [there[name] for name in chosen]
 
 
-def entry_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+def entry_of(name: str, data: Data, path: Path) -> str | tuple[str, ...]:
     """The entry that `a/b` names, as reducers take it. Lists the entries, and exits, where it is missing."""
     (key,) = entries_named([name], data, path)
     return key if len(key) > 1 else key[0]

@@ -15,10 +15,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tdmap.events import Callback, JobStarted
 from tdmap.memory.resources import usable_cores
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 AS_GOOD = 1.03
 """Fewer workers that are slower by less than this are taken, and a gain below it is none."""
@@ -87,7 +90,7 @@ class _ChunkRows(Callback):
 
 def tune(
     run: Callable[[Any, dict[str, Any]], Any],
-    data: Any,
+    data: Data,
     *,
     rounds: int = 5,
     workers: Iterable[int] | None = None,
@@ -138,7 +141,7 @@ def _powers(most: int) -> list[int]:
     return [0, *(1 << n for n in range(most.bit_length()) if 1 << n <= most), most]
 
 
-def _long_enough(run: Callable[[Any, dict[str, Any]], Any], data: Any) -> Any:
+def _long_enough(run: Callable[[Any, dict[str, Any]], Any], data: Data) -> Any:
     """As many of the rows as a run of `SHORTEST` seconds takes."""
     rows, length = min(64, int(data.shape[0])), int(data.shape[0])
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tensordict_lite import is_non_tensor
 from tensordict_lite.objects.data import same_payload
+
+if TYPE_CHECKING:
+    from tensordict_lite import LazyStackedTensorDict
 
 VALID = "__valid__"
 """A bool entry of `out` with this name is set: True for rows that were processed, False for rows that raised."""
@@ -179,8 +182,7 @@ def fits(rows: Data, result: Data) -> bool:
 def check_fit(rows: Data, result: Data, path: KeyPath = ()) -> None:
     """Raise OutputMismatch unless the leaves of `result` can be copied into the same leaves of `rows`."""
     if isinstance(rows, Tensor):
-        check_leaf(rows, result, path)
-        cast(result, rows.dtype, path)
+        cast(check_leaf(rows, result, path), rows.dtype, path)
         return
     if is_dense(rows):
         for key, dst in rows._source.items():
@@ -192,7 +194,7 @@ def check_fit(rows: Data, result: Data, path: KeyPath = ()) -> None:
             check_fit(member, part, path)
 
 
-def member_pairs(rows: Data, result: Data, path: KeyPath) -> list[tuple[Data, Data]]:
+def member_pairs(rows: LazyStackedTensorDict, result: Data, path: KeyPath) -> list[tuple[Data, Data]]:
     """The members of a lazy stack, each with what a result has for it.
 
     Raises:
@@ -206,14 +208,15 @@ def member_pairs(rows: Data, result: Data, path: KeyPath) -> list[tuple[Data, Da
     return list(zip(rows.unbind(dim), result.unbind(dim)))
 
 
-def check_leaf(dst: Tensor, src: Data, path: KeyPath) -> None:
-    """Raise OutputMismatch unless `src` can be copied into `dst` without loss of kind."""
+def check_leaf(dst: Tensor, src: Data, path: KeyPath) -> Tensor:
+    """`src`, if it can be copied into `dst` without loss of kind; else raise OutputMismatch."""
     key = _key(path)
     if not isinstance(src, Tensor):
         raise OutputMismatch(f"{key}: out holds a tensor and the function returned {_kind(src)}.")
     if src.shape != dst.shape:
         raise wrong_shape(key, dst.shape, src.shape, "these rows and the function returned")
     check_dtype(key, dst.dtype, src.dtype, "the function returned")
+    return src
 
 
 def cast(src: Tensor, dtype: torch.dtype, path: KeyPath) -> Tensor:
@@ -283,18 +286,18 @@ def describe_difference(rows: Data, result: Data, path: KeyPath = (), objects: I
     if rows._batch_size != result._batch_size:
         return f"{key} has batch size {tuple(result.shape)} where {tuple(rows.shape)} is wanted"
     for name, value in result._source.items():
-        ours = rows._source.get(name)
-        if name in here and ours is None:
+        own = rows._source.get(name)
+        if name in here and own is None:
             if not is_non_tensor(value):
                 return f"{name!r} is {_kind(value)} where the others are Python objects"
-        elif not (is_non_tensor(ours) and is_non_tensor(value)) and not fits(ours, value):
+        elif not (is_non_tensor(own) and is_non_tensor(value)) and not fits(own, value):
             below = [where[1:] for where in objects if len(where) > 1 and where[0] == name]
-            return describe_difference(ours, value, (*path, name), below)
+            return describe_difference(own, value, (*path, name), below)
     times = [node._types or {} for node in (result, rows)]
-    odd = next((name for name in {**times[0], **times[1]} if times[0].get(name) != times[1].get(name)), None)
-    if odd is not None:
-        theirs, mine = (known.get(odd, "plain numbers") for known in times)
-        return f"{odd!r} is {theirs} where the others are {mine}"
+    for name in {**times[0], **times[1]}:
+        found, wanted = (known.get(name, "plain numbers") for known in times)
+        if found != wanted:
+            return f"{name!r} is {found} where the others are {wanted}"
     return f"{key} differs"
 
 
@@ -303,7 +306,7 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _is_another(value: Any, old: Any) -> bool:
+def _is_another(value: Data, old: Data) -> bool:
     """Whether an entry of a chunk is not what was read: other memory, or other objects."""
     if isinstance(old, Tensor):
         return not (isinstance(value, Tensor) and same_memory(value, old))
@@ -312,7 +315,7 @@ def _is_another(value: Any, old: Any) -> bool:
     return not is_non_tensor(value) or _differ(value.tolist(), old.tolist())
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(one: object, other: object) -> bool:
     """Whether two objects, or lists of them, are known to differ: those that do not compare are not."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) != len(other) or any(map(_differ, one, other))

@@ -31,7 +31,8 @@ def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None)
 
 def as_tensordict(data: Data) -> TensorDict:
     """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
-    made: TensorDict = with_types(TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1]), data)
+    made = TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1])
+    with_types(made, data)
     return made
 
 
@@ -66,7 +67,7 @@ def row_number(row: int, rows: int) -> int:
     return row + rows if row < 0 else row
 
 
-def row_numbers(index: Any, rows: int) -> Tensor:
+def row_numbers(index: object, rows: int) -> Tensor:
     """Numbers from 0 on, int64 `[m]`, of the rows that an index or a mask means.
 
     Args:

@@ -64,12 +64,12 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def are_failures(errors: Any) -> bool:
+def are_failures(errors: object) -> bool:
     """Whether it is a list of what `failure` gives."""
     return type(errors) is list and all(map(_is_failure, errors))
 
 
-def _is_failure(failure: Any) -> bool:
+def _is_failure(failure: object) -> bool:
     if type(failure) is not list or len(failure) != 5:
         return False
     row, name, arguments, message, traceback = failure

@@ -59,7 +59,7 @@ def allocate_like(result: Data, plan: ChunkPlan, allocate: Callable[[torch.dtype
     return result._rebuild(source, full, names)
 
 
-def join(parts: list[Data], plan: ChunkPlan) -> Data:
+def join(parts: list[Any], plan: ChunkPlan) -> Data:
     """Results in order as one value: concatenated along the plan's dimension, or stacked when it unbinds.
 
     Raises:
@@ -88,7 +88,7 @@ def joinable(parts: list[Data], plan: ChunkPlan) -> bool:
 _ADVICE = "Pass out=, or handle this case before the call."
 
 
-def called_with_none(fn: Callable[[Any], Any], chunk: Any) -> Any:
+def called_with_none(fn: Callable[[Any], Any], chunk: Data) -> Any:
     """What a function makes of a chunk without rows.
 
     Raises:

@@ -122,7 +122,7 @@ class Spilled(NamedTuple):
         return self.total * self.dtype.itemsize * torch.Size(self.row_shape).numel()
 
 
-def spilled(entry: Any, plan: ChunkPlan, spill: Spill) -> Spilled | None:
+def spilled(entry: Data, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     """Ragged rows, strings or bytes, written to a spill file; None for other entries."""
     if not isinstance(entry, NonTensorStack) or entry.batch_dims != 1 or plan.dim or plan.unbind or not len(entry):
         return None
@@ -372,11 +372,11 @@ def _joined(pieces: list[Piece]) -> RaggedPiece | None:
             entries.append(NonTensorStack._of_objects(piece.values))
         else:
             return None
-    joined: Any = torch.cat(entries) if len(entries) > 1 else entries[0]
+    joined: Data = torch.cat(entries) if len(entries) > 1 else entries[0]
     return RaggedPiece(joined) if type(joined) is Ragged else None
 
 
-def _flat(entry: Any) -> Any:
+def _flat(entry: Data) -> Any:
     return entry._rebuild({}, torch.Size(()))
 
 
@@ -392,7 +392,7 @@ def _entries(piece: Piece, rows: int) -> list[Any]:
     return [value if value is MISSING else NonTensorData(value) for value in _payloads(piece, rows)]
 
 
-def unchanged(entry: Any, before: Any, plan: ChunkPlan) -> bool:
+def unchanged(entry: Data, before: Data, plan: ChunkPlan) -> bool:
     """Whether an entry of a result says what an entry of the same rows holds already."""
     if entry is None:
         return True
@@ -481,7 +481,7 @@ class ObjectColumns:
         return parts
 
 
-def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tuple[int, Piece]]:
+def _over(parts: list[tuple[int, Piece]], old: Data, plan: ChunkPlan) -> list[tuple[int, Piece]]:
     """The pieces, with what a column held before in rows that have no object of their own."""
     if is_ragged(old) and not plan.dim:
         found, row = [], 0
@@ -572,13 +572,13 @@ def _filled(entries: list[Any], rest: torch.Size) -> list[Any]:
     return [_unplaced(blank if entry is MISSING else _expanded(entry, rest)) for entry in entries]
 
 
-def _expanded(entry: Any, rest: torch.Size) -> Any:
+def _expanded(entry: Data, rest: torch.Size) -> Any:
     if isinstance(entry, NonTensorData) and not entry._batch_size and rest:
         return NonTensorData(entry._payload, batch_size=rest)
     return entry
 
 
-def _unplaced(entry: Any) -> Any:
+def _unplaced(entry: Data) -> Any:
     """A row without the device and the names of the tree it came from: rows of many trees become one column.
 
     One chunk may answer with rows of a mapped dataset, which are on the CPU, and another with rows that are nowhere.
@@ -598,14 +598,14 @@ class ObjectColumn:
         entry: with its rows in dimension 0.
     """
 
-    def __init__(self, entry: Any) -> None:
+    def __init__(self, entry: Data) -> None:
         self.entry = entry
         self._piece: Piece = None
 
     def __getstate__(self) -> Any:
         return self.entry
 
-    def __setstate__(self, entry: Any) -> None:
+    def __setstate__(self, entry: Data) -> None:
         self.__init__(entry)  # type: ignore[misc]
 
     def take(self, rows: Sequence[int], missing: Sequence[bool] | None) -> Any:
@@ -662,7 +662,7 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
             with_objects(there, known).memmap_(root)
 
 
-def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Any) -> None:
+def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Data) -> None:
     """Raise OutputMismatch for ragged rows, or `Spilled` ones, of another form than those of the output."""
     found = form_of(entry)
     if wanted is not None and found is not None and wanted != found:
@@ -673,7 +673,7 @@ def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Any) -> N
         )
 
 
-def form_of(entry: Any) -> tuple[Any, ...] | None:
+def form_of(entry: Data) -> tuple[Any, ...] | None:
     """Kind, dtype and shape of ragged rows; None for other entries."""
     if isinstance(entry, Spilled):
         return entry[:3]
@@ -682,7 +682,7 @@ def form_of(entry: Any) -> tuple[Any, ...] | None:
     return None
 
 
-def objects_of(entry: Any) -> list[Any]:
+def objects_of(entry: Data) -> list[Any]:
     """The rows of a non-tensor entry: strings, bytes, JSON values, tensors or other objects, one a row."""
     if is_ragged(entry):
         return entry._ragged().objects(entry._rows)
@@ -695,7 +695,7 @@ def describe_form(form: tuple[Any, ...]) -> str:
     return form_name(*form[:3])
 
 
-def blank_like(rows: Data) -> Data:
+def blank_like(rows: Any) -> Data:
     """As many rows without content: zeros, empty rows, and None for every object."""
     if isinstance(rows, torch.Tensor):
         return torch.zeros_like(rows)

@@ -17,6 +17,7 @@ from tdmap.data.sizes import row_bytes
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.ragged import ragged_in
 from tensordict_lite.views import is_leaf_nontensor
@@ -99,8 +100,8 @@ class Reader:
         assert self.order is not None
         for first in range(begin, end, size):
             rows = self.order[first : first + size]
-            index: Any = rows[0].item() if plan.unbind else rows
-            yield self.data[(slice(None),) * plan.dim + (index,)]
+            index = rows[0].item() if plan.unbind else rows
+            yield self.data[(*(slice(None),) * plan.dim, index)]
 
 
 def plain_tensors(data: Data) -> Data:
@@ -173,13 +174,13 @@ class InMemory(Rows):
     def at(self, epoch: int, keep: Callable[[Data], Data]) -> Rows:
         return InMemory(keep(self.data), self.dim)
 
-    def select(self, *keys: Any) -> Data:
+    def select(self, *keys: str | tuple[str, ...]) -> Data:
         found = TensorDict({}, self.data.shape[:1])
         for key in keys:
             found.set(key, self.data.get(key))
         return with_types(found, self.data)
 
-    def with_columns(self, columns: Any) -> Data:
+    def with_columns(self, columns: TensorCollection) -> Data:
         wider = with_room(self.data)
         for name, column in columns.items():
             wider.set(name, column)

@@ -104,9 +104,9 @@ class Schema:
 
     def tensors_of(self, data: Data) -> list[Tensor]:
         """The tensors of a dataset of this schema, in the order of `tensors`."""
-        found = []
+        found: list[Tensor] = []
         for field in self.tensors:
-            node = data
+            node: Any = data
             for key in field.path:
                 node = node._source[key]
             found.append(node)
@@ -224,7 +224,7 @@ def join_objects(pieces: Sequence[Any]) -> Any:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 0)
 
 
-def join_pieces(pieces: list[Data]) -> Data:
+def join_pieces(pieces: list[Any]) -> Data:
     """Rows after one another. Those of lazy stacks may differ, and stay one.
 
     Raises:

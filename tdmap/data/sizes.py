@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def row_bytes(data: Data, rows: int) -> int:
     return tensor_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
 
 
-def result_bytes(value: Any) -> int:
+def result_bytes(value: object) -> int:
     """Bytes of what a function has returned, roughly: its tensors and arrays, strings, bytes and other objects."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
@@ -43,7 +43,7 @@ def result_bytes(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-def _object_bytes(node: Data, rows: int) -> int:
+def _object_bytes(node: Any, rows: int) -> int:
     """Bytes of the entries that are no tensors; one object for all rows counts once a row."""
     if is_dense(node):
         return sum([_object_bytes(entry, rows) for entry in node._source.values() if not isinstance(entry, Tensor)])
@@ -80,6 +80,6 @@ def _ragged_bytes(entry: Ragged) -> int:
     return total * column.values.itemsize * column.values.shape[1:].numel() + 8 * len(rows)
 
 
-def _sampled(values: Any, count: int) -> int:
+def _sampled(values: Collection[Any], count: int) -> int:
     found = [result_bytes(value) for value, _ in zip(values, range(SAMPLE))]
     return sum(found) * count // max(len(found), 1)

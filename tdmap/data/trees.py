@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, strided
 
-from tdmap.data.kinds import has_members, is_data, is_dense, tensors_of, with_tensors
+from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of, with_tensors
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """The tensors in `value`, in a fixed order. Other objects are not looked into.
 
     Example:
@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def _collect(value: Any, into: list[Tensor]) -> None:
+def _collect(value: object, into: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         into.append(value)
     elif is_data(value):
@@ -38,7 +38,7 @@ def _collect(value: Any, into: list[Tensor]) -> None:
             _collect(item, into)
 
 
-def rebuild(value: Any, tensors: Iterator[Tensor]) -> Any:
+def rebuild(value: object, tensors: Iterator[Tensor]) -> Any:
     """The same structure around other tensors, given in the order of `tensors_in`. Types, locks and names are kept."""
     if isinstance(value, Tensor):
         return next(tensors)
@@ -57,7 +57,7 @@ def rebuild(value: Any, tensors: Iterator[Tensor]) -> Any:
     return value
 
 
-def _rebuild_collection(value: Any, tensors: Iterator[Tensor]) -> Any:
+def _rebuild_collection(value: Data, tensors: Iterator[Tensor]) -> Data:
     own = [next(tensors) for _ in tensors_of(value)]
     new = with_tensors(value, own)
     if own:
@@ -107,7 +107,7 @@ class FreshResults:
         return _copied(value)
 
 
-def _places(value: Any) -> Iterator[tuple[str, int]]:
+def _places(value: object) -> Iterator[tuple[str, int]]:
     """The addresses of the memory in a value, and the identities of its containers."""
     if isinstance(value, Tensor):
         if value.layout is strided and not value.is_nested and value.numel():

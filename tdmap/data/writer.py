@@ -156,7 +156,7 @@ class RowWriter:
             pieces = without_gaps_over(pieces, self.objects, self._before, slice(first - self.base, last - self.base))
         return spill_pieces(pieces, self.plan, self.spill)
 
-    def _piece(self, entry: Any, spills: bool) -> Piece:
+    def _piece(self, entry: Data, spills: bool) -> Piece:
         waiting = None if self.spill is None or not spills else spilled(entry, self.plan, self.spill)
         return piece_of(entry, self.plan) if waiting is None else waiting
 
@@ -298,7 +298,7 @@ def _home(tensor: Tensor) -> str | int:
     return storage.filename or storage.data_ptr()
 
 
-def untangled(places: Any, result: Data, homes: frozenset[str | int]) -> Data:
+def untangled(places: Tensor | dict[str, Any] | None, result: Data, homes: frozenset[str | int]) -> Data:
     """A result with copies of the tensors that lie in an output, but not in their own places.
 
     Args:
@@ -365,10 +365,10 @@ def copy_moved(rows: Data, result: Data, path: KeyPath = ()) -> None:
             copy_moved(dst, src, (*path, key))
 
 
-def copy_leaf(dst: Tensor, src: Data, path: KeyPath, checked: bool, put: Put = Tensor.copy_) -> None:
+def copy_leaf(dst: Tensor, src: Any, path: KeyPath, checked: bool, put: Put = Tensor.copy_) -> None:
     """Copy one tensor, with a safe cast where it has another dtype."""
     if not checked and (not isinstance(src, Tensor) or src.dtype is not dst.dtype or src.shape != dst.shape):
-        check_leaf(dst, src, path)
+        src = check_leaf(dst, src, path)
         if src.dtype is not dst.dtype:
             src = cast(src.detach(), dst.dtype, path)
     put(dst, src.detach() if src.requires_grad else src)

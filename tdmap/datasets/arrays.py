@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Part, None,
         yield from _parts_of(path, found, columns)
 
 
-def _of_hdf5(h5py: Any, entry: Any, reason: str) -> Any:
+def _of_hdf5(h5py: ModuleType, entry: Any, reason: str) -> Any:
     if reason:
         raise ValueError(f"it {reason}")
     if h5py.check_ref_dtype(entry.dtype) is not None:
@@ -348,7 +349,7 @@ def write_hdf5(path: str, parts: Iterator[Any]) -> None:
                     _append_hdf5(h5py, file, name, values, kind)
 
 
-def _append_hdf5(h5py: Any, file: Any, name: str, values: Any, kind: str) -> None:
+def _append_hdf5(h5py: ModuleType, file: Any, name: str, values: Any, kind: str) -> None:
     dtype = values.dtype
     if kind == "str":
         dtype = h5py.string_dtype()

@@ -19,13 +19,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from tdmap.data.kinds import Data, Dataset
 from tdmap.datasets.columns import (
     VALID,
     Path,
@@ -43,6 +45,9 @@ from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrow import numbers_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
 
@@ -59,18 +64,18 @@ NAMES_ONLY = ("arrow.uuid", "arrow.json")
 """Types of extensions whose storage is the value."""
 
 
-def empty_table(schema: Any) -> Any:
+def empty_table(schema: pa.Schema) -> Any:
     """A table of a schema without rows."""
     pa = pyarrow()  # whose own `empty_table` has no unions
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def chosen_fields(schema: Any, columns: Sequence[str] | None) -> Any:
+def chosen_fields(schema: pa.Schema, columns: Sequence[str] | None) -> Any:
     """A schema of these columns only; None: of all."""
     return schema if columns is None else pyarrow().schema([schema.field(name) for name in columns])
 
 
-def rows_of(batch: Any, nulls: str = "raise", start: int = 0) -> TensorDict:
+def rows_of(batch: pa.RecordBatch | pa.Table, nulls: str = "raise", start: int = 0) -> TensorDict:
     """The rows of a table or a record batch of Arrow's.
 
     Args:
@@ -141,7 +146,7 @@ def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> 
     return found
 
 
-def _flattened(pa: Any, table: Any) -> dict[Path, Any]:
+def _flattened(pa: ModuleType, table: pa.Table) -> dict[Path, Any]:
     """The columns of a table by their paths, with those of structs in their place; nulls of a struct are nulls of all.
 
     Raises:
@@ -179,7 +184,7 @@ def naming(path: str) -> Iterator[None]:
         raise kind(f"{path}: {error}") from None
 
 
-def _value_of(pa: Any, array: Any, name: str, nulls: str, start: int) -> Any:
+def _value_of(pa: ModuleType, array: pa.Array, name: str, nulls: str, start: int) -> Any:
     """The entry of a column."""
     if array.null_count and nulls == "raise":
         row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
@@ -195,11 +200,11 @@ def _value_of(pa: Any, array: Any, name: str, nulls: str, start: int) -> Any:
         raise TypeError(f"the column {name!r} {error}") from None
 
 
-def _is_time(pa: Any, kind: Any) -> bool:
+def _is_time(pa: ModuleType, kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
 
 
-def type_named(pa: Any, name: str) -> Any:
+def type_named(pa: ModuleType, name: str) -> Any:
     """Arrow's type that has a name, such as `"timestamp[us, tz=UTC]"`.
 
     Raises:
@@ -211,7 +216,7 @@ def type_named(pa: Any, name: str) -> Any:
     return pa.type_for_alias(name)
 
 
-def _valid(pa: Any, columns: Mapping[Path, Any], path: Path, array: Any, rows: int) -> Tensor:
+def _valid(pa: ModuleType, columns: Mapping[Path, Any], path: Path, array: pa.Array, rows: int) -> Tensor:
     """Where a column has values: no nulls, and True in a mask that is a column as well."""
     valid = torch.ones(rows, dtype=torch.bool)
     if array is not None:
@@ -227,14 +232,14 @@ def _valid(pa: Any, columns: Mapping[Path, Any], path: Path, array: Any, rows: i
     return valid & torch.from_numpy(np.asarray(_one(pa, mask).fill_null(False)))
 
 
-def _one(pa: Any, chunks: Any) -> Any:
+def _one(pa: ModuleType, chunks: pa.ChunkedArray) -> Any:
     """The chunks of a column as one array."""
     if isinstance(chunks, pa.ChunkedArray):
         return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
     return chunks
 
 
-def _decoded(pa: Any, array: Any) -> Any:
+def _decoded(pa: ModuleType, array: pa.Array) -> Any:
     """The values of a dictionary, and of types of extensions that are only names; other arrays stay."""
     if getattr(array.type, "extension_name", None) in NAMES_ONLY:
         return array.storage
@@ -243,7 +248,7 @@ def _decoded(pa: Any, array: Any) -> Any:
     return pa.nulls(len(array)) if pa.types.is_null(array.type.value_type) else array.dictionary_decode()
 
 
-def require_utf8(array: Any, what: str, start: int) -> None:
+def require_utf8(array: pa.Array, what: str, start: int) -> None:
     """Raise ValueError for text of other encodings, within lists and structs too, and for bytes that are to be text.
 
     Args:
@@ -272,7 +277,7 @@ def require_utf8(array: Any, what: str, start: int) -> None:
     raise ValueError(f"{what} is damaged: {damage}")
 
 
-def _damage_of(pa: Any, array: Any) -> Exception | None:
+def _damage_of(pa: ModuleType, array: pa.Array) -> Exception | None:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -281,7 +286,7 @@ def _damage_of(pa: Any, array: Any) -> Exception | None:
     return None
 
 
-def value_of(pa: Any, array: Any) -> Any:
+def value_of(pa: ModuleType, array: pa.Array) -> Any:
     """One array of Arrow's.
 
     Raises:
@@ -314,17 +319,17 @@ def value_of(pa: Any, array: Any) -> Any:
     raise TypeError(_no_place(kind))
 
 
-def _no_place(kind: Any) -> str:
+def _no_place(kind: pa.DataType) -> str:
     return f"is of the type {kind}, which is no tensor: cast it, or leave it out with columns=[...]."
 
 
-def _time_numbers(pa: Any, array: Any) -> Tensor:
+def _time_numbers(pa: ModuleType, array: pa.Array) -> Tensor:
     """Times as whole numbers in their own unit."""
     whole = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     return numbers_of(whole.fill_null(0) if whole.null_count else whole)
 
 
-def _shaped(pa: Any, array: Any) -> Tensor:
+def _shaped(pa: ModuleType, array: pa.Array) -> Tensor:
     """A column of tensors of one shape, of Arrow's own type or of those of Hugging Face (`Array2D`)."""
     shape, values = getattr(array.type, "shape", None), array.storage
     permutation = list(getattr(array.type, "permutation", None) or ())
@@ -338,18 +343,18 @@ def _shaped(pa: Any, array: Any) -> Tensor:
     return cast(Tensor, value_of(pa, values)).reshape(len(array), *shape)
 
 
-def _is_text(types: Any, kind: Any) -> bool:
+def _is_text(types: ModuleType, kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _is_binary(types: Any, kind: Any) -> bool:
+def _is_binary(types: ModuleType, kind: pa.DataType) -> bool:
     return bool(
         types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
         or types.is_fixed_size_binary(kind)
     )  # fmt: skip
 
 
-def _fixed(pa: Any, array: Any) -> Tensor:
+def _fixed(pa: ModuleType, array: pa.Array) -> Tensor:
     width = array.type.list_size
     if array.null_count:  # a null has values of its own, which are anything
         valid = torch.from_numpy(np.asarray(array.is_valid()).copy())
@@ -368,7 +373,7 @@ def _fixed(pa: Any, array: Any) -> Tensor:
     return value
 
 
-def _lists(pa: Any, array: Any) -> Any:
+def _lists(pa: ModuleType, array: pa.Array) -> Any:
     if array.null_count:
         array = array.fill_null([])
     inner = array.values
@@ -381,7 +386,7 @@ def _lists(pa: Any, array: Any) -> Any:
     return Ragged._over("tensor", value, offsets)
 
 
-def _is_plain(types: Any, kind: Any) -> bool:
+def _is_plain(types: ModuleType, kind: pa.DataType) -> bool:
     """Whether values of a type are numbers, or lists of a fixed size of them: what a tensor holds."""
     if types.is_fixed_size_list(kind):
         return _is_plain(types, kind.value_type)
@@ -391,7 +396,7 @@ def _is_plain(types: Any, kind: Any) -> bool:
     return not nested and not hasattr(kind, "storage_type")
 
 
-def _objects(pa: Any, array: Any) -> Any:
+def _objects(pa: ModuleType, array: pa.Array) -> Any:
     """Lists of text, of lists or of structs, and maps, as JSON values; a null is None.
 
     Raises:
@@ -405,7 +410,7 @@ def _objects(pa: Any, array: Any) -> Any:
     return _bytes(pa, json_texts(array), "json")
 
 
-def _not_json(pa: Any, kind: Any) -> Any:
+def _not_json(pa: ModuleType, kind: pa.DataType) -> Any:
     """A type within a nested one whose values JSON has not; None where it has all."""
     types = pa.types
     if types.is_map(kind):
@@ -421,7 +426,7 @@ def _not_json(pa: Any, kind: Any) -> Any:
     return None if has or _is_text(types, kind) else kind
 
 
-def _bytes(pa: Any, array: Any, kind: str) -> Any:
+def _bytes(pa: ModuleType, array: pa.Array, kind: str) -> Any:
     wanted = pa.large_string() if kind == "str" else pa.large_binary()
     if array.type != wanted and not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
         array = array.cast(wanted)
@@ -452,7 +457,7 @@ class Part(NamedTuple):
 
 
 @on_host
-def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
+def to_arrow(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     """A table of Arrow's, sharing memory where it can.
 
     Args:
@@ -468,7 +473,7 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     return part_to_arrow(data, nulls, 0)
 
 
-def part_to_arrow(data: Any, nulls: str | None, start: int, nested: AsArrow | None = None) -> Any:
+def part_to_arrow(data: Data, nulls: str | None, start: int, nested: AsArrow | None = None) -> Any:
     """`to_arrow` of a part that begins at this row, for messages.
 
     Args:
@@ -488,7 +493,7 @@ AsArrow: TypeAlias = "Callable[[Path, Any], Any]"
 """Makes an array of the texts of a column of JSON values. Raises TypeError with what follows the column's name."""
 
 
-def part_arrays(data: Any, nulls: str | None, start: int, nested: AsArrow) -> dict[Path, Any]:
+def part_arrays(data: Data, nulls: str | None, start: int, nested: AsArrow) -> dict[Path, Any]:
     """The columns of a part as arrays of Arrow's, by their paths. Arguments and errors as `part_to_arrow`."""
     if nulls not in (None, "mask"):
         raise ValueError(
@@ -524,7 +529,7 @@ def nested_in(arrays: Mapping[Path, Any], join: Callable[[list[str], list[Any]],
     return list(levels), found
 
 
-def _timed(pa: Any, array: Any, name: str) -> Any:
+def _timed(pa: ModuleType, array: pa.Array, name: str) -> Any:
     """Whole numbers as the times that they are; others, and where no type is known, stay."""
     if not name or not pa.types.is_integer(array.type):
         return array
@@ -535,7 +540,7 @@ def _timed(pa: Any, array: Any, name: str) -> Any:
     return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 
-def _put_nulls(pa: Any, arrays: dict[Path, Any], path: Path, valid: Any) -> None:
+def _put_nulls(pa: ModuleType, arrays: dict[Path, Any], path: Path, valid: pa.Array) -> None:
     """Give a column nulls where a mask is False."""
     if valid.type != pa.bool_():
         name = joined(path)
@@ -545,7 +550,7 @@ def _put_nulls(pa: Any, arrays: dict[Path, Any], path: Path, valid: Any) -> None
     arrays[path] = arrays[path].take(pa.array(rows, mask=~np.asarray(valid)))
 
 
-def array_of(pa: Any, tensor: Tensor) -> Any:
+def array_of(pa: ModuleType, tensor: Tensor) -> Any:
     """A tensor `[n, ...]` as an array: dimensions behind the first one are lists of a fixed size.
 
     Raises:
@@ -582,7 +587,7 @@ class NestedTypes:
         self._known: dict[Path, Any] = {}
         self.grew = False
 
-    def __call__(self, path: Path, texts: Any) -> Any:
+    def __call__(self, path: Path, texts: pa.Array) -> Any:
         """The values of some rows of a column (`AsArrow`)."""
         pa, known = pyarrow(), self._known.get(path)
         if known is not None:
@@ -607,14 +612,14 @@ class NestedTypes:
             raise TypesGrew
 
 
-def _values_in_common(texts: Any) -> Any:
+def _values_in_common(texts: pa.Array) -> Any:
     try:
         return json_values(texts)
     except pyarrow().ArrowInvalid:
         return _from_objects(texts, None)
 
 
-def _from_objects(texts: Any, kind: Any) -> Any:
+def _from_objects(texts: pa.Array, kind: pa.DataType) -> Any:
     pa = pyarrow()
     try:
         return pa.array([json.loads(text) for text in texts.to_pylist()], kind)
@@ -622,7 +627,7 @@ def _from_objects(texts: Any, kind: Any) -> Any:
         raise _nothing_in_common(error) from None
 
 
-def _common(one: Any, other: Any) -> Any:
+def _common(one: pa.DataType, other: pa.DataType) -> Any:
     pa = pyarrow()
     try:
         schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
@@ -637,7 +642,7 @@ def _nothing_in_common(error: Exception) -> TypeError:
     )
 
 
-def ragged_array(pa: Any, column: Ragged, what: str, start: int) -> Any:
+def ragged_array(pa: ModuleType, column: Ragged, what: str, start: int) -> Any:
     """Rows of different lengths as large lists, strings or bytes, JSON values as their text; None is null.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import is_data
+from tdmap.data.kinds import Dataset, is_data
 from tdmap.datasets.arrow import rows_of, to_arrow
 from tdmap.datasets.extras import need, pyarrow
 from tdmap.datasets.formats import one_of
@@ -24,6 +24,8 @@ from tensordict_lite.building.arrays import require_unmasked
 if TYPE_CHECKING:
     from typing import Unpack
 
+    import pyarrow as pa
+
     from tdmap.execution import WorkerOptions
     from tdmap.rowerrors import OnError
 
@@ -33,7 +35,7 @@ CHUNK_ROWS = 1024
 
 @on_host
 def from_arrow(
-    table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
+    table: pa.Table, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
     """The rows of a table or a record batch of Arrow's; numbers and text share its memory.
 
@@ -86,7 +88,7 @@ def from_polars(
 
 
 @on_host
-def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
+def to_pandas(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     """A data frame of pandas' of what `to_arrow` takes; dimensions behind the first become lists.
 
     `nulls` as `to_arrow`.
@@ -104,7 +106,7 @@ def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
 
 
 @on_host
-def to_polars(data: Any, *, nulls: str | None = None) -> Any:
+def to_polars(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     """A data frame of polars' of what `to_arrow` takes; `nulls` as `to_arrow`."""
     return need("polars", "polars", "making data frames").from_arrow(to_arrow(data, nulls=nulls))
 
@@ -113,7 +115,7 @@ def to_polars(data: Any, *, nulls: str | None = None) -> Any:
 
 
 @on_host
-def to_huggingface(data: Any, *, nulls: str | None = None) -> Any:
+def to_huggingface(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     """A `datasets.Dataset` of what `to_arrow` takes; it shares memory with the data, mapped files included.
 
     `nulls` as `to_arrow`.
@@ -167,7 +169,8 @@ def from_huggingface(
         return one_of([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    return flat_map(index, fn, out=place, chunksize=CHUNK_ROWS, resume=resume, **options)  # type: ignore[no-any-return]
+    made: TensorDict = flat_map(index, fn, out=place, chunksize=CHUNK_ROWS, resume=resume, **options)
+    return made
 
 
 class ReadArrow:
@@ -231,9 +234,8 @@ def from_dataset(
         raise ValueError(f"ragged names {unknown[0]!r}, and rows have {', '.join(first)}.")
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
     place = destination(out, overwrite)
-    return flat_map(  # type: ignore[no-any-return]
-        index, fn, out=place, chunksize=chunksize, resume=resume, on_error=on_error, **options
-    )
+    made: TensorDict = flat_map(index, fn, out=place, chunksize=chunksize, resume=resume, on_error=on_error, **options)
+    return made
 
 
 class ReadRows:
@@ -291,7 +293,7 @@ class ReadRows:
         return {str(name): self._value(str(name), value, number) for name, value in named.items()}
 
     @staticmethod
-    def _value(name: str, value: Any, number: int) -> Any:
+    def _value(name: str, value: object, number: int) -> Any:
         if isinstance(value, (str, bytes)):
             return value
         if isinstance(value, Tensor):

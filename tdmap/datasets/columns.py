@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import is_data
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.objects import objects_of
 from tdmap.data.reader import rows_of
 from tdmap.datasets.extras import no_column
@@ -42,7 +42,7 @@ def is_mask(path: Path, columns: Mapping[Path, Any]) -> bool:
     return path[-1].endswith(VALID) and (*path[:-1], path[-1].removesuffix(VALID)) in columns
 
 
-def rows_in(data: Any) -> Any:
+def rows_in(data: Data) -> Any:
     """A dataset with rows: a collection, a dict of columns, or a `Ragged`, which is the column `"rows"`.
 
     Raises:
@@ -61,7 +61,7 @@ def rows_in(data: Any) -> Any:
     return data
 
 
-def columns_in(rows: Any) -> dict[Path, Any]:
+def columns_in(rows: Data) -> dict[Path, Any]:
     """The columns of a dataset in memory or mapped from files, in their order.
 
     Raises:
@@ -117,13 +117,13 @@ def require_one_each(names: Sequence[str]) -> None:
         )
 
 
-def types_in(rows: Any) -> dict[Path, str]:
+def types_in(rows: Data) -> dict[Path, str]:
     """The types of Arrow's that are known of columns, by their paths."""
     types: Mapping[Any, str] = getattr(rows, "arrow_types", {})
     return {(key,) if isinstance(key, str) else key: name for key, name in types.items()}
 
 
-def kinds_in(rows: Any) -> dict[Path, str]:
+def kinds_in(rows: Data) -> dict[Path, str]:
     """What the columns are, in words: dtype and shape of a row, kind of rows, or type of times."""
     types, found = types_in(rows), {}
     for path, column in columns_in(rows).items():
@@ -133,7 +133,7 @@ def kinds_in(rows: Any) -> dict[Path, str]:
     return found
 
 
-def chosen(data: Any, names: Sequence[str], masked: bool = False) -> Any:
+def chosen(data: Data, names: Sequence[str], masked: bool = False) -> Any:
     """A dataset with some of its columns; a name before a dot stands for all behind it.
 
     Args:

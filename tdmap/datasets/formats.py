@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tdmap.data.kinds import Data, Dataset
 from tdmap.data.reader import row_bytes_of
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import (
@@ -56,6 +57,8 @@ from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+    import pyarrow as pa
 
     from tdmap.execution import WorkerOptions
 
@@ -241,7 +244,7 @@ def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
 
 @entry_point
 def write(
-    data: Any,
+    data: Dataset[Any],
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
@@ -289,7 +292,7 @@ def write(
         attempt(lambda: form.write(path, _parts(path, _batches(rows, size), form, nulls, types)))
 
 
-def _batches(rows: Any, size: int) -> Iterator[Any]:
+def _batches(rows: Data, size: int) -> Iterator[Any]:
     for start in range(0, len(rows) or 1, size):
         yield rows[start : start + size]
 
@@ -310,7 +313,7 @@ def _parts(path: str, batches: Iterator[Any], format: Format, nulls: str | None,
     types.finish()
 
 
-def _without_gaps(rows: Any, start: int) -> Any:
+def _without_gaps(rows: Data, start: int) -> Any:
     """Rows for a format of arrays or files, which has neither nulls nor JSON values.
 
     Raises:
@@ -328,7 +331,7 @@ def _without_gaps(rows: Any, start: int) -> Any:
     return rows
 
 
-def _rows_at_a_time(rows: Any) -> int:
+def _rows_at_a_time(rows: Data) -> int:
     """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
     return max(min(PART_BYTES // max(row_bytes_of(rows, len(rows)), 1), 1 << 20), 1)
 
@@ -562,7 +565,7 @@ def _write_parquet(path: str, parts: Iterator[Any]) -> None:
     _write_with(path, map(_require_short, parts), lambda file, schema: parquet.ParquetWriter(file, schema))
 
 
-def _require_short(table: Any) -> Any:
+def _require_short(table: pa.Table) -> pa.Table:
     """A table whose values have fewer bytes than Parquet refuses.
 
     Raises:
@@ -639,7 +642,7 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
     return write_parts
 
 
-def _json_lines(rows: Any, nulls: str | None, start: int, _nested: AsArrow) -> Any:
+def _json_lines(rows: Data, nulls: str | None, start: int, _nested: AsArrow) -> Any:
     """Rows as objects of JSON, a line each: JSON values as they are, times as CSV has them."""
     pa, objects = pyarrow(), set[Any]()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tdmap.datasets.columns import require_one_each
 from tdmap.datasets.extras import compute, need, pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DEEPEST = 64
 """Levels of structs, groups and JSON values: parsers call themselves for each, as far as the stack reaches."""
@@ -28,7 +31,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def json_texts(array: Any) -> Any:
+def json_texts(array: pa.Array) -> Any:
     """The JSON of each value, as `json.dumps` writes it without spaces: large strings without nulls.
 
     Args:
@@ -73,14 +76,14 @@ def join_fields(names: Sequence[str], texts: Sequence[Any]) -> Any:
     return joined_texts(*(part for pair in zip(heads, texts) for part in pair), "}")
 
 
-def joined_texts(*parts: Any) -> Any:
+def joined_texts(*parts: pa.Array) -> Any:
     """Large strings, one after the other in each row; a string is the same in all rows."""
     kind = pyarrow().large_string()
     scalars = [pyarrow().scalar(part, kind) if isinstance(part, str) else part for part in (*parts, "")]
     return compute().binary_join_element_wise(*scalars)
 
 
-def _escaped(text: Any) -> Any:
+def _escaped(text: pa.Array) -> Any:
     """Text as it is between quotes."""
     odd = compute().match_substring_regex(text, _ESCAPED).fill_null(False)
     if not compute().any(odd).as_py():
@@ -89,7 +92,7 @@ def _escaped(text: Any) -> Any:
     return compute().replace_with_mask(text, odd, pyarrow().array(quoted, pyarrow().large_string()))
 
 
-def text_bytes(texts: Any) -> Any:
+def text_bytes(texts: pa.Array) -> Any:
     """The bytes of large strings, one after the other, without a copy."""
     _, offsets, content = texts.buffers()
     if not len(texts) or content is None:
@@ -101,7 +104,7 @@ def text_bytes(texts: Any) -> Any:
 # -- back ----------------------------------------------------------------------------------------------------------
 
 
-def json_values(texts: Any, kind: Any = None) -> Any:
+def json_values(texts: pa.Array, kind: pa.DataType = None) -> Any:
     """The values of JSON, of a type of Arrow's.
 
     Args:
@@ -127,7 +130,7 @@ def json_values(texts: Any, kind: Any = None) -> Any:
     return found.combine_chunks()
 
 
-def _without_times(kind: Any) -> Any:
+def _without_times(kind: pa.DataType) -> Any:
     """A type in which times are text, as JSON has them."""
     pa, types = pyarrow(), pyarrow().types
     if types.is_struct(kind):
@@ -160,7 +163,7 @@ def parsed(block: Any, types: Mapping[str, Any] | None = None, unexpected: str =
     return reader.read_json(pa.BufferReader(block), whole, options)
 
 
-def is_large(column: Any) -> bool:
+def is_large(column: pa.ChunkedArray) -> bool:
     """Whether a column has floats that whole numbers may have been rounded to, lists and structs included."""
     pa = pyarrow()
     types = pa.types
@@ -176,7 +179,7 @@ def is_large(column: Any) -> bool:
     return bool(len(values)) and bool((abs(values) >= EXACT).any())
 
 
-def too_deep(data: Any) -> int | None:
+def too_deep(data: bytes | bytearray | memoryview) -> int | None:
     """The number of the first JSON value that is nested more than `DEEPEST` levels deep."""
     data = bytes(data)
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data

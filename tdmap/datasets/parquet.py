@@ -47,7 +47,8 @@ def read_parquet(
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
     fn: Any = ReadGroup(files, columns, nulls) if numbers else _Nothing(empty)
     place: Any = store
-    return flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)  # type: ignore[no-any-return]
+    made: TensorDict = flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)
+    return made
 
 
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:

@@ -77,7 +77,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from None
 
 
-def _samples(path: str, source: Any) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _samples(path: str, source: io.RawIOBase) -> Iterator[tuple[str, dict[str, bytes]]]:
     """The samples of a tar file: their key, and the content of their files by ending."""
     key = ""
     files: dict[str, bytes] = {}
@@ -108,7 +108,7 @@ def _samples(path: str, source: Any) -> Iterator[tuple[str, dict[str, bytes]]]:
         yield key, files
 
 
-def _unpacked(source: Any) -> Any:
+def _unpacked(source: io.RawIOBase) -> Any:
     """A file as it is without its compression, all members of which are read and checked."""
     file = io.BufferedReader(source)
     head = file.peek(6)
@@ -177,7 +177,7 @@ def _array(content: bytes) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
 
 
-def _whole_number(value: Any) -> int:
+def _whole_number(value: bytes) -> int:
     number = int(value)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{number} is no int64")

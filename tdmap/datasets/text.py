@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import objects_of
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
@@ -194,7 +195,7 @@ def padded(tokens: Ragged, max_length: int | None, pad_id: int, left: bool = Fal
 
 @entry_point
 def tokenise(
-    data: Any,
+    data: Dataset[Any],
     tokenizer: Any,
     key: Any = None,
     *,
@@ -269,15 +270,13 @@ def tokenise(
     fn = ToTokens(key, one, max_length, dtype, eos, pad, left)
     with one_thread_each():
         if pack is None:
-            return map_chunks(  # type: ignore[no-any-return]
-                rows, fn, out=out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options
-            )
+            return map_chunks(rows, fn, out=out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options)
         with temporary_folder("tdmap-tokens", None if out is None else _beside(out)) as scratch:
             tokens = map_chunks(rows, fn, out=os.path.join(scratch, "tokens"), chunksize=chunksize, **options)
             return pack_rows(tokens, TOKENS, pack, out, columns=columns, overwrite=overwrite, **options)
 
 
-def text_in(data: Any, key: Any) -> tuple[Any, Any]:
+def text_in(data: Data, key: Any) -> tuple[Any, Any]:
     """The rows of a dataset with its column of text alone, and the key of that.
 
     Raises:
@@ -321,7 +320,7 @@ def _kind_of(entry: Any) -> str:
 
 @entry_point
 def pack(
-    data: Any,
+    data: Dataset[Any],
     key: Any,
     size: int,
     *,
@@ -361,7 +360,7 @@ def pack(
     return pack_rows(data, key, size, out, columns=columns, overwrite=overwrite, resume=resume, **options)
 
 
-def pack_rows(data: Any, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any) -> TensorDict:
+def pack_rows(data: Data, key: Any, size: int, out: Any, *, columns: Sequence[str] = (), **options: Any) -> TensorDict:
     """`pack`, within another call."""
     require_block_columns(columns)
     rows = rows_in(data)
@@ -379,7 +378,8 @@ def pack_rows(data: Any, key: Any, size: int, out: Any, *, columns: Sequence[str
     shared = SharedTensors([flat, offsets], execution.in_processes)
     fn = PackBlocks(shared, key, size, tuple(columns), [flat, offsets])
     chunk = max(min(CHUNK_VALUES // size, -(-count // 8)), 1)
-    return map_chunks(numbers, fn, out=out, chunksize=chunk, **options)  # type: ignore[no-any-return]
+    packed: TensorDict = map_chunks(numbers, fn, out=out, chunksize=chunk, **options)
+    return packed
 
 
 _OWN = ("overwrite", "resume")

@@ -177,7 +177,7 @@ _SAMPLE, _ELEMENTS = 64, 16
 """Rows that are looked at, and elements of each of them."""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether an entry is a tensor of real numbers or bools, which `ColumnReducer` reduces."""
     return isinstance(value, Tensor) and not value.is_complex() and not value.is_nested
 

@@ -273,7 +273,7 @@ def _parse(text: bytes) -> JobStatus:
     return JobStatus(process=who, workers=workers, alive=who.is_alive, **said)
 
 
-def _whole(value: Any, most: int = _MOST_WHOLE) -> int:
+def _whole(value: object, most: int = _MOST_WHOLE) -> int:
     if type(value) is not int or not 0 <= value < most:
         raise ValueError("no number of a status")
     return value

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdmap.data.kinds import is_data, is_dense, tensors_of
+from tdmap.data.writer import RowWriter
 from tdmap.events import Measures
 from tdmap.runtime.ondevice import Runner
+from tdmap.runtime.undo import Undo
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -145,8 +147,8 @@ class Meter:
         self.read, self.fn, self.write = WorkPart(self.who), WorkPart(self.who), WorkPart(self.who)
         self.bytes_out = self._packed = 0
         self._out_row_bytes = 0
-        self._writer: Any = None
-        self._undo: Any = None
+        self._writer: RowWriter | None = None
+        self._undo: Undo | None = None
         self._began_job = time.monotonic()
         self._next_uss = self._began_job + USS_SECONDS  # not in jobs that are over at once
         self._task = "self" if loop.own_process else "thread-self"
@@ -160,7 +162,7 @@ class Meter:
 
     def _attach(self, loop: ChunkLoop) -> None:
         self._plain_fn = loop.fn
-        self._runner: Any = loop.fn if isinstance(loop.fn, Runner) else None
+        self._runner = loop.fn if isinstance(loop.fn, Runner) else None
         self._sent = self._fetched = 0
         loop.fn = self._timed_fn = _Timed(loop.fn, self.fn)
         loop.pack = self._packing(loop.pack)

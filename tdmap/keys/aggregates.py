@@ -115,7 +115,7 @@ def join_states(parts: Sequence[States]) -> States:
     )
 
 
-def reduce_runs(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
+def reduce_runs(ufunc: np.ufunc, values: Tensor, starts: Starts) -> Tensor:
     """A numpy ufunc over each run of rows; sums of infinities are NaN, as those of torch."""
     with np.errstate(all="ignore"):
         return torch.from_numpy(ufunc.reduceat(values.numpy(force=True), starts, axis=0))
@@ -157,7 +157,7 @@ class _OfEntry(Grouped):
 
     def total(self, chunk: Slotted) -> Tensor | None:
         """The sum of each used slot in float64; None where runs are wanted."""
-        return chunk.once((self.key, self.dim), lambda: self._total(chunk))  # type: ignore[no-any-return]
+        return chunk.once((self.key, self.dim), lambda: self._total(chunk))
 
     def _total(self, chunk: Slotted) -> Tensor | None:
         values, inner, _ = self.entry(chunk.rows)
@@ -360,13 +360,13 @@ class GroupedExtrema(_OfEntry):
         return states[0]
 
 
-def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
+def _extreme(ufunc: np.ufunc, values: Tensor, starts: Starts) -> Tensor:
     if values.dtype in NOT_OF_NUMPY:  # the detour is exact
         return reduce_runs(ufunc, values.float(), starts).to(values.dtype)
     return reduce_runs(ufunc, values, starts)
 
 
-def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
+def _extreme_by_slot(ufunc: np.ufunc, values: Tensor, chunk: Slotted) -> Tensor:
     numbers = (values.float() if values.dtype in NOT_OF_NUMPY else values).numpy(force=True)
     found = np.empty(chunk.slots.count, dtype=numbers.dtype)
     found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
@@ -492,7 +492,7 @@ _FORMS: Mapping[type, Callable[[Any], Grouped]] = {
 }
 
 
-def grouped_form(reducer: Any, name: str) -> Grouped:
+def grouped_form(reducer: object, name: str) -> Grouped:
     """How a reducer works on many groups: its own form, ours, or group by group.
 
     Raises:

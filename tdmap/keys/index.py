@@ -227,7 +227,7 @@ def sorted_rows(
         assert places is not None
         firsts = (counts.cumsum() - counts).tolist()
         name = keyed.reader.what
-        work: Any = SortPartition(partitions, firsts, places, name, whole)
+        work: PartitionWork = SortPartition(partitions, firsts, places, name, whole)
         if packs:
             work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))

@@ -110,7 +110,7 @@ class KeySpec:
         return KeyCodec(tuple(columns), descending)
 
 
-def _plain(key: Any) -> Key:
+def _plain(key: Key) -> Key:
     plain: Key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     return plain
 
@@ -126,7 +126,7 @@ def _column(chunk: Data, name: Key) -> Any:
     return value
 
 
-def as_column(value: Any, fn: object = None) -> Any:
+def as_column(value: object, fn: object = None) -> Tensor | list[str]:
     """A tensor, or a list of strings, from what a key function may return."""
     if isinstance(value, Tensor):
         return value

@@ -81,7 +81,7 @@ class MapPartition:
     def _results(self, columns: list[Tensor], starts: list[int], stops: list[int], keys: Words) -> Iterator[Data]:
         """Results of consecutive groups, several at a time."""
         waiting: list[Data] = []
-        look: Any = None
+        look: object = None
         schema: Schema | None = None
         nbytes = row_bytes = 0
         for group, rows in enumerate(self._groups(columns, starts, stops)):
@@ -153,7 +153,7 @@ class MapPartition:
         for first, last in self.partitions.batches(partition, batch_bytes):
             part_words, parts = self.partitions.read(partition, first, last)
             end = at + len(part_words[0])
-            rows: Any = slice(at, end) if place is None else torch.from_numpy(place[at:end])
+            rows: slice | Tensor = slice(at, end) if place is None else torch.from_numpy(place[at:end])
             for column, part in zip(columns, parts):
                 signed_view(column)[rows] = signed_view(part)
             residency.trim()
@@ -168,7 +168,7 @@ def _file_column(path: Path, shape: Shape, rows: int) -> Tensor:
     return memory.view(shape.dtype).view(rows, *shape.row)
 
 
-def _look_of(value: Any) -> Any:
+def _look_of(value: Data) -> object:
     """What tells two results that have one schema, at little cost; equal schemas may look different."""
     if isinstance(value, Tensor):
         return value.dtype, value.shape[1:]
@@ -189,5 +189,5 @@ def _same_schema(schema: Schema | None, result: Data) -> Schema:
     return found
 
 
-def _joined(results: list[Data]) -> Data:
+def _joined(results: list[Any]) -> Data:
     return results[0] if len(results) == 1 else torch.cat(results, 0)

@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     """Entries whose rows are counted, where they are named: a count reads none of them."""
 
 
-def parse(spec: Any) -> Asked:
+def parse(spec: object) -> Asked:
     """What `GroupBy.agg` was given.
 
     Raises:
@@ -93,14 +93,14 @@ def parse(spec: Any) -> Asked:
     return asked
 
 
-def _called(what: Any) -> str:
+def _called(what: object) -> str:
     """The entry that one of several statistics goes to."""
     if isinstance(what, tuple):
         return "_".join(f"{part:g}" if isinstance(part, float) else str(part) for part in what)
     return what if isinstance(what, str) else type(what).__name__.lower()
 
 
-def _add(asked: Asked, path: Path, key: Any, what: Any) -> None:
+def _add(asked: Asked, path: Path, key: Key, what: object) -> None:
     if path in asked.reducers or path in asked.ordered:
         raise ValueError(f"agg: {path!r} is asked for twice.")
     if isinstance(what, Reducer):

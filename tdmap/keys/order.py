@@ -108,7 +108,7 @@ def is_sorted(words: Words) -> bool:
     """Whether rows are in the order of their words already."""
     if len(words) == 1:
         return not bool((words[0][1:] < words[0][:-1]).any())
-    less: Any = False
+    less: NDArray[np.bool_] | bool = False
     for word in reversed(words):  # what later words say counts where this one is equal
         less = (word[1:] < word[:-1]) | ((word[1:] == word[:-1]) & less)
     return not bool(np.any(less))
@@ -130,7 +130,7 @@ def group_starts(words: Words) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(new) + 1])
 
 
-def take(words: Words, rows: Any) -> Words:
+def take(words: Words, rows: NDArray[np.int64]) -> Words:
     """Some rows of words."""
     return [word[rows] for word in words]
 
@@ -157,7 +157,7 @@ def search(table: Words, words: Words, right: bool = False) -> NDArray[np.int64]
 
 
 def _is_before(a: Words, b: Words, or_equal: bool) -> NDArray[np.bool_]:
-    result: Any = or_equal
+    result: NDArray[np.bool_] | bool = or_equal
     for one, other in zip(reversed(a), reversed(b)):
         result = (one < other) | ((one == other) & result)
     return np.asarray(result, dtype=bool)

@@ -220,7 +220,7 @@ class Labels(Sequence[Any]):
         return self._strings[index]
 
 
-def _has_ranks(entry: Any) -> bool:
+def _has_ranks(entry: object) -> bool:
     """Whether rows of an entry can be ranked where they lie: strings or bytes, and no None."""
     if not is_ragged(entry) or entry.kind == "tensor":
         return False

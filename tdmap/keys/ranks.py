@@ -6,11 +6,12 @@ UTF-8 has the order of code points, so strings are in the order that Python give
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tensordict_lite import Ragged
@@ -106,13 +107,20 @@ def ranks_of(columns: Sequence[Spans], whole_bytes: int = WHOLE_BYTES) -> list[T
     return [torch.from_numpy(part.copy()) for part in np.split(dense, ends)]
 
 
-def _without_gaps(ranks: Any) -> Any:
+def _without_gaps(ranks: NDArray[np.int64]) -> NDArray[np.int64]:
     used = np.zeros(len(ranks) + 1, np.int64)
     used[ranks + 1] = 1
     return np.cumsum(used)[ranks + 1] - 1
 
 
-def _rank_whole(columns: Sequence[Spans], lengths: Any, ranks: Any, rows: Any, depth: int, whole_bytes: int) -> Any:
+def _rank_whole(
+    columns: Sequence[Spans],
+    lengths: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    depth: int,
+    whole_bytes: int,
+) -> NDArray[np.int64]:
     """Tell rows apart by their remaining bytes, one group of equal prefixes at a time.
 
     Returns:
@@ -143,7 +151,7 @@ def _rest(columns: Sequence[Spans], row: int, depth: int) -> bytes:
     raise IndexError(row)
 
 
-def _words(columns: Sequence[Spans], rows: Any, depth: int) -> Any:
+def _words(columns: Sequence[Spans], rows: NDArray[np.int64], depth: int) -> Iterator[NDArray[np.uint64]]:
     """The word number `depth` of some rows, zeros behind their end; rows ascend over all columns."""
     first = 0
     for column in columns:

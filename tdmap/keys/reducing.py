@@ -14,7 +14,7 @@ from tdmap.data.columns import Shape, columns_of, gather, reordered, with_column
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow, select
-from tdmap.keys.aggregates import Grouped, States, join_states, pick
+from tdmap.keys.aggregates import Grouped, Starts, States, join_states, pick
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.order import Words, equal, group_starts, joined, search, stable_order, take
@@ -126,7 +126,7 @@ def states_by_slot(forms: Mapping[str, Grouped], rows: Data, slots: Slots, room:
     return states
 
 
-def update_all(forms: Mapping[str, Grouped], rows: Data, starts: Any) -> list[States]:
+def update_all(forms: Mapping[str, Grouped], rows: Data, starts: Starts) -> list[States]:
     """The states of groups, for each reducer."""
     return [form.update(rows, starts) for form in forms.values()]
 
@@ -261,7 +261,7 @@ class ReducePartition:
         before = seen.add(keys, np.diff(starts, append=len(order)))
         return keys, [form.update_after(rows, starts, before) for form in self.forms.values()]
 
-    def _fold(self, states: list[States], starts: Any) -> list[States]:
+    def _fold(self, states: list[States], starts: Starts) -> list[States]:
         return [form.fold(state, starts) for form, state in zip(self.forms.values(), states)]
 
     def _merge(self, a: tuple[Words, list[States]], b: tuple[Words, list[States]]) -> tuple[Words, list[States]]:

@@ -9,9 +9,10 @@ what is found there is compared with the key, and a chunk with any key that is n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,13 +149,18 @@ class KeyTable:
 
 
 def _hash(words: Words, factors: tuple[int, ...], room: Blocks | None = None) -> NDArray[np.int64]:
-    mixed: Any = np.empty_like(words[0]) if room is None else room.array("hashes", len(words[0]), np.uint64)
+    mixed: NDArray[np.uint64] = (
+        np.empty_like(words[0]) if room is None else room.array("hashes", len(words[0]), np.uint64)
+    )
     np.multiply(words[0], np.uint64(factors[0]), out=mixed)
     for word, factor in zip(words[1:], factors[1:]):
         mixed ^= word * np.uint64(factor)
     mixed >>= np.uint64(64 - _BITS)
     hashes: NDArray[np.int64] = mixed.view(np.int64)
     return hashes
+
+
+T = TypeVar("T")
 
 
 class Slotted:
@@ -173,11 +179,12 @@ class Slotted:
         self._known: dict[Any, Any] = {}
         self._sorted: Data | None = None
 
-    def once(self, name: Any, make: Any) -> Any:
+    def once(self, name: Hashable, make: Callable[[], T]) -> T:
         """What `make()` returned for a name."""
         if name not in self._known:
             self._known[name] = make()
-        return self._known[name]
+        found: T = self._known[name]
+        return found
 
     def add_up(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sums of one number a row, in float64 and in the order of the rows, of each slot."""

@@ -49,7 +49,7 @@ def pack_runs(values: Sequence[Run | Kept | None]) -> dict[str, Any]:
     }
 
 
-def unpack_runs(packed: Any) -> list[Run | Kept | None]:
+def unpack_runs(packed: dict[str, Any]) -> list[Run | Kept | None]:
     """What `pack_runs` was given. Raises ValueError, TypeError or LookupError for other data."""
     files = packed["files"]
     runs: Iterator[Run] = iter(())

@@ -217,7 +217,7 @@ def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
                 yield parse_json(line)
 
 
-def printable(value: Any, most: int = 500) -> str:
+def printable(value: object, most: int = 500) -> str:
     """A text for people that a file may have made up: on one line, without what a terminal would obey.
 
     Example:

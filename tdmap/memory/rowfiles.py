@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from tdmap.memory.mapped import copies_on_write
@@ -152,7 +152,7 @@ class Blocks(threading.local):
             room = self._rooms[name] = torch.empty(nbytes, dtype=torch.uint8)
         return room[:nbytes]
 
-    def array(self, name: str, rows: int, dtype: Any) -> NDArray[Any]:
+    def array(self, name: str, rows: int, dtype: DTypeLike) -> NDArray[Any]:
         """The same as an array of one number a row."""
         kind = np.dtype(dtype)
         return self.room(name, rows * kind.itemsize).numpy().view(kind)

@@ -100,7 +100,7 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
     return Summary(found, len(rows), others)
 
 
-def _ragged(entry: Any) -> Ragged | None:
+def _ragged(entry: Data) -> Ragged | None:
     """Strings, bytes and lists of numbers as rows that have lengths; None for other entries."""
     if is_ragged(entry):
         return entry

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset
+from tdmap.data.kinds import Dataset
 from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.ops.group_by import GroupBy, reduce_groups
 from tdmap.output.permute import deliver
@@ -27,7 +27,7 @@ def unique(
     out: Dataset[Any] | str | os.PathLike[str] | None = None,
     dropna: bool = False,
     **options: Unpack[Options],
-) -> Data:
+) -> Any:
     """The different keys of a dataset, sorted.
 
     Args:
@@ -64,7 +64,7 @@ def value_counts(
     sort: bool = True,
     name: str = "count",
     **options: Unpack[Options],
-) -> Data:
+) -> Any:
     """How often each key occurs.
 
     Args:

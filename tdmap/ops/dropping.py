@@ -29,7 +29,7 @@ from tdmap.sink import returned_none
 class Marked(Around, Wrapped):
     """Adds a bool entry that is True to each result. Rows that raise are zeros, so it is False there."""
 
-    def __call__(self, chunk: Any, start: int = 0) -> Any:
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
         result = self.call(chunk, start)
         if result is None:
             return None
@@ -68,7 +68,7 @@ class SameRows(Wrapped):
         super().__init__(fn)
         self.plan = plan
 
-    def __call__(self, chunk: Any, start: int = 0) -> Any:
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
         result = self.call(chunk, start)
         rows = 1 if self.plan.unbind else int(chunk.shape[0])
         if result is None:

@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import row_words
@@ -143,7 +144,7 @@ def _fill(mask: Tensor, job: Job) -> None:
     for chunk in range(job.plan.num_chunks):
         start, stop = job.plan.rows(chunk)
         try:
-            answer: Any = job.fn
+            answer: Callable[..., Any] = job.fn
             mask[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
         except Exception as error:
             add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
@@ -166,12 +167,12 @@ class Mask:
         self._positional = getattr(predicate, "takes_start", False)
         self.__qualname__ = function_name(predicate)  # messages and progress bars name what the user wrote
 
-    def __call__(self, chunk: Any, start: int = 0) -> Tensor:
+    def __call__(self, chunk: Data, start: int = 0) -> Tensor:
         answer = self.predicate(chunk, start) if self._positional else self.predicate(chunk)
         return as_mask(answer, () if self.single else (int(chunk.shape[0]),))
 
 
-def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
+def as_mask(answer: object, shape: tuple[int, ...]) -> Tensor:
     """What a predicate has returned, as a bool tensor of the shape that is wanted.
 
     Raises:
@@ -209,7 +210,7 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
 class CopyRows(Step):
     """The second job, where tensors can be read by name: its chunks are parts of the mask."""
 
-    def __init__(self, source: SharedTensors, places: RowFiles, first: Any, size: int) -> None:
+    def __init__(self, source: SharedTensors, places: RowFiles, first: NDArray[np.int64], size: int) -> None:
         super().__init__("filter")
         self.source = source
         self.places = places
@@ -233,7 +234,9 @@ class CopyRows(Step):
 class CopyChunks(CopyRows):
     """The same where rows have to be asked for: its chunks are those of the data, and the mask is its only tensor."""
 
-    def __init__(self, schema: Schema, mask: SharedTensors, places: RowFiles, first: Any, size: int) -> None:
+    def __init__(
+        self, schema: Schema, mask: SharedTensors, places: RowFiles, first: NDArray[np.int64], size: int
+    ) -> None:
         super().__init__(mask, places, first, size)
         self.schema = schema
 

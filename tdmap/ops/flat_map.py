@@ -25,7 +25,7 @@ def flat_map(
     *,
     out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
-) -> Data:
+) -> Any:
     """Map each chunk to any number of rows, and concatenate them in the order of the chunks.
 
     Args:

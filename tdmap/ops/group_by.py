@@ -109,7 +109,7 @@ class GroupBy:
         *,
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
-    ) -> Data:
+    ) -> Any:
         """One row for each key: what `tdmap.reduce` gives for the rows of its group.
 
         `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` work on all groups at once, and so does a
@@ -146,7 +146,7 @@ class GroupBy:
         *,
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[MapGroupsOptions],
-    ) -> Data:
+    ) -> Any:
         """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
 
         Rows go through files, a range of keys at a time. The rows of a group of more than 64 MiB are mapped from
@@ -192,7 +192,7 @@ class GroupBy:
         *,
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
-    ) -> Data:
+    ) -> Any:
         """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
 
         Args:
@@ -252,7 +252,7 @@ class GroupBy:
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         largest: bool = True,
         **options: Unpack[Options],
-    ) -> Data:
+    ) -> Any:
         """The `k` rows of each group with the largest values of an entry: group by group, largest first.
 
         Args:
@@ -298,7 +298,7 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
     return _to_output(ctx, groups, keyed, reduction.run, has_keys=True)
 
 
-def _parts(groups: GroupBy, reducers: Any) -> dict[Any, Any]:
+def _parts(groups: GroupBy, reducers: Mapping[Any, Any] | Reducer[Any]) -> dict[Any, Any]:
     """The reducers by their names."""
     parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
     if not parts:

@@ -77,7 +77,7 @@ def join(
     suffixes: tuple[str, str] | None = None,
     indicator: str = "__matched__",
     **options: Unpack[Options],
-) -> Data:
+) -> Any:
     """Join two datasets by key: the rows of `a`, each beside the rows of `b` with the same key.
 
     Args:
@@ -143,7 +143,7 @@ def join(
         return task.outer_of_objects() if how == "outer" else task.append(ctx)
 
 
-def _check(a: Data, b: Data, how: str, out: Any, suffix: str, suffixes: tuple[str, str] | None) -> tuple[str, str]:
+def _check(a: Data, b: Data, how: str, out: object, suffix: str, suffixes: tuple[str, str] | None) -> tuple[str, str]:
     """Raise what is wrong with the arguments before anything is read; returns the suffixes of both sides."""
     if how not in METHODS:
         raise ValueError(f"how must be one of {', '.join(map(repr, METHODS))}: got {how!r}.")
@@ -393,6 +393,7 @@ class _Join:
     def append(self, ctx: Context) -> Data:
         """Pairs of rows as collections."""
         assert self.names is not None
+        data: Data
         main, other, keyed, table = self.names.left, self.names.right, self.left, self.right
         chunk_names: dict[Key, Key] = {new: name for name, new in self.names.mine.items()}
         if self.how == "right":

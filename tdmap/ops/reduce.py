@@ -56,7 +56,7 @@ class FoldChunk:
         named = mapper if mapper is not None else type(reducer)
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
 
-    def __call__(self, chunk: Any, start: int = 0) -> Any:
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
         if self.mapper is not None:
             rows = self.mapper(chunk)
             self._require_each_row(chunk, rows)

@@ -85,7 +85,7 @@ _SMALLEST, _LARGEST = 1e-200, 1e200
 """Weights are added as they are when the largest one lies between."""
 
 
-def _count(n: Any, frac: Any, length: int) -> int:
+def _count(n: int | None, frac: float | None, length: int) -> int:
     if (n is None) is (frac is None):
         raise TypeError(f"sample takes a number of rows n=, or their share frac=: got n={n!r}, frac={frac!r}.")
     if n is not None:
@@ -97,7 +97,7 @@ def _count(n: Any, frac: Any, length: int) -> int:
     return round(frac * length)
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
 
 

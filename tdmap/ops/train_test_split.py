@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Dataset, R
+from tdmap.data.kinds import Data, Dataset, R
 from tdmap.devices import check_no_device
+from tdmap.functions import Key
 from tdmap.ops.permute import permute
 from tdmap.run.operation import entry_point
 from tdmap.run.options import Options
@@ -26,7 +28,7 @@ def train_test_split(
     *,
     out: str | os.PathLike[str] | None = None,
     seed: int | None = None,
-    stratify: Any = None,
+    stratify: Key | Tensor | Sequence[Any] | None = None,
     shuffle: bool = True,
     **options: Unpack[Options],
 ) -> tuple[R, R]:
@@ -73,7 +75,7 @@ def train_test_split(
     return first, second
 
 
-def _labels(data: Any, stratify: Any) -> Tensor:
+def _labels(data: Data, stratify: Key | Tensor | Sequence[Any]) -> Tensor:
     """What tells the groups apart: the numbers of an entry, or one for each of its strings."""
     labels = data[stratify] if isinstance(stratify, (str, tuple)) else stratify
     if isinstance(labels, str):  # one for all rows

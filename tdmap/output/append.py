@@ -32,6 +32,7 @@ from tdmap.functions import ANY, plain_rows
 from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import RowFiles
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.output.output import Output, Step
 from tdmap.output.spill import copy_bytes, joined_rows
@@ -39,7 +40,7 @@ from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.values import Codec
-from tdmap.sink import Kind
+from tdmap.sink import Allocate, Kind
 
 
 class SpilledRows(NamedTuple):
@@ -79,7 +80,7 @@ def pack_pieces(values: Sequence[tuple[SpilledRows, ...] | None]) -> dict[str, A
     }
 
 
-def unpack_pieces(packed: Any) -> list[tuple[SpilledRows, ...] | None]:
+def unpack_pieces(packed: dict[str, Any]) -> list[tuple[SpilledRows, ...] | None]:
     """What `pack_pieces` was given. Raises ValueError, TypeError or LookupError for other data."""
     schemas = {number: Schema(skeleton) for number, skeleton in packed["skeletons"].items()}
     pieces = [
@@ -118,7 +119,7 @@ class SpillRows(Wrapped):
         # By thread: another one's pieces may reach the driver first, and what is under way may never do.
         self._sent: dict[int, set[int]] = {}
 
-    def __call__(self, chunk: Any, start: int = 0) -> tuple[SpilledRows, ...]:
+    def __call__(self, chunk: Data, start: int = 0) -> tuple[SpilledRows, ...]:
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
         pieces = tuple(self._spill(rows, known) for rows in each_result(self.call(chunk, start)))
@@ -143,7 +144,7 @@ class SpillRows(Wrapped):
         return SpilledRows(parts.rows, digest, file, offset, objects, parts.schema if new else None)
 
 
-def each_result(result: Any) -> Iterator[Data]:
+def each_result(result: object) -> Iterator[Data]:
     """The datasets that a function has returned: one, none, or those of an iterable; dicts of columns are datasets."""
     if result is None:
         return
@@ -177,7 +178,7 @@ class CollectPieces(Collect):
         self.schemas: dict[int, Schema] = {}
         self._first: tuple[int, int] | None = None
 
-    def open(self, plan: ChunkPlan, allocate: Any) -> None:
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         super().open(plan, allocate)
         self._plan = plan
         for chunk, pieces in self.restored.items():
@@ -395,7 +396,7 @@ def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schem
     """
     with ctx.spill() as spill:
         pieces, spilling, found = CollectPieces(ctx.output), SpillRows(_same, spill), []
-        pieces.open(ChunkPlan(0, 1), None)
+        pieces.open(ChunkPlan(0, 1), Arena().empty)
         for number, rows in enumerate(parts):
             found.append(spilling(rows))
             pieces.learn(number, found[-1])

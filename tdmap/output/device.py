@@ -172,8 +172,8 @@ def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[
         OutputMismatch: one does not fit; names the key.
     """
     if isinstance(rows, Tensor):
-        check_leaf(rows, result, path)
-        yield rows, result.detach() if result.requires_grad else result
+        leaf = check_leaf(rows, result, path)
+        yield rows, leaf.detach() if leaf.requires_grad else leaf
         return
     if not is_dense(rows):
         return  # no tensors in it, or `devices.check_device_out` would have refused it

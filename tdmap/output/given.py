@@ -225,7 +225,7 @@ def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
             continue
         reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
         region = shared_region(tensor.detach()) if tensor.device.type == "cpu" else None
-        key: Any
+        key: str | tuple[int, int]
         if region is None:
             key, start = str(tensor.device), tensor.data_ptr()
         else:

@@ -210,7 +210,7 @@ class Gather(Sink[Any]):
         blank = blank_like(example if plan.unbind else narrow(example, plan.dim, 0, 1))
         for start, stop in self._failed:
             for chunk in range(start, stop):
-                rows = [blank] * plan.count(chunk, chunk + 1)
+                rows: list[Any] = [blank] * plan.count(chunk, chunk + 1)
                 self._loose[chunk] = blank if plan.unbind else torch.cat(rows, plan.dim)
 
     def _parts(self) -> list[Data]:

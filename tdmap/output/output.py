@@ -238,7 +238,7 @@ class Output:
         assert files is not None
         return files
 
-    def _room_for(self, entry: Any) -> Any:
+    def _room_for(self, entry: Data) -> Data:
         """An entry; of ragged rows in spill files a copy in memory, and of those for a folder what is to be copied."""
         if self.store is not None:
             if isinstance(entry, SpilledColumn):
@@ -276,7 +276,7 @@ class Output:
             targets.append(target)
         return RowFiles.of(targets)
 
-    def result(self) -> Data:
+    def result(self) -> Any:
         """The output, with every row in its place; a larger one than was needed is cut."""
         if self.store is not None:
             if self._ragged:
@@ -308,7 +308,7 @@ def _entry(data: Data, path: KeyPath) -> Any:
     return data.get(path if len(path) > 1 else path[0], None)
 
 
-def _check_entry(target: Any, field: Field) -> None:
+def _check_entry(target: object, field: Field) -> None:
     """Raise OutputMismatch unless rows of a tensor can go into an entry of the output."""
     key = key_name(field.path)
     if not isinstance(target, Tensor) or field.dtype is None:

@@ -271,7 +271,7 @@ class OutputFolder:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
         return ragged_files(Path(self._data), data, path, rows)
 
-    def save(self, data: Data) -> Data:
+    def save(self, data: Data) -> Any:
         """Write a dataset that is in memory, as a call of its own where the folder is not claimed. Errors as `claimed`
         and `require_room_for_hidden`."""
         require_room_for_hidden(data)
@@ -416,7 +416,7 @@ def require_no_tilde(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"only a shell replaces the ~ of {text!r}: pass os.path.expanduser({text!r}).")
 
 
-def destination(out: Any, overwrite: bool) -> Any:
+def destination(out: object, overwrite: bool) -> Any:
     """`out` of an operation, as `OutputFolder.of` and `Output` take it.
 
     Raises:

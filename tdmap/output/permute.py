@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ def permute_rows(ctx: Context, data: Dataset[R], order: Tensor, method: str | No
     return result
 
 
-def check_order(data: Data, order: Any) -> Tensor:
+def check_order(data: Data, order: object) -> Tensor:
     """`order`, as a plain tensor, if it may be used for the rows of `data`.
 
     Raises:

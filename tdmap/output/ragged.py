@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from tensordict_lite import Ragged
 from tensordict_lite.gathering import gather_rows
 from tensordict_lite.memmap import text
 from tensordict_lite.objects.column import numbers_of
+
+if TYPE_CHECKING:
+    from tdmap.output.spill import SpilledColumn
 
 BLOCK_ROWS = 1 << 18
 """Rows whose lengths are looked at together."""
@@ -38,7 +41,8 @@ class ChosenRows:
 
     def _spans(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Where rows start and end in their values, some at a time."""
-        column: Any = self.entry.column
+        column = self.entry.column
+        assert column is not None
         return (column.spans(self.entry._rows[first : first + step]) for first in range(0, len(self), step))
 
     def fill(self, made: Ragged, execution: Execution, log: Log | None = None) -> None:
@@ -138,7 +142,7 @@ def _rows(values: Tensor, starts: Tensor, ends: Tensor, total: int) -> Tensor:
     return block
 
 
-def lies_flat(rows: Any) -> bool:
+def lies_flat(rows: ChosenRows | SpilledColumn) -> bool:
     """Whether `ChosenRows` or a `SpilledColumn` lie as values and offsets in a folder: few strings are JSON, which the
     reference opens."""
     return len(rows) > 0 and not text.is_short(rows.kind, len(rows), lambda: rows.total)

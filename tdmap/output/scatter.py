@@ -20,10 +20,12 @@ where workers side by side wait for what it reads for the other.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import words_of
@@ -81,7 +83,7 @@ def scatter_rows(
     order = ordered.tensors[0]
     buckets = ChunkPlan(len(order), block_rows)
 
-    def run_each(count: int, fn: Any) -> None:
+    def run_each(count: int, fn: Callable[..., int]) -> None:
         ctx.step(apart(count, streams), ChunkPlan(count, 1), fn)
 
     counts = np.stack(ctx.step(order, buckets, _Count(block_rows, chunks)))
@@ -145,7 +147,7 @@ class _Count(Step):
 class _List(Step):
     """Puts the rows of each chunk one after the other, those of the first bucket first."""
 
-    def __init__(self, block_rows: int, starts: Any, listed: SharedTensors) -> None:
+    def __init__(self, block_rows: int, starts: NDArray[np.int64], listed: SharedTensors) -> None:
         super().__init__("permute")
         self.block_rows = block_rows
         self.starts = starts
@@ -168,8 +170,8 @@ class _Spread(Step):
     def __init__(
         self,
         block_rows: int,
-        counts: Any,
-        segments: Any,
+        counts: NDArray[np.int64],
+        segments: NDArray[np.int64],
         listed: SharedTensors,
         source: SharedTensors,
         places: RowFiles,

@@ -110,7 +110,7 @@ class Shards:
 
     def __init__(
         self,
-        out: Any,
+        out: object,
         rows_per_shard: int | None,
         execution: Execution,
         overwrite: bool = False,

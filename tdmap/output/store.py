@@ -257,7 +257,9 @@ class ShardWriter:
 
     takes_start = True
 
-    def __init__(self, job: Job, target: Target, run: str, rows_per_shard: int, noted: bool, execute: Any) -> None:
+    def __init__(
+        self, job: Job, target: Target, run: str, rows_per_shard: int, noted: bool, execute: Callable[[Job, str], Data]
+    ) -> None:
         self.fn = job.fn
         self.plan = job.plan
         self.policy = job.policy

@@ -199,7 +199,7 @@ def _tried(head: Head, settings: RunSettings) -> int:
     return default_chunk_size(rows, head.view.row_bytes + found[0] // LEAD_ROWS)
 
 
-def _measured(value: Any, start: int) -> int:
+def _measured(value: object, start: int) -> int:
     return result_bytes(value)
 
 

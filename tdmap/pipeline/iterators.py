@@ -368,12 +368,13 @@ class BufferIterator(PieceIterator):
         rows = self._cutter.take(min(self._cutter.rows, self._size))
         order = self._draw()
         slots, others = order[: rows.shape[0]], order[rows.shape[0] :]
-        assert self.buffer is not None
-        out = self.buffer[slots]
-        if leaves_hold_rows(self.buffer):
-            self.buffer[slots] = rows
+        buffer: Any = self.buffer
+        assert buffer is not None
+        out = buffer[slots]
+        if leaves_hold_rows(buffer):
+            buffer[slots] = rows
         else:  # the members of a lazy stack are now those of `out`, too, and may differ in shape
-            self.buffer = join_pieces([self.buffer[others], rows.clone()]) if len(others) else rows.clone()
+            self.buffer = join_pieces([buffer[others], rows.clone()]) if len(others) else rows.clone()
         return out
 
     def _drain(self) -> Data:

@@ -224,7 +224,7 @@ class _Carried:
         self.state = state
 
 
-def _placed(elements: Any, places: bool) -> Iterator[Any]:
+def _placed(elements: ElementIterator, places: bool) -> Iterator[Any]:
     try:
         for value in elements:
             yield [value, _Carried(elements.state() if places else None)]

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, Dataset, is_data
@@ -395,7 +395,7 @@ class Pipeline(Chain):
             raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
         self._epochs.set(epoch)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
             "a pipeline has no rows to index, because its stages run in order: iterate it, take(n).collect(), or "
             "skip(n).take(1).collect(). The dataset that it began with can be indexed."
@@ -405,16 +405,16 @@ class Pipeline(Chain):
         """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
         place = worker_place()
         if place is None:
-            elements: Any = self.iter()
+            elements: Iterator[Any] = self.iter()
         else:
             settings = RunSettings(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
             elements = Sendable(PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share))
-        return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
+        return for_loader(elements, sys._getframe(1))
 
     @operation_method
-    def write(self, ctx: Context, out: Dataset[Any] | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Data:
+    def write(self, ctx: Context, out: Dataset[Any] | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Any:
         """Write all rows; batches are joined.
 
         Args:
@@ -445,7 +445,7 @@ class Pipeline(Chain):
         return terminals.reduce(self._opened(settings), settings, as_reducer(reducer))
 
     @operation_method
-    def collect(self, ctx: Context, **options: Unpack[FunctionOptions]) -> Data:
+    def collect(self, ctx: Context, **options: Unpack[FunctionOptions]) -> Any:
         """All rows in memory; batches are joined. Options as `iter`.
 
         Raises:
@@ -517,7 +517,7 @@ class Pipeline(Chain):
         return self.svg
 
 
-def _pipeline(other: Any, name: str) -> Pipeline:
+def _pipeline(other: Data, name: str) -> Pipeline:
     if isinstance(other, Pipeline):
         return other
     if is_data(other):

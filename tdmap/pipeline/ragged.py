@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdmap.data.kinds import Data
 from tdmap.data.objects import objects_of
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.ragged import is_ragged
@@ -26,7 +27,7 @@ def require_block_columns(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def ragged_in(rows: Any, key: Any) -> Ragged:
+def ragged_in(rows: Data, key: str | tuple[str, ...]) -> Ragged:
     """The ragged column of some rows.
 
     Raises:
@@ -55,9 +56,9 @@ class PadRows:
         self.left = left
         self.__qualname__ = f"pad({key})"
 
-    def __call__(self, rows: Any) -> Any:
+    def __call__(self, rows: Data) -> Any:
         padded, mask = ragged_in(rows, self.key).pad(self.to, self.value, self.left)
-        result = rows.exclude(self.key)
+        result: Any = rows.exclude(self.key)
         result[self.key], result[f"{self.key}_mask"] = padded, mask
         return result
 
@@ -72,7 +73,7 @@ class PackRows:
         self.columns = columns
         self.__qualname__ = f"pack({key})"
 
-    def __call__(self, rows: Any) -> TensorDict:
+    def __call__(self, rows: Data) -> TensorDict:
         flat, offsets = ragged_in(rows, self.key).flat()
         total, lengths = len(flat), offsets.diff()
         blocks = -(-total // self.n)
@@ -102,7 +103,7 @@ class SortByLength:
         self.shuffle = shuffle
         self.__qualname__ = f"bucket({key})"
 
-    def __call__(self, rows: Any) -> Any:
+    def __call__(self, rows: Data) -> Any:
         batches = list(torch.sort(ragged_in(rows, self.key).lengths, stable=True).indices.split(self.n))
         full = sum(len(batch) == self.n for batch in batches)
         picks = torch.randperm(full).tolist() if self.shuffle else range(full)

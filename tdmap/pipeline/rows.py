@@ -17,7 +17,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -150,7 +149,7 @@ def few(rows: Rows, count: int) -> Rows:
     return rows_of(rows.window(0, min(count, rows.length or 0)))
 
 
-def _picked(index: Any, pick: Stage) -> Any:
+def _picked(index: Picks, pick: Stage) -> Picks:
     """What take, skip and shard leave of an index; a shuffle leaves everything."""
     if isinstance(pick, Take):
         return index[: pick.count]

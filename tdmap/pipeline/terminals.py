@@ -14,6 +14,7 @@ from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.functions import ANY, plain_rows
+from tdmap.job import Job
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import append_rows, append_stream, each_result
 from tdmap.output.folder import fill_folder
@@ -53,7 +54,7 @@ def keeps_rows(plan: Plan) -> TypeGuard[Head]:
     return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
 
 
-def one_job(head: Head, settings: RunSettings, gives_rows: bool = False, **ends: Any) -> Any:
+def one_job(head: Head, settings: RunSettings, gives_rows: bool = False, **ends: Any) -> Job:
     """The single job of a head with one epoch.
 
     Args:
@@ -169,7 +170,7 @@ def reduce(plan: Plan, settings: RunSettings, reducer: Reducer[Any]) -> Any:
 class _Fold(FoldChunk):
     """The state of a chunk's rows, which may be a batch."""
 
-    def __call__(self, chunk: Any, start: int = 0) -> Any:
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
         return super().__call__(as_rows(chunk), start)
 
 

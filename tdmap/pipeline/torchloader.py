@@ -67,7 +67,7 @@ class Envelope(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         raise KeyError(key)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         raise KeyError(key)
 
     def __delitem__(self, key: str) -> None:
@@ -93,7 +93,7 @@ def _is_shared(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_shared()
 
 
-def for_loader(elements: Any, caller: FrameType | None) -> Any:
+def for_loader(elements: Iterator[Any], caller: FrameType | None) -> Iterator[Any]:
     """The elements as the caller of `iter(pipeline)` can handle them: a DataLoader without a `collate_fn` cannot."""
     if caller is None or caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
         return elements
@@ -105,7 +105,7 @@ def for_loader(elements: Any, caller: FrameType | None) -> Any:
 class Sendable(Iterator[Any]):
     """The elements of a DataLoader's worker, each of which goes to another process; else the iterator that it wraps."""
 
-    def __init__(self, elements: Any) -> None:
+    def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
 
     def __next__(self) -> Any:
@@ -118,7 +118,7 @@ class Sendable(Iterator[Any]):
 class _Enveloped(Iterator[Any]):
     """An iterator whose elements are in envelopes; otherwise like the one that it wraps."""
 
-    def __init__(self, elements: Any) -> None:
+    def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
 
     def __next__(self) -> Any:

@@ -113,7 +113,7 @@ class Work:
         return value if self.then is None else self.then(value, start)
 
 
-def _apart_from(chunk: Data, value: Any) -> Any:
+def _apart_from(chunk: Data, value: object) -> Any:
     """A value, with copies of those of its tensors that lie in the memory of a chunk."""
     memory = set(map(_memory_of, tensors_of(chunk)))
     tensors = tensors_in(value)
@@ -148,7 +148,7 @@ def with_batches(stages: Iterable[Stage]) -> Iterator[tuple[Stage, bool]]:
         yield stage, batched
 
 
-def run_stages(stages: Sequence[Stage], value: Any) -> Any:
+def run_stages(stages: Sequence[Stage], value: Data) -> Data:
     """Apply stages to a chunk, or to a batch; NOTHING when no row is left.
 
     Raises:
@@ -174,7 +174,7 @@ def run_stages(stages: Sequence[Stage], value: Any) -> Any:
     return value
 
 
-def apply_stage(stage: Stage, value: Any, batched: bool) -> Any:
+def apply_stage(stage: Stage, value: Data, batched: bool) -> Data:
     """Apply one stage to the rows of a chunk, or to a batch."""
     if isinstance(stage, Map):
         return stage.fn(value) if batched else _mapped(stage, value)
@@ -190,7 +190,7 @@ def apply_stage(stage: Stage, value: Any, batched: bool) -> Any:
     return value.select(*stage.keys)
 
 
-def _count(stage: Stage, value: Any) -> int:
+def _count(stage: Stage, value: Data) -> int:
     """Rows of a chunk.
 
     Raises:
@@ -218,7 +218,7 @@ def _mapped(stage: Map, value: Data) -> Data:
     return result
 
 
-def _map_rows(stage: MapRows, value: Any) -> Data:
+def _map_rows(stage: MapRows, value: Data) -> Data:
     _count(stage, value)
     fresh = FreshResults()
     results = [fresh(plain_rows(stage.fn(row), None)) for row in value.unbind(0)]
@@ -237,7 +237,7 @@ def _map_rows(stage: MapRows, value: Any) -> Data:
         raise
 
 
-def _kept(stage: Filter, value: Any, batched: bool) -> Any:
+def _kept(stage: Filter, value: Data, batched: bool) -> Data:
     answer = stage.fn(value)
     if batched:
         size = answer.numel() if isinstance(answer, torch.Tensor) else np.size(answer)

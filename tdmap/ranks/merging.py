@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
 from tdmap.errors import ShardsMissing, describe_rows
@@ -25,7 +25,7 @@ from tensordict_lite.memmap.disk.format import META
 
 
 @entry_point
-def merge_shards(folder: str | os.PathLike[str]) -> Data:
+def merge_shards(folder: str | os.PathLike[str]) -> Any:
     """Open the dataset that the ranks of `map(shard=...)` have made, once every row of it is there.
 
     The rank that finishes last makes it whole, so most often there is nothing left to do; where that one was killed

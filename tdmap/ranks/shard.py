@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch.distributed
 
@@ -48,7 +48,7 @@ class Rank(NamedTuple):
         return subtract_ranges(merge_ranges([(0, plan.num_chunks)]), merge_ranges([self.chunks(plan)]))
 
 
-def rank_of(shard: Any) -> Rank:
+def rank_of(shard: ShardLike) -> Rank:
     """The rank that `shard` stands for.
 
     Args:
@@ -74,7 +74,7 @@ def rank_of(shard: Any) -> Rank:
     return Rank(int(rank), int(world_size))
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

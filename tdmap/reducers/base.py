@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from tdmap.data.kinds import is_data
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict, is_tensorclass
@@ -178,7 +178,7 @@ class Several(Reducer[dict[str, Any]]):
         return TensorDict({name: part.finish(state[self._folded[name]]) for name, part in self.parts.items()}, [])
 
 
-def as_reducer(value: Any) -> Reducer[Any]:
+def as_reducer(value: object) -> Reducer[Any]:
     """A reducer from what a user may pass: a reducer, a mapping of them, or a plain associative function."""
     if isinstance(value, Reducer):
         return value
@@ -209,7 +209,7 @@ def takes_two(fn: Callable[..., Any]) -> bool:
     return True
 
 
-def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
+def merged(reducer: Reducer[S], a: S, b: S) -> S:
     """``reducer.merge(a, b)``, refused when it changes what it was given.
 
     Raises:
@@ -331,7 +331,7 @@ def reduced_dims(dim: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...
     return tuple(sorted(set(out)))
 
 
-def values_of(chunk: Any, key: Key | None) -> Tensor:
+def values_of(chunk: Data, key: Key | None) -> Tensor:
     """The tensor at ``key`` of a chunk, or the chunk itself when it is one; no view that negates or conjugates, which
     NumPy has not."""
     if isinstance(chunk, Tensor):

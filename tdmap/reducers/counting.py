@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import entries_of
+from tdmap.data.kinds import Data, entries_of
 from tdmap.memory.regions import flat_bytes
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
@@ -425,7 +425,7 @@ def _signed(number: int) -> int:
 # -- entries that are no tensors -----------------------------------------------------------------------
 
 
-def objects_of(chunk: Any, key: Key | None) -> list[Any] | None:
+def objects_of(chunk: Data, key: Key | None) -> list[Any] | None:
     """The objects of an entry, all of its elements in order; None where the entry is a tensor.
 
     Raises:
@@ -440,7 +440,7 @@ def objects_of(chunk: Any, key: Key | None) -> list[Any] | None:
     return found
 
 
-def _entry(chunk: Any, key: Key) -> Any:
+def _entry(chunk: Data, key: Key) -> Any:
     node = chunk
     for name in (key,) if isinstance(key, str) else key:
         node = entries_of(node).get(name) if is_tensorclass(node) else node.get(name, None)
@@ -472,7 +472,7 @@ def counted(values: list[Any], key: Key | None) -> Counter[Any]:
         ) from error
 
 
-def _is_hashable(value: Any) -> bool:
+def _is_hashable(value: object) -> bool:
     try:
         hash(value)
         return True

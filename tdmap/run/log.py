@@ -439,7 +439,7 @@ class Log:
         made: Tensor = self._make(name, nbytes, lambda: mapped_file(path, nbytes))
         return made
 
-    def create(self, store: OutputFolder, example: Data, what: Any) -> Data:
+    def create(self, store: OutputFolder, example: Data, what: object) -> Data:
         """The files of the output: those that an earlier session made for `what`, or new ones."""
         data = store.load() if self._was_made("output", what) else None
         if data is None:
@@ -451,16 +451,16 @@ class Log:
         """The file that jobs from here on have filled is gone: they run again."""
         self._note_made(name, None)
 
-    def _was_made(self, name: str, what: Any) -> bool:
+    def _was_made(self, name: str, what: object) -> bool:
         return self._history.made.get(name) == (self._begun, what)
 
-    def _make(self, name: str, what: Any, make: Callable[[], Any]) -> Any:
+    def _make(self, name: str, what: object, make: Callable[[], T]) -> T:
         self._note_made(name, None)  # a file that is half made is none
         made = make()
         self._note_made(name, what)
         return made
 
-    def _note_made(self, name: str, what: Any) -> None:
+    def _note_made(self, name: str, what: object) -> None:
         self._history.made[name] = self._begun, what
         del self._history.jobs[self._begun :]
         self.write(b"M" + json.dumps([name, self._begun, what]).encode())
@@ -733,7 +733,7 @@ def read_states(folder: Path, job: int, modules: frozenset[str]) -> list[Any]:
     return []
 
 
-def _is_node(node: Any) -> bool:
+def _is_node(node: object) -> bool:
     return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
 
 

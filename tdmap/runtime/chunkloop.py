@@ -34,7 +34,7 @@ from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import comes_from_handler, installed_handlers
 from tdmap.reducers.base import MergeTree
-from tdmap.runtime.ondevice import OnDevice
+from tdmap.runtime.ondevice import OnDevice, Runner
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.undo import Comparisons, Undo, have_changed
 from tdmap.runtime.wire.messages import Done, GaveBack, Segment
@@ -114,7 +114,7 @@ class ChunkLoop:
         in_caller: bool = False,
     ) -> None:
         self.settle: Callable[[], None] | None = None
-        self._runner: Any = None
+        self._runner: Runner | None = None
         if isinstance(fn, OnDevice):
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
@@ -426,7 +426,7 @@ class _Segments:
         self.tree: MergeTree | None = None
         self.since = 0.0
 
-    def add(self, chunk: int, kind: Kind, value: Any) -> None:
+    def add(self, chunk: int, kind: Kind, value: object) -> None:
         """Begin a segment of another kind, or extend one of results that travel."""
         if kind is not self.kind or len(self.values) >= FLUSH_COUNT or self._old():
             self.flush()

@@ -195,7 +195,7 @@ class Runner:
                 rows[number].copy_(new)
 
     @torch.no_grad()
-    def _fetch(self, result: Any) -> Any:
+    def _fetch(self, result: object) -> Any:
         # Bytes are copied as they are, so lazy conjugates and negatives must be resolved first.
         found = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors_in(result)]
         self.fetched += sum(tensor.nbytes for tensor in found)

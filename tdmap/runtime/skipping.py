@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ WARY = 2
 """After so many consecutive chunks with bad rows, a worker no longer tries whole chunks, and then no parts."""
 
 
+Target: TypeAlias = "Data | tuple[Tensor, ...]"
+"""Rows of an output, or the tensors of some."""
+
+
 class Settled(NamedTuple):
     """Replaces the result of a chunk whose rows are already written."""
 
@@ -65,7 +69,7 @@ class _Part(NamedTuple):
 
     start: int
     stop: int
-    value: Any
+    value: Data
 
 
 class Skipper:
@@ -83,7 +87,7 @@ class Skipper:
         self._row_by_row = False
         self._positional = takes_start(loop.fn)
 
-    def call(self, lease: int, chunk: int, rows: Data, target: Any) -> Any:
+    def call(self, lease: int, chunk: int, rows: Data, target: Target | None) -> Any:
         """The result of a chunk, of what is left of it, or a `Settled`."""
         before = self.loop._version()
         start, stop = self.loop.plan.rows(chunk)
@@ -109,7 +113,7 @@ class Skipper:
             self._row_by_row = search.try_parts(0, stop - start, False)
         return self._found(lease, chunk, target, search)
 
-    def misfit(self, target: Any, result: Any) -> Exception | None:
+    def misfit(self, target: Target | None, result: Any) -> Exception | None:
         """What is wrong with a result, where it has to fit an output: an error of its rows like any other."""
         writer = self.loop.writer
         return None if writer is None or target is None else writer.misfit(target, result)
@@ -118,7 +122,7 @@ class Skipper:
         fn: Callable[..., Any] = self.loop.fn
         return fn(rows, start) if self._positional else fn(rows)
 
-    def _found(self, lease: int, chunk: int, target: Any, search: _Search) -> Any:
+    def _found(self, lease: int, chunk: int, target: Target | None, search: _Search) -> Any:
         """Report the bad rows that a search has found, and bring the results of the others to their place."""
         bad = [offset for offset, _ in search.errors]
         self._bad_chunks = self._bad_chunks + 1 if bad else 0
@@ -139,7 +143,7 @@ class Skipper:
             note_skipped(undo.skipped, chunk, failures)
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
 
-    def _settle(self, search: _Search, bad: list[int], target: Any) -> Any:
+    def _settle(self, search: _Search, bad: list[int], target: Target | None) -> Any:
         """Put the results of the parts where the result of the whole chunk belongs."""
         join_states = getattr(self.loop.fn, "join_states", None)
         if join_states is not None:
@@ -157,7 +161,7 @@ class Skipper:
         return self._join(search, parts, bad, complete) if parts else None
 
     def _write(
-        self, search: _Search, parts: list[_Part], bad: list[int], target: Any, complete: bool
+        self, search: _Search, parts: list[_Part], bad: list[int], target: Target | None, complete: bool
     ) -> Settled | None:
         """Write the results of parts into the output; None where they have to travel."""
         writer, plan = self.loop.writer, self.loop.plan
@@ -189,11 +193,11 @@ class Skipper:
         if plan.unbind:
             return values[0]
         per_row = all(_count(part.value, plan.dim) == part.stop - part.start for part in parts)
-        whole = join(values, plan) if per_row and joinable(values, plan) else search.again(bad)
+        whole: Any = join(values, plan) if per_row and joinable(values, plan) else search.again(bad)
         start, stop = plan.rows(search.chunk)
         if not bad or not complete or self.mode != PAD or _count(whole, plan.dim) != stop - start - len(bad):
             return whole
-        blank = blank_like(narrow(whole, plan.dim, 0, 1))
+        blank: Any = blank_like(narrow(whole, plan.dim, 0, 1))
         places = torch.ones(stop - start, dtype=torch.int64)
         places[bad] = 0
         places = torch.where(places > 0, places.cumsum(0) - 1, stop - start - len(bad))
@@ -227,7 +231,7 @@ def _without_gaps(
 class _Search:
     """The search in one chunk."""
 
-    def __init__(self, skipper: Skipper, chunk: int, before: int, target: Any) -> None:
+    def __init__(self, skipper: Skipper, chunk: int, before: int, target: Target | None) -> None:
         self.skipper = skipper
         self.target = target
         self.loop = skipper.loop
@@ -332,22 +336,21 @@ class _Search:
         start, stop = plan.rows(self.chunk)
         good = torch.tensor([offset for offset in range(stop - start) if offset not in set(bad)])
         rows = self._rows(0, stop - start)
-        index: Any = (slice(None),) * plan.dim + (good,)
-        return self._call(rows[index], 0, good)
+        return self._call(rows[(*(slice(None),) * plan.dim, good)], 0, good)
 
 
-def _count(value: Any, dim: int) -> int:
+def _count(value: Data, dim: int) -> int:
     """Rows of a result; -1 where it has none."""
     return int(value.shape[dim]) if is_data(value) and len(value.shape) > dim else -1
 
 
-def _part_of(target: Any, dim: int, start: int, stop: int) -> Any:
+def _part_of(target: Target | None, dim: int, start: int, stop: int) -> Any:
     if type(target) is tuple:
         return tuple(tensor.narrow(dim, start, stop - start) for tensor in target)
     return narrow(target, dim, start, stop)
 
 
-def _zero(rows: Any) -> None:
+def _zero(rows: Data) -> None:
     if isinstance(rows, torch.Tensor):
         rows.zero_()
         return

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import tdmap
-from tdmap.events import Callback
+from tdmap.events import Callback, JobEnded, JobStarted, LeaseDone
 from tensordict_lite import TensorDict
 
 ROWS = 23
@@ -169,13 +169,13 @@ class _Seen(Callback):
     def __init__(self) -> None:
         self.started, self.rows, self.ok = 0, 0, list[bool]()
 
-    def on_job_started(self, event: Any) -> None:
+    def on_job_started(self, event: JobStarted) -> None:
         self.started += 1
 
-    def on_lease_done(self, event: Any) -> None:
+    def on_lease_done(self, event: LeaseDone) -> None:
         self.rows += event.rows
 
-    def on_job_ended(self, event: Any) -> None:
+    def on_job_ended(self, event: JobEnded) -> None:
         self.ok.append(event.ok)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import tdmap
+from tdmap.data.kinds import Data
 from tdmap.stores import RowSource, ShardedDataset
 from tensordict_lite import TensorDict, is_tensor_collection
 from tensordict_lite.views import is_leaf_nontensor
@@ -37,7 +38,7 @@ def _opened(source: RowSource) -> ShardedDataset:
     return data
 
 
-def _same(found: Any, wanted: Any) -> None:
+def _same(found: Data, wanted: Data) -> None:
     if isinstance(wanted, Tensor):
         assert isinstance(found, Tensor) and found.dtype == wanted.dtype, (found, wanted)
         assert torch.equal(found, wanted), (found, wanted)
@@ -54,7 +55,7 @@ def _keys(data: TensorDict) -> list[Any]:
     return list(data.keys(True, True, is_leaf=is_leaf_nontensor))
 
 
-def _unchanged(chunk: Any) -> Any:
+def _unchanged(chunk: Data) -> Data:
     return chunk
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import DeviceLike, Kernel
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["DistributedOps"]
 
@@ -24,7 +27,7 @@ class DistributedOps(Kernel):
         self,
         dst: int | Any | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -79,7 +82,7 @@ class DistributedOps(Kernel):
         self,
         src: int | Any | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_src: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -113,7 +116,7 @@ class DistributedOps(Kernel):
         self,
         dst: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -156,7 +159,7 @@ class DistributedOps(Kernel):
         self,
         src: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_src: int | None = None,
         return_premature: bool = False,
         init_tag: int = 0,
@@ -212,7 +215,7 @@ class DistributedOps(Kernel):
             return
         await _wait_aside(self.isend(dst, return_early=True, **options))
 
-    async def arecv(self, src: Any, *, device: Any = None, **options: Any) -> Self:
+    async def arecv(self, src: Any, *, device: DeviceLike | None = None, **options: Any) -> Self:
         """:meth:`recv` for ``async`` programs: other tasks run while the messages travel.
 
         Args:
@@ -236,7 +239,7 @@ class DistributedOps(Kernel):
         op: Any = None,
         async_op: bool = False,
         return_premature: bool = False,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         *,
         bucket_bytes: int | None = None,
         check: bool = False,
@@ -282,7 +285,7 @@ class DistributedOps(Kernel):
         self,
         op: Any = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         async_op: bool = False,
         bucket_bytes: int | None = None,
         check: bool = False,
@@ -320,7 +323,11 @@ class DistributedOps(Kernel):
     # -- collections, with their structure ---------------------------------------------------------------------
 
     def init_remote(
-        self, dst: int | None = None, group: Any = None, device: Any = None, use_broadcast: bool = False
+        self,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
+        use_broadcast: bool = False,
     ) -> None:
         """Send structure and values to a rank that calls :meth:`from_remote_init`.
 
@@ -365,7 +372,9 @@ class DistributedOps(Kernel):
         trees.init_remote(self, dst, group)
 
     @classmethod
-    def from_remote_init(cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False) -> Self:
+    def from_remote_init(
+        cls, src: int, group: ProcessGroup | None = None, device: DeviceLike | None = None, use_broadcast: bool = False
+    ) -> Self:
         """Receive what :meth:`init_remote` sends: a new collection of the class that was sent.
 
         Args:
@@ -382,7 +391,7 @@ class DistributedOps(Kernel):
             return trees.broadcast(None, src, group, device)
         return trees.from_remote_init(src, group, device)
 
-    def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> Self:
+    def broadcast(self, src: int, *, group: ProcessGroup | None = None, device: DeviceLike | None = None) -> Self:
         """The collection of rank ``src``, on every rank of the group. All ranks must call it.
 
         The other ranks need not know the structure: they may call it on an empty TensorDict. Memory-mapped tensors
@@ -413,7 +422,7 @@ class DistributedOps(Kernel):
 
         return trees.broadcast(self, src, group, device)
 
-    def all_gather(self, *, group: Any = None) -> list[Any]:
+    def all_gather(self, *, group: ProcessGroup | None = None) -> list[Any]:
         """The collections of all ranks of the group, on every rank; their structures may differ.
 
         Args:
@@ -435,7 +444,7 @@ class DistributedOps(Kernel):
 
         return trees.all_gather(self, group)
 
-    def gather_and_stack(self, dst: int, group: Any = None, *, check: bool = False) -> Self | None:
+    def gather_and_stack(self, dst: int, group: ProcessGroup | None = None, *, check: bool = False) -> Self | None:
         """Stack the collections of all other ranks into the collection of rank ``dst``, in place.
 
         Args:
@@ -471,7 +480,14 @@ class DistributedOps(Kernel):
 
         return trees.gather_and_stack(self, dst, group, check)
 
-    def scatter(self, src: int, tensordicts: list[Any] | None = None, *, group: Any = None, device: Any = None) -> Self:
+    def scatter(
+        self,
+        src: int,
+        tensordicts: list[Any] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
         """Give each rank one collection of a list on rank ``src``. The content of ``self`` is not used.
 
         Args:

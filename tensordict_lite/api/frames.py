@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import DeviceLike, Kernel
 
 __all__ = ["FrameOps"]
 
@@ -30,7 +30,7 @@ class FrameOps(Kernel):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         batch_size: Sequence[int] | None = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,

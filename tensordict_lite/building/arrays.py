@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tensordict_lite import registry
+from tensordict_lite.kernel import DeviceLike
 
 __all__ = ["column_of", "require_unmasked"]
 
@@ -34,7 +35,7 @@ def require_unmasked(value: Any, what: str) -> None:
         )
 
 
-def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
+def column_of(item: Any, batch_size: torch.Size, device: DeviceLike | None = None) -> Any:
     """Convert an array with one row per batch element to an entry.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.keys import require_path
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
@@ -35,7 +37,7 @@ def from_arrow(
     copy: bool | None = None,
     nulls: str = "raise",
     mask_key: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
 ) -> TensorDict:
     """An entry for each column of a table.
 
@@ -94,7 +96,7 @@ def _require_one_each(names: list[str], mask: str | None) -> None:
 
 
 class _Reading:
-    def __init__(self, pa: Any, copy: bool | None, nulls: str) -> None:
+    def __init__(self, pa: ModuleType, copy: bool | None, nulls: str) -> None:
         self.pa, self.copy, self.nulls = pa, copy, nulls
         self.masks: dict[Path, Tensor] = {}
 
@@ -199,11 +201,11 @@ def to_arrow(td: Any) -> Any:
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _columns(pa: Any, td: Any, path: Path, rows: int) -> dict[str, Any]:
+def _columns(pa: ModuleType, td: Any, path: Path, rows: int) -> dict[str, Any]:
     return {key: _column(pa, value, (*path, key), rows) for key, value in td._entries()}
 
 
-def _column(pa: Any, value: Any, path: Path, rows: int) -> Any:
+def _column(pa: ModuleType, value: Any, path: Path, rows: int) -> Any:
     name = repr(path[0] if len(path) == 1 else path)
     if isinstance(value, Tensor):
         value = value.detach().cpu().as_subclass(Tensor) if not value.is_nested else value.detach().cpu()
@@ -223,7 +225,7 @@ def _column(pa: Any, value: Any, path: Path, rows: int) -> Any:
     return pa.StructArray.from_arrays(list(inner.values()), names=list(inner))
 
 
-def _fixed(pa: Any, tensor: Tensor, name: str) -> Any:
+def _fixed(pa: ModuleType, tensor: Tensor, name: str) -> Any:
     """A tensor as numbers, or as tensors of one shape."""
     try:
         values = pa.array(tensor.contiguous().numpy(force=True).reshape(-1))
@@ -241,7 +243,7 @@ def _fixed(pa: Any, tensor: Tensor, name: str) -> Any:
     return pa.ExtensionArray.from_storage(kind, storage)
 
 
-def _lists(pa: Any, tensor: Any, name: str) -> Any:
+def _lists(pa: ModuleType, tensor: Any, name: str) -> Any:
     """A jagged nested tensor as lists."""
     if tensor.layout is not torch.jagged:
         raise ValueError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import DeviceLike, Kernel
 
 __all__ = [
     "from_any",
@@ -108,7 +108,7 @@ def from_any(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
     """Convert containers to collections, recursively.
@@ -176,7 +176,7 @@ def from_namedtuple(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
     """A TensorDict with the fields of a named tuple, each converted with :func:`from_any`.
@@ -202,7 +202,7 @@ def from_tuple(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
     """A TensorDict with the elements of a tuple under ``"0"``, ``"1"``..., each converted with :func:`from_any`.
@@ -221,7 +221,7 @@ def build(
     caller: str,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
     if auto_batch_size and batch_size is not None:
@@ -239,7 +239,7 @@ def from_struct_array(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
     """A TensorDict with the fields of a numpy structured array; numbers share its memory.
@@ -314,7 +314,7 @@ def fromkeys(keys: Sequence[Any], value: Any = 0) -> Any:
 def make_tensordict(
     input_dict: Any = None,
     batch_size: Sequence[int] | torch.Size | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> Any:

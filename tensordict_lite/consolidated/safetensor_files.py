@@ -17,6 +17,7 @@ from torch import Tensor
 from tensordict_lite.callers import warn_caller
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
 from tensordict_lite.memmap.disk.files import plain_values
 from tensordict_lite.memmap.disk.format import check_names, check_shape, is_count
@@ -178,7 +179,7 @@ def _object(value: Any, where: Path) -> Any:
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def from_safetensors(path: str | os.PathLike[str], *, device: Any = None) -> Any:
+def from_safetensors(path: str | os.PathLike[str], *, device: DeviceLike | None = None) -> Any:
     """Load a safetensors file.
 
     A file of :func:`to_safetensors` gives the saved collection. Any other, such as a checkpoint of a model, gives a

@@ -11,6 +11,7 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.joining import joined_into, stack_class
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.settings import settings
 
 __all__ = ["cat", "pad", "pad_sequence", "stack", "unpad_sequence"]
@@ -103,7 +104,7 @@ def pad_sequence(
     pad_dim: int = 0,
     padding_value: float = 0.0,
     out: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     return_mask: bool | Any = False,
     padding_side: str = "right",
 ) -> Any:

@@ -10,7 +10,7 @@ import torch
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.fitting import build_source
 from tensordict_lite.dense.storage import DenseCollection
-from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, as_size, check_names, normalise_device
 from tensordict_lite.registry import register
 
 __all__ = ["TensorDict"]
@@ -52,7 +52,7 @@ class TensorDict(DenseCollection, TensorDictBase):
         self,
         source: TensorCollection | Mapping[Any, Any] | None = None,
         batch_size: Sequence[int] | torch.Size | int | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,

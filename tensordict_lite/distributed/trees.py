@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,9 @@ from torch import Tensor
 from tensordict_lite.distributed.link import CommunicationError, Link
 from tensordict_lite.distributed.parcels import Letter, PackedTree, open_files, pack, unpack
 from tensordict_lite.distributed.values import check_alike
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["all_gather", "broadcast", "from_remote_init", "gather_and_stack", "init_remote", "scatter"]
 
@@ -54,7 +57,7 @@ def _read(body: Tensor, header: Tensor, source: int, what: str) -> Letter:
 # -- one to all --------------------------------------------------------------------------------------------------
 
 
-def broadcast(td: Any, src: int, group: Any, device: Any) -> Any:
+def broadcast(td: Any, src: int, group: ProcessGroup | None, device: Any) -> Any:
     link = Link(group)
     root = link.place(src)
     with link.doing("broadcast()"):
@@ -93,7 +96,7 @@ def _contents(parcel: PackedTree, link: Link) -> list[Tensor]:
 # -- all to all ----------------------------------------------------------------------------------------------------
 
 
-def all_gather(td: Any, group: Any) -> list[Any]:
+def all_gather(td: Any, group: ProcessGroup | None) -> list[Any]:
     link = Link(group)
     with link.doing("all_gather()"):
         parcel = _packed(td, link, split=False)
@@ -138,7 +141,7 @@ def _gathered(mine: Tensor, sizes: list[int], link: Link) -> list[Tensor]:
 # -- one to each, each to one ------------------------------------------------------------------------------------------
 
 
-def scatter(tds: Any, src: int, group: Any, device: Any) -> Any:
+def scatter(tds: Any, src: int, group: ProcessGroup | None, device: Any) -> Any:
     link = Link(group)
     root = link.place(src)
     with link.doing("scatter()"):
@@ -165,7 +168,7 @@ def scatter(tds: Any, src: int, group: Any, device: Any) -> Any:
         return unpack(letter, [message.clone() for message in mine.direct], open_files(letter), device)
 
 
-def gather_and_stack(td: Any, dst: int, group: Any, check: bool) -> Any:
+def gather_and_stack(td: Any, dst: int, group: ProcessGroup | None, check: bool) -> Any:
     link = Link(group)
     root = link.place(dst)
     with link.doing("gather_and_stack()"):
@@ -204,7 +207,7 @@ def _all_received(link: Link, headers: list[tuple[int, Tensor]]) -> list[Any]:
     return rows
 
 
-def init_remote(td: Any, dst: int, group: Any) -> None:
+def init_remote(td: Any, dst: int, group: ProcessGroup | None) -> None:
     link = Link(group)
     to = link.place(dst)
     with link.doing("init_remote()"):
@@ -215,7 +218,7 @@ def init_remote(td: Any, dst: int, group: Any) -> None:
         raise parcel.error
 
 
-def from_remote_init(src: int, group: Any, device: Any) -> Any:
+def from_remote_init(src: int, group: ProcessGroup | None, device: Any) -> Any:
     link = Link(group)
     source = link.place(src)
     with link.doing("from_remote_init()"):

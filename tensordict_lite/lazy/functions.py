@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.dense.joining import joined_into
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.ragged import nested, padded
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
 from tensordict_lite.lazy.storage import member_size, stack_position
@@ -47,7 +48,7 @@ def lazy_stack(
     items: Sequence[Any],
     dim: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike | None = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,

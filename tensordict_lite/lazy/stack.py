@@ -23,7 +23,7 @@ from tensordict_lite.dense.joining import stacked
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
-from tensordict_lite.kernel import as_size
+from tensordict_lite.kernel import DeviceLike, as_size
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.index import LazyIndexOps
 from tensordict_lite.lazy.ragged import member_tensors, nested, padded
@@ -80,7 +80,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         *tensordicts: TensorCollection,
         stack_dim: int = 0,
         batch_size: Sequence[int] | torch.Size | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,

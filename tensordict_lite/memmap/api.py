@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetNotFoundError
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.writer import DatasetWriter
@@ -50,7 +51,7 @@ def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection, *, all
 
 def load_memmap(
     prefix: str | os.PathLike[str],
-    device: Any = None,
+    device: DeviceLike | None = None,
     non_blocking: bool = False,
     *,
     out: Any = None,

@@ -24,6 +24,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.callers import warn_caller
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import (
     MAX_BYTES,
@@ -297,7 +298,7 @@ def register_reader(kind: str, reader: Reader) -> None:
 
 def load_collection(
     prefix: str | os.PathLike[str],
-    device: Any = None,
+    device: DeviceLike | None = None,
     non_blocking: bool = False,
     *,
     out: TensorCollection | None = None,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import is_same_file, new_file, write_tensor
 from tensordict_lite.memmap.disk.mapping import (
@@ -89,7 +90,7 @@ class MemoryMappedTensor(Tensor):
         dtype: torch.dtype | None = None,
         shape: Any = None,
         index: Any = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         filename: str | os.PathLike[str] | None = None,
         handler: SharedHandle | None = None,
     ) -> MemoryMappedTensor:
@@ -267,7 +268,7 @@ class MemoryMappedTensor(Tensor):
         *,
         shape: Any = None,
         dtype: torch.dtype | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         index: Any = None,
         filename: str | os.PathLike[str] | None = None,
         handler: SharedHandle | None = None,
@@ -309,7 +310,7 @@ class MemoryMappedTensor(Tensor):
         *size: Any,
         shape: Any = None,
         dtype: torch.dtype | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
     ) -> MemoryMappedTensor:

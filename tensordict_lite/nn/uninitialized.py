@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.registry import register
 
 __all__ = ["row_of_uninitialized", "stack_uninitialized"]
@@ -18,7 +19,7 @@ class _Stacked:
 
     stack_shape: torch.Size
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Any, device: DeviceLike | None = None, dtype: Any = None) -> None:
         super().materialize((*self.stack_shape, *shape), device=device, dtype=dtype)  # type: ignore[misc]
 
 
@@ -62,7 +63,7 @@ class _Row:
     _level: int
     _slot: tuple[Any, str] | None = None
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Any, device: DeviceLike | None = None, dtype: Any = None) -> None:
         self._stack.materialize(shape, device, dtype)
         if self._slot is None:
             raise RuntimeError("a row of uninitialised parameters gets its shape in a module: use to_module()")

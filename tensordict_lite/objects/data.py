@@ -19,7 +19,7 @@ from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import EntryKindError
-from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, Kernel, as_size, check_names, normalise_device
 from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
@@ -56,7 +56,7 @@ class NonTensorDataBase(DenseCollection):
         data: Any,
         *,
         batch_size: Sequence[int] | torch.Size | int | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
@@ -394,7 +394,7 @@ def spread(data: NonTensorDataBase) -> Any:
 # -- lists as values ---------------------------------------------------------------------------------------
 
 
-def from_sequence(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
+def from_sequence(item: Any, batch_size: torch.Size, device: DeviceLike | None = None) -> Any:
     """Convert a list or a tuple to an entry.
 
     Regular nested numbers become a tensor, tensors of the same shape and collections are stacked, and other lists

@@ -15,6 +15,7 @@ from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.objects.column import ObjectRows
 from tensordict_lite.objects.data import (
@@ -102,7 +103,7 @@ class NonTensorStack(ObjectRows):
     _is_non_tensor = True
     _stack_priority = 3
 
-    def __init__(self, *values: Any, stack_dim: int = 0, device: Any = None, **kwargs: Any) -> None:
+    def __init__(self, *values: Any, stack_dim: int = 0, device: DeviceLike | None = None, **kwargs: Any) -> None:
         members = [self._member(value, device) for value in values]
         sizes = {len(member._batch_size) for member in members}
         if len(sizes) > 1:
@@ -112,7 +113,7 @@ class NonTensorStack(ObjectRows):
         super().__init__(*members, stack_dim=stack_dim, device=device, **kwargs)
 
     @staticmethod
-    def _member(value: Any, device: Any = None) -> Any:
+    def _member(value: Any, device: DeviceLike | None = None) -> Any:
         if is_non_tensor(value):
             return value
         if isinstance(value, TensorCollection):

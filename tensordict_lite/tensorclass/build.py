@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, Kernel, as_size, check_names, normalise_device
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.fields import (
     FLAGS,
@@ -254,7 +254,7 @@ def _wrap_init(cls: Any, init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def fill_slots(new: Any, batch_size: Any = None, device: Any = None, names: Any = None) -> None:
+def fill_slots(new: Any, batch_size: Any = None, device: DeviceLike | None = None, names: Any = None) -> None:
     size = torch.Size(()) if batch_size is None else as_size(batch_size)
     new._source = {}
     new._batch_size = size
@@ -282,7 +282,9 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
             new.__post_init__(*defaults)
         return new
 
-    def _trusted(kind: Any, source: Any, batch_size: torch.Size, device: Any = None, names: Any = None) -> Any:
+    def _trusted(
+        kind: Any, source: Any, batch_size: torch.Size, device: DeviceLike | None = None, names: Any = None
+    ) -> Any:
         new = TensorCollection._trusted.__func__(kind, source, batch_size, device, names)  # type: ignore[attr-defined]
         if source:
             new.__post_init__(*defaults)

@@ -15,6 +15,7 @@ from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.tensorclass.build import fill_slots
 from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, init_var_names
@@ -273,7 +274,7 @@ def from_dataclass(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: Sequence[int] | torch.Size | int | None = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     inplace: bool = False,
     **flags: bool,
 ) -> Any:

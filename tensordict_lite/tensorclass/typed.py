@@ -17,6 +17,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.tensorclass.fields import own_annotations
 
@@ -103,7 +104,7 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         _source: Mapping[str, Any] | None = None,
         *,
         batch_size: Sequence[int] | torch.Size | int | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ from tdmap.cli.describe import (
     type_name,
 )
 from tdmap.cli.requests import open_dataset, refuse
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 # -------- tdmap info
 
@@ -62,7 +65,7 @@ def info(
     console.print(f"total {human_bytes(total)} in {sum(1 for _ in leaves_of(data))} leaves")
 
 
-def _grow(tree: Any, data: Any, times: dict[str, Any], above: str = "") -> None:
+def _grow(tree: Any, data: Data, times: dict[str, Any], above: str = "") -> None:
     from rich.markup import escape
 
     for name in sorted(data.keys()):
@@ -82,7 +85,7 @@ def _add(tree: Any, name: str, value: Any, time: Any = None) -> None:
     tree.add(f"{escape(name)}  [cyan]{escape(kind)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
 
 
-def _batch_size(data: Any) -> list[int]:
+def _batch_size(data: Data) -> list[int]:
     return list(data.batch_size)
 
 

@@ -19,7 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
@@ -45,6 +45,9 @@ from tdmap.cli.reducers import columns_of, short, table_text, writer_of
 from tdmap.cli.requests import guard, open_rows, refuse, require_writable
 from tdmap.cli.signatures import Parameter
 from tdmap.cli.skipped import report_skipped
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 OF_REDUCERS = """
 Reducers are count, sum, mean, var, std, min, max, first, last, quantile, histogram, unique, value-counts, top, checksum
@@ -323,7 +326,7 @@ def function_of(command: Command) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return found
 
-    def grouped(data: Any, **arguments: Any) -> Any:
+    def grouped(data: Data, **arguments: Any) -> Any:
         from tdmap.ops.group_by import group_by
 
         by = {one: arguments.pop(one) for one in [*arguments] if one in GROUPING}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tdmap.cli.answers import answer, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 ROWS = 100_000
 """Rows of a sample, at most, and bytes of their entries."""
@@ -51,7 +54,7 @@ def profile_command(
     answer(prof.to_dict(), *lines)
 
 
-def sample_of(data: Any, rows: int | None) -> Any:
+def sample_of(data: Data, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
     from tdmap.data.reader import row_bytes_of
 

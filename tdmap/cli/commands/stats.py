@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
+
+if TYPE_CHECKING:
+    from tdmap.data.kinds import Data
 
 
 @app.command()
@@ -60,7 +63,7 @@ def stats(
 
 
 def _numbers_of(
-    data: Any, path: Path, keys: list[str] | None
+    data: Data, path: Path, keys: list[str] | None
 ) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
     """The entries that are wanted and their types: real numbers, and others."""
     from tdmap.diagnostics.columns import is_number

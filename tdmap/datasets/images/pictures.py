@@ -97,7 +97,7 @@ class Pictures:
     def __repr__(self) -> str:
         return f"Pictures({len(self):,} rows, {self.kind}, {len(self.classes)} classes, {self.path})"
 
-    def names(self, rows: Any = None) -> list[str]:
+    def names(self, rows: TensorDict | Tensor | slice | list[int] | int | None = None) -> list[str]:
         """Names of the files of some rows.
 
         Args:

@@ -11,12 +11,16 @@ import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tdmap.datasets.extras import need
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 RESIZES = ("crop", "pad", "exact", "shorter")
 RESAMPLES = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
@@ -147,7 +151,7 @@ def open_picture(source: str | bytes, max_pixels: int) -> Iterator[Any]:
         yield picture
 
 
-def _identified(file: Any) -> Any:
+def _identified(file: IO[bytes]) -> Any:
     """The picture in a file, by its content alone.
 
     `PIL.Image.open` asks formats in the order in which they were loaded, which depends on the names of files that the
@@ -240,7 +244,7 @@ def spoilt() -> Iterator[None]:
         raise PictureError(f"cannot be decoded: {error or type(error).__name__}") from error
 
 
-def _draft(picture: Any, look: Look, turn: int, full: tuple[int, int]) -> None:
+def _draft(picture: Image, look: Look, turn: int, full: tuple[int, int]) -> None:
     """Let the decoder make a fraction of the picture, where that is still large enough to be scaled down well."""
     assert look.size is not None
     if look.resize == "shorter":
@@ -262,7 +266,7 @@ def _fitted(full: tuple[int, int], look: Look) -> tuple[int, int]:
     return max(round(full[0] * scale), 1), max(round(full[1] * scale), 1)
 
 
-def _mend_transparency(picture: Any) -> None:
+def _mend_transparency(picture: ImageFile) -> None:
     """Let the transparent colour of a PNG file be one of the 8-bit colours that Pillow makes.
 
     Raises:
@@ -277,7 +281,7 @@ def _mend_transparency(picture: Any) -> None:
         picture.info["transparency"] *= 255 // ((1 << int(depth[2])) - 1)
 
 
-def in_mode(picture: Any, look: Look) -> Any:
+def in_mode(picture: Image, look: Look) -> Image:
     """A picture in the mode that is wanted, transparent pixels over the background unless it has an alpha channel."""
     image = pillow()
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):  # 16 bits in 32
@@ -296,7 +300,7 @@ def in_mode(picture: Any, look: Look) -> Any:
     return picture if picture.mode == look.mode else picture.convert(look.mode)
 
 
-def resized(picture: Any, look: Look, full: tuple[int, int] | None = None) -> Any:
+def resized(picture: Image, look: Look, full: tuple[int, int] | None = None) -> Image:
     """A picture in the size that is wanted.
 
     Args:
@@ -313,8 +317,9 @@ def resized(picture: Any, look: Look, full: tuple[int, int] | None = None) -> An
     filter = getattr(image.Resampling, look.resample.upper())
     height, width = look.size
     old_width, old_height = picture.size
+    box: tuple[float, float, float, float] = (0, 0, old_width, old_height)
     if look.resize == "exact":
-        box, new = (0.0, 0.0, old_width, old_height), (width, height)
+        new = (width, height)
     elif look.resize == "crop":
         scale = max(width / old_width, height / old_height)
         across, down = width / scale, height / scale  # pixels of the old picture that are seen
@@ -322,7 +327,7 @@ def resized(picture: Any, look: Look, full: tuple[int, int] | None = None) -> An
         box = (max(left, 0.0), max(top, 0.0), min(left + across, old_width), min(top + down, old_height))
         new = (width, height)
     else:
-        box, new = (0.0, 0.0, old_width, old_height), _fitted(full or picture.size, look)
+        new = _fitted(full or picture.size, look)
     if new != picture.size or box != (0, 0, old_width, old_height):
         # Rows are scaled first, all that are seen.
         most, rows = max(look.max_pixels, width * height), max(new[1], math.ceil(box[3]) - math.floor(box[1]))
@@ -330,11 +335,11 @@ def resized(picture: Any, look: Look, full: tuple[int, int] | None = None) -> An
         picture = picture.resize(new, filter, box)
     if look.resize != "pad" or new == (width, height):
         return picture
-    background: Any = look.background
+    background: float | tuple[int, ...] | None = look.background
     if look.mode == "L":
         background = image.new("RGB", (1, 1), look.background).convert("L").getpixel((0, 0))
     elif look.mode == "RGBA":
         background = (*look.background, 255)
-    canvas = image.new(look.mode, (width, height), background)
+    canvas: Image = image.new(look.mode, (width, height), background)
     canvas.paste(picture, ((width - new[0]) // 2, (height - new[1]) // 2))
     return canvas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ CHUNK = 16
 """Pictures that a worker writes at a time."""
 
 
-def write_files(pictures: Pictures, folder: Path, format: str, options: Any) -> int:
+def write_files(pictures: Pictures, folder: Path, format: str, options: Mapping[str, Any]) -> int:
     """`Pictures.to_images`."""
     image = pillow()
     image.init()

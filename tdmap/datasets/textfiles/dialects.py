@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from tdmap.datasets.arrow import TO_DO, require_utf8
 from tdmap.datasets.extras import compute, need, pyarrow, require_columns
 from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
 from tdmap.datasets.textfiles.blocks import Records, last_line, lines_in, may_begin_with_zeros
 from tdmap.datasets.textfiles.kinds import exact_kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Types = Mapping[str, Any]
 """Arrow's types of columns by their names."""
@@ -165,7 +168,7 @@ class Csv:
             text = f"row {self._row + int(found[1]) - 1}: {found[2]}"
         raise ValueError(f"{self._path}: {text}") from None
 
-    def _in_full(self, table: Any, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
+    def _in_full(self, table: pa.Table, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
         """The types of columns of numbers and nulls that lack a part of their text."""
         pa, found = pyarrow(), dict[str, Any]()
         kinds = {
@@ -192,7 +195,7 @@ class Csv:
                 found[name] = exact_kind(kinds[name], values, f"{self._path}: the column {name!r}", is_known)
         return found
 
-    def _with_null_text(self, table: Any, block: bytes) -> Any:
+    def _with_null_text(self, table: pa.Table, block: bytes) -> Any:
         """A table whose empty text is null where it has no quotes."""
         pa = pyarrow()
         empty = [
@@ -348,7 +351,7 @@ class JsonLines:
                 f"{self._place(block, number)} are deeper."
             )
 
-    def _in_full(self, table: Any, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
+    def _in_full(self, table: pa.Table, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:
         """The types of columns whose whole numbers are rounded."""
         large = [
             field.name

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdmap.datasets.arrow import type_named
 from tdmap.datasets.extras import pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Numbered = tuple[int, Any]
 """The number of a row, and its value as Python has it."""
@@ -39,7 +42,7 @@ def asked_types(types: Mapping[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def joined_kind(one: Any, other: Any, as_text: bool) -> Any:
+def joined_kind(one: pa.DataType, other: pa.DataType, as_text: bool) -> Any:
     """The type that holds the values of two types in full.
 
     Args:
@@ -77,7 +80,7 @@ def joined_kind(one: Any, other: Any, as_text: bool) -> Any:
     return None
 
 
-def with_given(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+def with_given(kind: pa.DataType, name: str, given: Mapping[str, Any]) -> Any:
     """A type, with those that are given for the column or for fields of it, by their names joined by dots."""
     pa = pyarrow()
     if name in given:
@@ -87,7 +90,7 @@ def with_given(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
     return pa.struct([(field.name, with_given(field.type, f"{name}.{field.name}", given)) for field in kind])
 
 
-def exact_kind(kind: Any, values: Iterable[Numbered], what: str, is_known: bool) -> Any:
+def exact_kind(kind: pa.DataType, values: Iterable[Numbered], what: str, is_known: bool) -> Any:
     """The type of a column with its whole numbers in full, where Arrow takes those that are large for floats.
 
     Args:

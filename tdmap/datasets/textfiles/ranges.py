@@ -64,7 +64,8 @@ def read_ranges(
         fn: Any = ReadLines(files, columns, nulls, known, text.given)
         place: Any = store
         try:
-            return flat_map(ranges, fn, out=place, chunksize=1, **options)  # type: ignore[no-any-return]
+            made: TensorDict = flat_map(ranges, fn, out=place, chunksize=1, **options)
+            return made
         except Misfit:
             known = map_reduce(ranges, infer, _joined, chunksize=1, **options)
     raise NotAlone

@@ -63,7 +63,7 @@ class SharedRagged:
         numbers = index[0].index_select(0, numbers) if self.first is None else numbers + self.first
         if not len(rows) or missing is None or not bool(missing.any()):
             return column[numbers]  # type: ignore[no-any-return]
-        found: Any = join_objects([column[numbers[~missing]], blank_rows(column, 1)])
+        found: Ragged = join_objects([column[numbers[~missing]], blank_rows(column, 1)])
         places = (~missing).cumsum(0) - 1
         places[missing] = len(found) - 1
         return found[places]  # type: ignore[no-any-return]

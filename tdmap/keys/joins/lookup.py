@@ -197,7 +197,7 @@ class Lookup:
         return tuple(found)
 
     def _hash(self, words: Words) -> NDArray[np.uint64]:
-        mixed: Any = words[0] * np.uint64(_GOLDEN)
+        mixed: NDArray[np.uint64] = words[0] * np.uint64(_GOLDEN)
         for number, word in enumerate(words[1:], 1):
             mixed = (mixed ^ word) * np.uint64((_GOLDEN * (2 * number + 1)) % (1 << 64))
         # Keys that differ in their upper bits alone would differ in few bits of the product.
@@ -211,7 +211,7 @@ class Lookup:
         hashes = self._hash(words).view(np.int64)
         at, ends = begins.take(hashes).astype(np.int64), begins.take(hashes + 1)
         found = np.full(len(at), -1, dtype=np.int64)
-        rows: Any = np.flatnonzero(at < ends)
+        rows: NDArray[np.int64] = np.flatnonzero(at < ends)
         at, ends, words = at[rows], ends[rows], take(words, rows)
         while len(rows):
             same = equal([key.take(at) for key in keys], words)

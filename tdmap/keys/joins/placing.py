@@ -11,7 +11,7 @@ Rows of b without a partner, of an outer join, follow in a job of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,7 +184,7 @@ class PlacePairs(Step):
         widths = [place.row_bytes for place in places.files if place is not None]
         self.block = max(block_bytes // max(sum(widths), 1), 1)
 
-    def __call__(self, found: Any, start: int = 0) -> int:
+    def __call__(self, found: Data, start: int = 0) -> int:
         return self.put(found[AT], found.get(COUNT, None), found, start)
 
     def put(self, found: Tensor, counts: Tensor | None, chunk: Data, start: int) -> int:
@@ -280,7 +280,7 @@ def place_pairs(
     lookup: Lookup,
     row_bytes: Sequence[int],
     extra: int,
-    allocate: Any,
+    allocate: Callable[[int], RowFiles],
     streamed: tuple[Data, Sequence[ChunkColumn]] | None,
 ) -> tuple[RowFiles, int]:
     """Write all pairs.
@@ -326,7 +326,7 @@ def place_each(
     columns: Sequence[OutputColumn],
     lookup: Lookup,
     row_bytes: Sequence[int],
-    allocate: Any,
+    allocate: Callable[[int], RowFiles],
     streamed: tuple[Data, Sequence[ChunkColumn]] | None,
 ) -> bool:
     """Find and write the pairs of all rows in one job, as if each had exactly one; whether that was so.

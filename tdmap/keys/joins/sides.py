@@ -200,14 +200,16 @@ def renamed(
             )
     left = TensorDict({new: _filled(a, name, gaps[0], "first") for name, new in mine.items()}, a.shape[:1])
     right = TensorDict({new: _filled(rest, name, gaps[1], "second") for name, new in theirs.items()}, b.shape[:1])
-    return Names(with_types(left, a, mine), with_types(right, rest, theirs), mine, theirs)
+    with_types(left, a, mine)
+    with_types(right, rest, theirs)
+    return Names(left, right, mine, theirs)
 
 
 LOADED_SHARE = 1 / 8
 """Of the available memory, that columns of a dataset of several folders may take."""
 
 
-def read_by_chunk(data: Data) -> TensorDict | None:
+def read_by_chunk(data: Data) -> Data | None:
     """What stands for a dataset of several folders whose rows come with the chunks of a job.
 
     None for other datasets, and where entries are neither tensors nor objects by row.
@@ -215,7 +217,7 @@ def read_by_chunk(data: Data) -> TensorDict | None:
     rows = rows_of(data)
     if rows.is_view or not _is_by_row(rows.sample()):
         return None
-    return rows.outline()  # type: ignore[no-any-return]
+    return rows.outline()
 
 
 def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
@@ -250,7 +252,7 @@ def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
     return as_tensordict(made)
 
 
-def _has_entries(value: Any) -> bool:
+def _has_entries(value: Data) -> bool:
     """Whether there is anything but a key in an entry."""
     return isinstance(value, Tensor) or bool(len(list(value.keys()))) or bool(getattr(value, "_is_non_tensor", False))
 

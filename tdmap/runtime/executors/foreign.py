@@ -160,7 +160,7 @@ class ForeignWorkers(Workers):
             mapped[:] = data
         return _Bytes(path, len(data))
 
-    def _call(self, fn: Callable[[Any], Any], argument: Any, done: Callable[[Any], Any]) -> None:
+    def _call(self, fn: Callable[[Any], Any], argument: object, done: Callable[[Any], Any]) -> None:
         """Have the pool call `fn`; `done` gets what it returns or raises, on some thread."""
         if hasattr(self._pool, "apply_async"):
             self._pool.apply_async(fn, (argument,), callback=done, error_callback=done)
@@ -218,7 +218,7 @@ class ForeignWorkers(Workers):
                 self._look_for_deaths()
         return events
 
-    def _read(self, worker: int, data: Any) -> list[Message]:
+    def _read(self, worker: int, data: bytes | BaseException) -> list[Message]:
         if isinstance(data, concurrent.futures.BrokenExecutor):
             raise self._lost("a process") from data
         self._flying.pop(worker, None)
@@ -268,5 +268,5 @@ class ForeignWorkers(Workers):
                 self._packing.write_back(changed)
 
 
-def _nothing(answer: Any) -> None:
+def _nothing(answer: object) -> None:
     pass

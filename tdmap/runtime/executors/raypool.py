@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 from tdmap.errors import WorkerStartError
@@ -45,7 +46,7 @@ IDLE_SECONDS = 60.0
 class _ActorProcess:
     """The process of an actor, as far as it is known here."""
 
-    def __init__(self, ray: Any, actor: Any) -> None:
+    def __init__(self, ray: ModuleType, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
         self.pid = 0
@@ -77,7 +78,7 @@ class RayMember(PoolMember):
     on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
     """What becomes of the answers of a worker on another machine."""
 
-    def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
+    def __init__(self, ray: ModuleType, cluster: RayCluster, threads: int, folder: int) -> None:
         self.place: WorkerPlace | None = None
         self.failure: BaseException | None = None
         self.mail: deque[tuple[str, Any, Any]] = deque()
@@ -355,7 +356,7 @@ class RayPool(WorkerPool):
         return f"RayPool({self.num_workers} workers, {len(self.members)} running)"
 
 
-def session_of(ray: Any) -> str:
+def session_of(ray: ModuleType) -> str:
     """Which connection to which cluster this is: actors of another one, or of the parent of a fork, are not ours."""
     context = ray.get_runtime_context()
     return f"{os.getpid()}/{context.get_node_id()}/{context.get_job_id()}"

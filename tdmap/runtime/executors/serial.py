@@ -33,7 +33,7 @@ class SerialWorkers(LocalWorkers):
         if sink.writer is not None:
             self.send(None, sink.writer)
 
-    def _emit(self, message: Any) -> None:
+    def _emit(self, message: Message) -> None:
         self._inbox.append((0, message))
 
     def grant(self, worker: int, lease: Lease) -> None:

@@ -13,8 +13,9 @@ import os
 import pickle
 import socket
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tdmap.plan import ChunkPlan
 from tdmap.process_state import keep_freed_memory
 from tdmap.runtime.executors import probes
 from tdmap.runtime.executors.windows import Answer, FarOutput, Task, Window, WindowLoop
@@ -109,7 +110,7 @@ class Slot:
             return pack_error(error)
         return None
 
-    def replan(self, job: int, plan: Any) -> None:
+    def replan(self, job: int, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
         if self._loop is not None and self._loop.task.job == job:
             self._loop.replan(plan)

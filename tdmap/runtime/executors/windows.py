@@ -30,7 +30,7 @@ from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.undo import MAX_BYTES, Undo
-from tdmap.runtime.wire.messages import Failed, Grant
+from tdmap.runtime.wire.messages import Failed, Grant, Message
 from tdmap.runtime.wire.packing import Packer, rebuild_bytes, unpack
 from tdmap.runtime.wire.parcels import Parcel, ParcelReader, ParcelWriter
 from tdmap.runtime.wire.remote import pack_error
@@ -45,20 +45,20 @@ class Window(NamedTuple):
     """The row of the plan that is the first."""
     length: int
     """How many there are."""
-    rows: Any
+    rows: Parcel | None
     """Theirs, shipped; None: they are read from files that every machine has."""
-    out: Any
+    out: Parcel | None
     """Those of the output, shipped; None: they are not wanted."""
 
 
 class Answer(NamedTuple):
     """What came of a lease."""
 
-    messages: tuple[Any, ...]
+    messages: tuple[Message, ...]
     """As any worker sends them."""
-    changed: Any
+    changed: Parcel | None
     """Rows of the source below `upto`, shipped; None when they are as they were."""
-    written: Any
+    written: Parcel | None
     """Those of the output, shipped; None when nothing was written, or they are in files that every machine has."""
     upto: int
     """One past the last chunk that was done."""
@@ -115,7 +115,7 @@ class TravelPacker(Packer):
             self.files.add(os.path.join(value.folder, "spill"))
         return super().reduce(value)
 
-    def _stays(self, buffer: pickle.PickleBuffer, apart: Any) -> bool:
+    def _stays(self, buffer: pickle.PickleBuffer, apart: object) -> bool:
         return True
 
     def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
@@ -167,7 +167,7 @@ class WindowLoop:
         self._loop: ChunkLoop | None = None
         self._writer: RowWriter | None = None
         self._files: Data = None
-        self._messages: list[Any] = []
+        self._messages: list[Message] = []
 
     def output(self, target: FarOutput) -> None:
         """Results have a place from now on."""
@@ -247,7 +247,7 @@ class WindowLoop:
         writer.prepare()
         return writer
 
-    def _keep(self, writer: RowWriter, window: Window, upto: int) -> Any:
+    def _keep(self, writer: RowWriter, window: Window, upto: int) -> Parcel | None:
         """Bring what was written to where it belongs, or on its way."""
         if upto <= 0:
             return None

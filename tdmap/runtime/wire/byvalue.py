@@ -65,7 +65,7 @@ def _follow_parent() -> None:
 os.register_at_fork(after_in_child=_follow_parent)
 
 
-def dumps(value: Any, to_caller: bool = False) -> bytes:
+def dumps(value: object, to_caller: bool = False) -> bytes:
     """The bytes of `value`, for `pickle.loads` (see `Pickler`)."""
     buffer = io.BytesIO()
     Pickler(buffer, to_caller).dump(value)
@@ -84,11 +84,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         buffer_callback: as `pickle.Pickler` has it.
     """
 
-    def __init__(self, file: Any, to_caller: bool = False, buffer_callback: Any = None) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        to_caller: bool = False,
+        buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None,
+    ) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
         self._to_caller = to_caller
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, types.FunctionType):
             return NotImplemented if _has_name(value) else self._reduce_function(value)
         if isinstance(value, type):
@@ -158,7 +163,7 @@ def _without_annotations(fn: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def _number_of(value: Any) -> str:
+def _number_of(value: object) -> str:
     number = _numbers.setdefault(value, secrets.token_hex(16))
     _known[number] = value
     return number
@@ -185,7 +190,7 @@ def _reduce_cache(cache: Any) -> Any:
     return cache.__qualname__ if _has_name(cache) else (make_cache, (cache.__wrapped__, cache.cache_parameters()))
 
 
-def _reduce_variable(variable: Any) -> Any:
+def _reduce_variable(variable: typing.ParamSpec) -> Any:
     if _has_name(variable):
         return variable.__name__
     return make_variable, (_number_of(variable), type(variable), variable.__name__)
@@ -234,7 +239,7 @@ def fill_cell(cell: types.CellType, content: tuple[Any]) -> None:
     (cell.cell_contents,) = content
 
 
-def make_reference(target: Any = None) -> weakref.ref[Any]:
+def make_reference(target: object = None) -> weakref.ref[Any]:
     """A weak reference, to nothing where there is no target."""
     return weakref.ref(set() if target is None else target)
 
@@ -321,7 +326,7 @@ def fill_class(cls: type, state: tuple[dict[str, Any], list[type]]) -> None:
             abc.ABCMeta.register(cls, one)  # type: ignore[arg-type]
 
 
-def make_member(cls: Any, name: str, content: tuple[Any, ...]) -> Any:
+def make_member(cls: type[enum.Enum], name: str, content: tuple[Any, ...]) -> Any:
     """A member of an enumeration that knows nothing yet, or the one that the enumeration has."""
     known = vars(cls).get("_member_map_", {}).get(name)
     if known is not None:
@@ -330,7 +335,7 @@ def make_member(cls: Any, name: str, content: tuple[Any, ...]) -> Any:
     return kind.__new__(cls, *content)
 
 
-def fill_member(member: Any, state: dict[str, Any]) -> None:
+def fill_member(member: enum.Enum, state: dict[str, Any]) -> None:
     """Give a member its value, and what it has besides."""
     if "_value_" not in vars(member):
         vars(member).update(state, __objclass__=type(member))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ which is an OSError, before."""
 _PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if type(value) in _PLAIN_TYPES:
         return True
     if isinstance(value, Tensor) and type(value).__name__ == "MemoryMappedTensor":
@@ -97,19 +98,19 @@ def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Te
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
 
-def open_lazily(build: Any, fields: tuple[Any, ...], conj: bool, neg: bool) -> Tensor:
+def open_lazily(build: Callable[..., Tensor], fields: tuple[Any, ...], conj: bool, neg: bool) -> Tensor:
     """A tensor that is the conjugate, or the negative, of what `build(*fields)` gives."""
     tensor: Tensor = build(*fields)
     tensor = torch._neg_view(tensor) if neg else tensor
     return tensor.conj() if conj else tensor
 
 
-def open_parameter(build: Any, fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
+def open_parameter(build: Callable[..., Tensor], fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
     """An `nn.Parameter` around what `build(*fields)` gives."""
     return as_parameter(build(*fields), requires_grad)
 
 
-def open_there(device: str, build: Any, fields: tuple[Any, ...]) -> Tensor:
+def open_there(device: str, build: Callable[..., Tensor], fields: tuple[Any, ...]) -> Tensor:
     """A copy on a device of what `build(*fields)` gives."""
     tensor: Tensor = build(*fields)
     return tensor.to(device)
@@ -143,7 +144,7 @@ class Packer:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._arena = Arena()
 
-    def dumps(self, value: Any) -> bytes:
+    def dumps(self, value: object) -> bytes:
         """The bytes of `value`."""
         file = io.BytesIO()
         if not self.private:
@@ -271,11 +272,13 @@ class _Apart:
 
 
 class _Pickler(Pickler):
-    def __init__(self, packer: Packer, file: Any, buffer_callback: Any) -> None:
+    def __init__(
+        self, packer: Packer, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
+    ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
         self._packer = packer
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         reduced = self._packer.reduce(value)
         return super().reducer_override(value) if reduced is NotImplemented else reduced
 

@@ -63,33 +63,33 @@ class Parcel(NamedTuple):
 class _CollectingPickler(pickle.Pickler):
     """Puts plain tensors aside and leaves their numbers."""
 
-    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors = tensors
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: object) -> int | None:
         if not (isinstance(value, Tensor) and _is_movable(value)):
             return None
         self.tensors.append(value.detach())
         return len(self.tensors) - 1
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         return _reduce_part(value)
 
 
 class _CollectingByValue(Pickler):
-    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file, to_caller=True)
         self.tensors = tensors
 
     persistent_id = _CollectingPickler.persistent_id
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         reduced = _reduce_part(value)
         return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 
-def _reduce_part(value: Any) -> Any:
+def _reduce_part(value: object) -> Any:
     """Ragged rows without values but their own: a part of a dataset in files shares those of the whole."""
     return (RaggedPart, tuple(value.alone())) if type(value) is RaggedPart else NotImplemented
 
@@ -130,7 +130,7 @@ class ParcelWriter:
         self._free: set[int] = set()
         self._next = 0
 
-    def pack(self, result: Any) -> Parcel:
+    def pack(self, result: object) -> Parcel:
         """A parcel for `result`; the result may be changed afterwards.
 
         Raises:
@@ -155,7 +155,7 @@ class ParcelWriter:
             return Parcel(body, tuple(layout), buffer.numpy().tobytes(), -1, "", offset)
         return Parcel(body, tuple(layout), b"", slot.number, slot.path, slot.nbytes)
 
-    def _body(self, result: Any, tensors: list[Tensor]) -> bytes:
+    def _body(self, result: object, tensors: list[Tensor]) -> bytes:
         buffer = io.BytesIO()
         try:
             _CollectingPickler(buffer, tensors).dump(result)
@@ -244,7 +244,7 @@ class ParcelReader:
 
     def _tensors(self, parcel: Parcel) -> list[Tensor]:
         if parcel.slot < 0:
-            buffer: Any = bytearray(parcel.data)
+            buffer = bytearray(parcel.data)
             return [_over(buffer, *entry) for entry in parcel.layout]
         mapped = self._maps.get(parcel.slot)
         if mapped is None or len(mapped) != parcel.nbytes:  # a slot that was too small is replaced by a larger one
@@ -326,7 +326,7 @@ os.register_at_fork(before=_share_with_fork)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
 
@@ -334,7 +334,7 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
+def _over(buffer: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
     count = 1
     for n in shape:
         count *= n

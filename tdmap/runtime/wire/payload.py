@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from tdmap.runtime.wire import byvalue
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
 from tdmap.runtime.wire.pickle_errors import explain_unpicklable
+from tdmap.runtime.workers.control import Control
 from tdmap.runtime.workers.surroundings import Surroundings
 from tensordict_lite.errors import DatasetError
 
@@ -112,7 +114,14 @@ class JobPacker:
             unexpanded(tensor).copy_(unexpanded(copy))
 
 
-def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
+def load_loop(
+    job: int,
+    data: bytes,
+    control: Control,
+    pack: Callable[[Any], Any],
+    emit: Any,
+    own_process: bool = True,
+) -> ChunkLoop:
     """The loop of a job from its payload, which brings the driver's surroundings to a process of our own."""
     payload: Payload
     surroundings, payload = pickle.loads(data)

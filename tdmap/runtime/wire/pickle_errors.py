@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
-from typing import Any
 
 from tdmap.job import function_name
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer
@@ -13,7 +12,7 @@ from tdmap.runtime.wire.packing import UNPICKLABLE, Packer
 MAX_DEPTH = 4
 
 
-def explain_unpicklable(fn: Any, error: BaseException) -> str:
+def explain_unpicklable(fn: object, error: BaseException) -> str:
     """A message that names the object inside `fn` which cannot be serialised."""
     path, value = find_unpicklable(fn)
     head = f"the function {function_name(fn)} cannot be sent to the workers: "
@@ -26,7 +25,7 @@ def explain_unpicklable(fn: Any, error: BaseException) -> str:
     return f"{head}it refers to {path}, a {type(value).__qualname__}, which is not serialisable ({reason}).{tail}"
 
 
-def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, Any]:
+def find_unpicklable(value: object, path: str = "", depth: int = 0) -> tuple[str, object]:
     """The innermost part of `value` that cannot be packed, and how one gets there."""
     if depth < MAX_DEPTH:
         for name, part in _parts(value):
@@ -36,7 +35,7 @@ def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, A
     return path, value
 
 
-def _packs(value: Any) -> bool:
+def _packs(value: object) -> bool:
     try:
         Packer(private=True).dumps(value)
     except TimeoutError:
@@ -46,7 +45,7 @@ def _packs(value: Any) -> bool:
     return True
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: object) -> Iterator[tuple[str, object]]:
     """What an object refers to, by the name that its author uses."""
     if isinstance(value, functools.partial):
         yield ".func", value.func

@@ -71,7 +71,7 @@ def _answer(sock: socket.socket, number: bytes, answer: int | OSError | None) ->
 def _serve_fork(
     sock: socket.socket,
     fd: int,
-    request: Any,
+    request: tuple[Any, ...],
     parent: int,
 ) -> None:
     try:

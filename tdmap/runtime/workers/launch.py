@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import itertools
 import json
 import os
@@ -288,7 +289,7 @@ def _refused(error: OSError, what: str) -> WorkerStartError:
 class SpawnedProcess:
     """A fresh interpreter, and the pipe whose closing ends it."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: Any) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], lifeline: io.FileIO) -> None:
         self.pid = popen.pid
         self._popen = popen
         self._lifeline = lifeline
@@ -357,7 +358,7 @@ class Template:
         """Whether it has imported everything, so that it forks at once."""
         return self._has_answered
 
-    def _ask(self, request: Any, fds: tuple[int, ...] = ()) -> Any:
+    def _ask(self, request: tuple[object, ...], fds: tuple[int, ...] = ()) -> Any:
         number = next(self._numbers).to_bytes(8, "little")
         try:
             socket.send_fds(self._socket, [number + pickle.dumps(request)], list(fds))

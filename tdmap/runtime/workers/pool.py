@@ -108,7 +108,7 @@ class PoolMember:
         found: int = self.process.pid
         return found
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message. A worker that has ended is noticed by the next wait."""
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 

@@ -172,7 +172,7 @@ class Worker:
         self.residency = Residency()
         self.first_memory = anonymous_memory()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def serve(self) -> None:
