@@ -108,7 +108,7 @@ class Sink(Generic[T]):
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled, by a result that comes next."""
 
-    def value_bytes(self, value: Any) -> int:
+    def value_bytes(self, value: object) -> int:
         """Bytes of a result that travels."""
         return result_bytes(value)
 

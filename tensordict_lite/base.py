@@ -46,7 +46,7 @@ class TensorDictBase(TensorCollection):
 MutableMapping.register(TensorDictBase)
 
 
-def is_tensor_collection(value: Any) -> bool:
+def is_tensor_collection(value: object) -> bool:
     """Whether ``value`` (an instance or a class) is a TensorDict, a lazy stack, a tensorclass or another collection.
 
     Example:

@@ -62,7 +62,7 @@ def path_of(key: tuple[Any, ...]) -> tuple[str, ...]:
     return path
 
 
-def is_nested_key(key: Any) -> bool:
+def is_nested_key(key: object) -> bool:
     """Whether ``key`` is a string or a (nested) non-empty tuple of strings.
 
     Example:
@@ -90,7 +90,7 @@ def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
     return ()
 
 
-def unravel_key(key: Any) -> NestedKey:
+def unravel_key(key: NestedKey) -> NestedKey:
     """Canonical form of a nested key: a string for one level, a flat tuple otherwise.
 
     A tuple that is not a key (but an index, for example) gives ``()``.
@@ -124,7 +124,7 @@ def unravel_key_list(keys: Iterable[Any]) -> list[NestedKey]:
     return [unravel_key(key) for key in keys]
 
 
-def require_path(key: Any) -> tuple[str, ...]:
+def require_path(key: NestedKey) -> tuple[str, ...]:
     """Flat path of ``key``, or a KeyError that explains valid keys."""
     path = unravel_key_to_tuple(key)
     if not path:
@@ -132,7 +132,7 @@ def require_path(key: Any) -> tuple[str, ...]:
     return path
 
 
-def _not_a_key(key: Any) -> str:
+def _not_a_key(key: object) -> str:
     return (
         "Only NestedKeys are supported: a key must be a string or a non-empty, possibly nested tuple of strings; got "
         f"{key!r}"

@@ -100,7 +100,7 @@ def expand_right(tensor: Any, shape: Sequence[int]) -> Any:
     return tensor.expand(shape)
 
 
-def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
+def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
     """For each row of a collection, whether a row of another one has the same value under ``key``.
 
     Args:
@@ -135,7 +135,7 @@ def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
     return torch.isin(numbers[: len(rows)], numbers[len(rows) :])
 
 
-def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: bool = False) -> Any:
+def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
     """A collection with the first of the rows that have the same value under ``key``, sorted by that value.
 
     Args:
@@ -165,7 +165,7 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
     return (out, numbers) if return_indices else out
 
 
-def _rows(td: Any, key: Any, dim: int) -> Tensor:
+def _rows(td: Any, key: NestedKey, dim: int) -> Tensor:
     """The slices of an entry along a batch dimension, each flattened."""
     value = entry_of(td, require_path(key))
     if not isinstance(value, Tensor):

@@ -52,7 +52,7 @@ class Envelope(MutableMapping[str, Any]):
     It copies a mapping and updates the copy with what iterating it gives: here, the element itself and nothing.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __copy__(self) -> Any:

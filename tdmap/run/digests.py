@@ -130,7 +130,7 @@ class Walk:
         self._imports: list[tuple[frozenset[Import], str]] = []
         self._sources: dict[str, tuple[ModuleSource, set[str]]] = {}
 
-    def digest(self, value: Any) -> str:
+    def digest(self, value: object) -> str:
         """The digest of a value; what it leads to waits for `settle`."""
         hasher = Hasher(self)
         hasher.add(value)
@@ -164,7 +164,7 @@ class Walk:
             self._waiting.append((name, find))
         return self._names[id(value)][1]
 
-    def skip(self, value: Any) -> None:
+    def skip(self, value: object) -> None:
         """Have a function be known by name alone, because the caller looks at it."""
         self._names[id(value)] = (value, "itself")
 
@@ -235,7 +235,7 @@ class Hasher:
         data = "\0".join(map(str, pieces)).encode("utf-8", "surrogatepass")
         self.hash.update(struct.pack("<q", len(data)) + data)
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add any value."""
         if type(value) in _SCALARS:
             self.tag(type(value).__name__, repr(value))
@@ -333,7 +333,7 @@ class Hasher:
             members = [(name, one.value) for name, one in cls.__members__.items()] if issubclass(cls, enum.Enum) else []
             self.tag(self.walk.name_of(cls, "class", lambda: [*cls.__bases__, members, *members_of(self.walk, cls)]))
 
-    def _add_wrapped(self, value: Any) -> None:
+    def _add_wrapped(self, value: object) -> None:
         """Add a property, static or class method, or a function with a cache, which does not count."""
         parameters = getattr(value, "cache_parameters", None)
         self.tag(type(value).__name__, "" if parameters is None else sorted(parameters().items()))
@@ -393,7 +393,7 @@ class Hasher:
         self._add_all("pairs", pairs or ())
 
 
-def digest_alone(value: Any, contents: Contents | None = None) -> str:
+def digest_alone(value: object, contents: Contents | None = None) -> str:
     """The digest of a value and of all that it leads to, as one."""
     found = _walked(_module_of(value), contents, lambda walk: {"": walk.digest(value)})
     return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=16).hexdigest()
@@ -416,7 +416,7 @@ def code_parts(fn: Any) -> dict[str, str]:
     return _walked(_module_of(inner), None, find)
 
 
-def _module_of(value: Any) -> str | None:
+def _module_of(value: object) -> str | None:
     """The module of which functions count one by one: of a decorated function, that of the inner one."""
     module: str | None = (value if isinstance(value, types.FunctionType) else type(value)).__module__
     return home_of(value) if isinstance(value, types.FunctionType) and is_users_own(home_of(value)) else module
@@ -469,7 +469,7 @@ def function_pieces(walk: Walk, fn: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def pieces(walk: Walk, label: str, value: Any) -> dict[str, Any]:
+def pieces(walk: Walk, label: str, value: object) -> dict[str, Any]:
     """A value as parts: of an object of a user's class, the class and each attribute that counts."""
     state = state_of(walk, value)
     if state is None:
@@ -477,7 +477,7 @@ def pieces(walk: Walk, label: str, value: Any) -> dict[str, Any]:
     return {label: type(value), **{f"{label}.{name}": attribute for name, attribute in state.items()}}
 
 
-def state_of(walk: Walk, value: Any) -> dict[str, Any] | None:
+def state_of(walk: Walk, value: object) -> dict[str, Any] | None:
     """The attributes that count of an object of a user's class; None for any other, and for a builtin's subclass."""
     cls = type(value)
     if not is_users_own(cls.__module__) or issubclass(cls, type) or _compiled(value) is not None:
@@ -510,7 +510,7 @@ def members_of(walk: Walk, cls: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _unwrapped(value: Any) -> list[Any]:
+def _unwrapped(value: object) -> list[Any]:
     """The functions in what may stand in a class; none for anything else."""
     if isinstance(value, types.FunctionType):
         return [value]
@@ -534,7 +534,7 @@ def _own_contents(fn: types.FunctionType) -> Iterator[Any]:
                 yield value
 
 
-def _compiled(value: Any) -> Any:
+def _compiled(value: object) -> Any:
     """What a compiler has made something of: a function, or a script; None for anything else."""
     if isinstance(value, torch.jit.ScriptFunction):
         return re.sub(r" *#.*", "", str(value.inlined_graph))

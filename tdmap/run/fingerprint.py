@@ -126,7 +126,7 @@ def without_versioned(parts: Mapping[str, str]) -> dict[str, str]:
     return {part: value for part, value in parts.items() if part.endswith(VERSION) or not part.startswith(known)}
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     """The digest of data, all of it."""
     return digest_alone(value, Contents(whole_bytes=None))
 

@@ -49,7 +49,7 @@ def identity_of(
     }
 
 
-def parts_of(name: str, value: Any) -> dict[str, str]:
+def parts_of(name: str, value: object) -> dict[str, str]:
     """The parts of something that a call was given: of a function, a reducer, another dataset.
 
     Example:

@@ -314,7 +314,7 @@ def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
     return parts if ctx.function.seed is None else {**parts, "the seed": str(ctx.function.seed)}
 
 
-def _argument(name: str, value: Any) -> dict[str, str]:
+def _argument(name: str, value: object) -> dict[str, str]:
     """The parts of an argument: plain values as they are written, others by what they consist of."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = torch.as_tensor(value)
@@ -331,7 +331,7 @@ def _argument(name: str, value: Any) -> dict[str, str]:
     return parts_of(name, value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether `repr` tells a value from any other, in any process."""
     if isinstance(value, Mapping):
         return type(value) is dict and all(_is_plain(key) and _is_plain(one) for key, one in value.items())

@@ -88,7 +88,7 @@ def unpack(content: bytes | memoryview, modules: Collection[str] = ()) -> Any:
 class _Pickler(pickle.Pickler):
     """Writes the elements of a tensor, and not those of the whole storage or file that it is a view of."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
             if type(value) is not Tensor or value.requires_grad or value.untyped_storage().nbytes() > value.nbytes:
                 return value.detach().as_subclass(Tensor).clone().__reduce_ex__(2)
@@ -109,7 +109,7 @@ class _Pickle:
     Pickler = _Pickler
 
 
-def _maker(value: Any) -> Any:
+def _maker(value: object) -> Any:
     """The function that a pickle calls to make a value."""
     return value.__reduce_ex__(2)[0]
 
@@ -187,14 +187,14 @@ def modules_of(*functions: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _defined_in(value: Any) -> list[str]:
+def _defined_in(value: object) -> list[str]:
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
         return [value.__module__ or ""]
     kind = value if isinstance(value, type) else type(value)
     return [base.__module__ for base in kind.__mro__]  # a reducer may come from one of another module
 
 
-def _parts_of(value: Any) -> list[Any]:
+def _parts_of(value: object) -> list[Any]:
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):

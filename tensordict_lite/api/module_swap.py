@@ -204,7 +204,7 @@ class Swap:
             current.detach().copy_(value, non_blocking=self._non_blocking)
         return before
 
-    def _fill(self, module: nn.Module, slots: Any, key: str, value: Any, old: Any, path: tuple[str, ...]) -> None:
+    def _fill(self, module: nn.Module, slots: Any, key: str, value: object, old: Any, path: tuple[str, ...]) -> None:
         """Fill a registered, empty slot, such as the bias of ``Linear(bias=False)``; the entry None stands for it."""
         if self._strict or self._inplace:
             raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")

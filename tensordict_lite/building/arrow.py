@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.keys import require_path
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = ["from_arrow", "numbers_of", "to_arrow"]
 
@@ -172,7 +175,7 @@ def numbers_of(array: Any) -> Tensor:
 # -- back ----------------------------------------------------------------------------------------------------------
 
 
-def to_arrow(td: Any) -> Any:
+def to_arrow(td: TensorCollection) -> Any:
     """An Arrow table with the rows of the collection and a column for each entry: the inverse of :func:`from_arrow`.
 
     Tensors ``[n]`` share their memory, others become ``fixed_shape_tensor`` columns, jagged nested tensors large lists,

@@ -81,7 +81,7 @@ def _is_nested(item: tuple[Any, Any]) -> bool:
     return type(item[0]) is not str
 
 
-def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, device: Any) -> Any:
+def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, device: DeviceLike | None) -> Any:
     """A nested dict in the class that the template has under this key."""
     if template._is_non_tensor:
         return value
@@ -193,7 +193,7 @@ def from_namedtuple(
     return build(data, "from_namedtuple", auto_batch_size, batch_dims, device, batch_size)
 
 
-def _is_field(value: Any, name: str) -> bool:
+def _is_field(value: object, name: str) -> bool:
     return type(getattr(type(value), name)).__name__ == "member_descriptor" and not name.startswith("_")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.keys import unravel_key
+from tensordict_lite.keys import NestedKey, unravel_key
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, maybe_dense_stack
 
 __all__ = [
@@ -54,7 +54,7 @@ def from_modules(*modules: torch.nn.Module, **kwargs: Any) -> Any:
     return TensorDict.from_modules(*modules, **kwargs)
 
 
-def group_by(tensordict: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
+def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
     """Split the rows of the first batch dimension by the value of an entry.
 
     Args:

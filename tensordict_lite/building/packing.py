@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import require_path
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = ["PackLayout", "pack"]
 
@@ -148,11 +151,11 @@ def _keys(paths: list[Path]) -> list[Any]:
     return [path[0] if len(path) == 1 else path for path in paths]
 
 
-def _class_of(td: Any) -> type | None:
+def _class_of(td: TensorCollection) -> type | None:
     return type(td) if hasattr(type(td), "__dataclass_fields__") else None
 
 
-def _gather(td: Any, above: Path, leaves: dict[Path, Tensor], nested: dict[Path, Any]) -> None:
+def _gather(td: TensorCollection, above: Path, leaves: dict[Path, Tensor], nested: dict[Path, Any]) -> None:
     members: Sequence[Any] = () if td._is_non_tensor else getattr(td, "tensordicts", ())
     if any(set(member.keys(True, True)) != set(members[0].keys(True, True)) for member in members):
         raise RuntimeError("Cannot pack a lazy stack whose members have different keys.")

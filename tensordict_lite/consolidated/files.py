@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from tensordict_lite.memmap.disk.staging import staged_file
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.tensorclass.decorator import TensorClass
 
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
+
 __all__ = ["from_consolidated", "is_described", "write_file"]
 
 _LENGTH = struct.Struct("<q")
@@ -42,7 +45,7 @@ _SMALL = 256 << 10
 _GATHER = 8 << 20
 
 
-def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor | None = None) -> None:
+def write_file(path: str, node: TensorCollection, layout: Layout, locked: bool, flat: Tensor | None = None) -> None:
     """Write a tree to a file, completely or not at all.
 
     Args:
@@ -68,7 +71,7 @@ def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor 
             _write(fd, path, layout, tail)
 
 
-def _tail(node: Any, spots: Any, locked: bool) -> bytes:
+def _tail(node: TensorCollection, spots: Any, locked: bool) -> bytes:
     """The bytes after the storage."""
     about, told = describe(node, spots, locked)
     more = told + _LENGTH.pack(len(told)) + MAGIC if told else b""
@@ -179,7 +182,7 @@ def _integers(data: memoryview, place: Any) -> Tensor:
     return torch.frombuffer(bytearray(data[start : start + shape[0] * dtype.itemsize]), dtype=dtype).long()
 
 
-def is_described(path: str, node: Any, record: Record) -> bool:
+def is_described(path: str, node: TensorCollection, record: Record) -> bool:
     """Whether a file still belongs to a consolidated tree, and its JSON describes the current tree."""
     try:
         with open(path, "rb") as file:

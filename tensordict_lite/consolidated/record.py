@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -19,6 +19,9 @@ from tensordict_lite.memmap.disk.mapping import Region, file_of, hold_many, regi
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.ragged import Ragged, ragged_in
 from tensordict_lite.registry import register
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = [
     "Record",
@@ -38,7 +41,9 @@ class Record:
 
     __slots__ = ("file", "flat", "identity", "locked", "spots", "tree")
 
-    def __init__(self, node: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> None:
+    def __init__(
+        self, node: TensorCollection, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None
+    ) -> None:
         self.flat = flat
         """All bytes, as a tensor of uint8."""
         self.spots = spots
@@ -55,7 +60,7 @@ class Record:
         """The memory."""
         return self.flat.untyped_storage()
 
-    def fits(self, node: Any) -> bool:
+    def fits(self, node: TensorCollection) -> bool:
         """Whether a tree still has the recorded entries."""
         now: list[Any] = []
         _describe(node, now)
@@ -72,7 +77,7 @@ def identity_of(file: str | int) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-def _describe(node: Any, out: list[Any]) -> None:
+def _describe(node: TensorCollection, out: list[Any]) -> None:
     """Keys, tensors and objects of a tree in its order."""
     if isinstance(node, Ragged) and (column := node.column) is not None:
         out += [column, node._rows, None]
@@ -99,7 +104,7 @@ def record_of(node: Any) -> Record | None:
     return record if record is not None and record.fits(node) else None
 
 
-def note(node: Any, record: Record) -> Any:
+def note(node: TensorCollection, record: Record) -> Any:
     """Attach a record to its tree, which is returned."""
     node._consolidated = record
     return node
@@ -127,7 +132,7 @@ def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool, file
     return note(node, Record(node, flat, spots, locked, file))
 
 
-def fill_ragged(node: Any, found: Iterator[Any]) -> None:
+def fill_ragged(node: TensorCollection, found: Iterator[Any]) -> None:
     """Give the ragged entries of a tree the values and offsets of a storage; None: an entry keeps its own."""
     for rows, pair in zip(ragged_in(node), found):
         if pair is not None:
@@ -137,7 +142,7 @@ def fill_ragged(node: Any, found: Iterator[Any]) -> None:
 # -- moving ------------------------------------------------------------------------------------------------------
 
 
-def relocated(node: Any, record: Record, flat: Tensor, device: torch.device) -> Any:
+def relocated(node: TensorCollection, record: Record, flat: Tensor, device: torch.device) -> Any:
     """The tree around its storage on a device, which becomes the device of the tree; locked if this one is."""
     if flat is record.flat:
         new = node._with_leaves(iter(node._leaves()))
@@ -201,7 +206,7 @@ _NOTHING = torch.empty(0, device="cpu").as_subclass(_Placeholder)
 _NO_ROWS = torch.empty(0, dtype=torch.uint8, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
-def reduce_tree(node: Any) -> Any:
+def reduce_tree(node: TensorCollection) -> Any:
     """The pickle of a consolidated tree: the tree without its tensors, their positions, and one storage.
 
     ``None`` for a tree that is no longer consolidated, which is pickled as usual.

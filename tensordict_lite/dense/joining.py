@@ -247,7 +247,7 @@ def _bad_kind(column: Sequence[Any], key: str) -> RuntimeError | None:
     return None
 
 
-def _kind_name(value: Any) -> str:
+def _kind_name(value: object) -> str:
     if isinstance(value, TensorCollection):
         return "an unbatched tensor" if value._is_unbatched else f"a {type(value).__name__}"
     return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"

@@ -18,7 +18,7 @@ from tensordict_lite.dense.joining import Joining
 from tensordict_lite.dense.rowwrites import RowWrites
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, is_whole, normalise_index
-from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import pruned
 from tensordict_lite.ops.memory import SharedLock, mark_shared
 from tensordict_lite.ops.put import put_rows
@@ -71,7 +71,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def _get_str(self, key: str) -> Any:
         return self._source[key]
 
-    def _set_str(self, key: str, value: Any) -> None:
+    def _set_str(self, key: str, value: object) -> None:
         self._source[key] = value
 
     def _del_str(self, key: str) -> None:
@@ -319,7 +319,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             index_batch_size(self._batch_size, rows)  # no entry has checked the range
         return self._rebuild(out, size, self._names)
 
-    def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
+    def get_at(self, key: NestedKey, index: Any, default: Any = MISSING) -> Any:
         """``td.get(key)[index]``; the default if :meth:`get` returns it, unindexed."""
         value = self.get(key) if default is MISSING else self.get(key, default)
         if type(index) is list and isinstance(value, Tensor):  # torch takes some for tuples
@@ -328,7 +328,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
     # -- writing -------------------------------------------------------------------------------------------
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         cls = type(index)
         if cls is str:
             if self._lock is None and type(value) is Tensor and self._device is None:
@@ -351,7 +351,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             return
         self._set_index(normalise_index(index, len(self._batch_size)), value)
 
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+    def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
         """Write an entry, replacing or (``inplace=True``) overwriting an existing one.
 
         Args:
@@ -418,7 +418,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def _as_parent(self) -> TensorCollection:
         return self
 
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, locked or not.
 
         Raises:
@@ -496,7 +496,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         self.update_(item)
         return self
 
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """``td.get(key)[index] = value`` in place; arrays and lists of numbers are cast to the dtype of the entry.
 
         Raises:
@@ -531,7 +531,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def __delitem__(self, key: Any) -> None:
         self.del_(key)
 
-    def del_(self, key: Any) -> Self:
+    def del_(self, key: NestedKey) -> Self:
         """Remove an entry.
 
         Raises:

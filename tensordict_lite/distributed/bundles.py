@@ -37,7 +37,7 @@ class Entry:
         self.write = write
 
 
-def entries(td: Any, path: tuple[str, ...] = ()) -> list[Entry]:
+def entries(td: TensorCollection, path: tuple[str, ...] = ()) -> list[Entry]:
     """The tensors, sorted by key. For a lazy stack: stacked ones, or those of the members if shapes differ."""
     out: list[Entry] = []
     for key in sorted(td._key_list()):
@@ -55,11 +55,11 @@ def entries(td: Any, path: tuple[str, ...] = ()) -> list[Entry]:
     return out
 
 
-def _writer(td: Any, key: str) -> Callable[[Tensor], Any]:
+def _writer(td: TensorCollection, key: str) -> Callable[[Tensor], Any]:
     return lambda value: td.set_(key, value)
 
 
-def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
+def objects(td: TensorCollection, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
     """The non-tensor entries, sorted by key: path, parent collection and entry."""
     out: list[tuple[tuple[str, ...], Any, Any]] = []
     for key in sorted(td._key_list()):
@@ -174,7 +174,7 @@ def tags(init_tag: int, pseudo_rand: bool) -> Iterator[int]:
 # -- structures ------------------------------------------------------------------------------------------------------
 
 
-def describe(td: Any) -> dict[str, Any]:
+def describe(td: TensorCollection) -> dict[str, Any]:
     """What two ranks must have in common to exchange values in place."""
     out: dict[str, Any] = {
         name_of(entry.path): (str(entry.tensor.dtype), tuple(entry.tensor.shape)) for entry in entries(td)

@@ -15,6 +15,8 @@ from tensordict_lite.distributed.values import check_alike
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from tensordict_lite.base import TensorCollection
+
 __all__ = ["all_gather", "broadcast", "from_remote_init", "gather_and_stack", "init_remote", "scatter"]
 
 _HEADER = 3  # bytes of the body, bytes of its meta part (-1: the body is an error message), number of files
@@ -33,7 +35,7 @@ class _Failed:
         self.files: list[Tensor] = []
 
 
-def _packed(td: Any, link: Link, *, split: bool) -> Any:
+def _packed(td: TensorCollection, link: Link, *, split: bool) -> Any:
     try:
         return pack(td, link.device, split=split)
     except Exception as error:

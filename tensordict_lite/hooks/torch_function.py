@@ -84,7 +84,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _flat_leaves(value: Any) -> list[Any]:
+def _flat_leaves(value: object) -> list[Any]:
     out: list[Any] = []
     for one in _as_tuple(value):
         out.extend(one._leaves() if isinstance(one, TensorCollection) else [one])

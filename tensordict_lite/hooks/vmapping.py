@@ -44,7 +44,7 @@ class StackRow(TensorDict):
 _ROW_OF = {TensorDict: StackRow}
 
 
-def _is_collection(value: Any) -> bool:
+def _is_collection(value: object) -> bool:
     return isinstance(value, TensorCollection)
 
 

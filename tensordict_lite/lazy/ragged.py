@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.errors import KeyThroughLeafError
+from tensordict_lite.keys import NestedKey
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = ["member_tensors", "nested", "padded"]
 
 
-def member_tensors(node: Any, path: tuple[str, ...]) -> Any:
+def member_tensors(node: TensorCollection, path: tuple[str, ...]) -> Any:
     """The tensors of the members at a path, a list for each stack on the way; ``None`` where no tensor stands there.
 
     Raises:
@@ -49,7 +53,7 @@ def nested(values: Sequence[Any], layout: torch.layout | None = None) -> Tensor:
     return torch.nested.nested_tensor(values, layout=layout)
 
 
-def padded(values: Sequence[Any], side: str, value: float, key: Any) -> Tensor:
+def padded(values: Sequence[Any], side: str, value: float, key: NestedKey) -> Tensor:
     """One tensor ``[len(values), *longest]``, the shorter ones filled with ``value`` at the ``side``.
 
     Lists among the values are padded first.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.keys import require_path
+from tensordict_lite.keys import NestedKey, require_path
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, _blank
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
@@ -58,7 +58,7 @@ class TypedLazyStack(LazyStackedTensorDict):
             return value._as_value()
         return value
 
-    def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]  # names of TensorClass.set
+    def set(self, key: NestedKey, value: object, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]  # names of TensorClass.set
         """Write a field of every member, see :meth:`TensorClass.set`."""
         path = (key,) if type(key) is str else require_path(key)
         if path[0] not in self._field_specs:
@@ -68,7 +68,7 @@ class TypedLazyStack(LazyStackedTensorDict):
             return self
         return super().set(key, value, *args, **kwargs)
 
-    def _set_field(self, name: str, value: Any) -> None:
+    def _set_field(self, name: str, value: object) -> None:
         self.set(name, value)
 
     def _delete_field(self, name: str) -> None:
@@ -81,7 +81,7 @@ class TypedLazyStack(LazyStackedTensorDict):
         self._refuse_key(index, "read")
         return super().__getitem__(index)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         self._refuse_key(index, "write")
         super().__setitem__(index, value)
 
@@ -166,7 +166,7 @@ def _lazy_property(name: str) -> property:
             return None
         return value if isinstance(value, Tensor) else value._as_value()
 
-    def set(self: Any, value: Any) -> None:
+    def set(self: Any, value: object) -> None:
         self.set(name, value)
 
     def delete(self: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import KeyThroughLeafError
-from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.keys import NestedKey, missing_key_error, require_path
 from tensordict_lite.lazy.ragged import nested
 from tensordict_lite.lazy.storage import through_dense
 from tensordict_lite.lazy.update import LazyUpdateOps
@@ -109,7 +109,7 @@ class LazyValueOps(LazyUpdateOps):
         """Levels of nested collections above the deepest leaf: 0 for members without any."""
         return self._skeleton().depth
 
-    def get_item_shape(self, key: Any) -> torch.Size:
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Shape of an entry, -1 where it differs from member to member.
 
         Raises:
@@ -140,7 +140,7 @@ class LazyValueOps(LazyUpdateOps):
                 break
         raise through or missing_key_error(path, self._key_list(), type(self).__name__)
 
-    def entry_class(self, key: Any) -> type:
+    def entry_class(self, key: NestedKey) -> type:
         """Type of an entry, ``NoneType`` if a member lacks it.
 
         Raises:
@@ -282,11 +282,11 @@ class LazyValueOps(LazyUpdateOps):
         self.del_(path)
         return value
 
-    def create_nested(self, key: Any) -> Self:
+    def create_nested(self, key: NestedKey) -> Self:
         """Put an empty collection at ``key`` of every member."""
         return self._each_in_place("create_nested", key)
 
-    def fill_(self, key: Any, value: float | bool) -> Self:
+    def fill_(self, key: NestedKey, value: float | bool) -> Self:
         """Fill an entry that every member has, in place.
 
         Raises:

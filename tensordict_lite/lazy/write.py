@@ -14,7 +14,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
-from tensordict_lite.keys import path_of, require_path
+from tensordict_lite.keys import NestedKey, path_of, require_path
 from tensordict_lite.lazy.storage import Stacked, is_ragged
 from tensordict_lite.ops.values.generated import inplace
 
@@ -39,7 +39,7 @@ class LazyWriteOps(Stacked):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         cls = type(index)
         if cls is str:
             self.set(index, value)
@@ -51,7 +51,9 @@ class LazyWriteOps(Stacked):
                 return
         self._set_index(normalise_index(index, len(self._batch_size)), value)
 
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
         """Write an entry into every member, split along the stack dimension.
 
         Args:
@@ -129,7 +131,7 @@ class LazyWriteOps(Stacked):
         """Whether a list with one value per member means that: rows differ in length, or values are strings."""
         return -1 in self._batch_size or (len(self._batch_size) > 1 and all(isinstance(value, str) for value in values))
 
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Copy a value into an entry that every member has, locked or not.
 
         Raises:
@@ -173,7 +175,7 @@ class LazyWriteOps(Stacked):
     def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
         self.set_(key, item, non_blocking=non_blocking)
 
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """``td.get(key)[index] = value`` in place.
 
         Raises:
@@ -197,7 +199,7 @@ class LazyWriteOps(Stacked):
             self.set_(path, written)
         return self
 
-    def del_(self, key: Any) -> Self:
+    def del_(self, key: NestedKey) -> Self:
         """Remove an entry from every member that has it.
 
         Raises:
@@ -296,6 +298,6 @@ def _pair(member: Any, piece: Any, into: list[Tensor], values: list[Tensor]) -> 
     return True
 
 
-def _is_plain(value: Any) -> TypeGuard[Tensor]:
+def _is_plain(value: object) -> TypeGuard[Tensor]:
     kind = type(value)
     return kind is Tensor or kind is registry.MemoryMappedTensor

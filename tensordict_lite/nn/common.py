@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.fx import Proxy
@@ -18,6 +18,9 @@ from tensordict_lite.nn.base import TensorDictModuleBase, _render, key_list
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.tracing import TracedEntries
 from tensordict_lite.nn.utils import _SKIP, is_skipped
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorDictBase
 
 __all__ = [
     "TensorDictModule",
@@ -97,7 +100,12 @@ class TensorDictModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: Any, args: Any = None, *, tensordict_out: TensorCollection | None = None, **kwargs: Any
+        self,
+        tensordict: TensorDictBase,
+        args: Any = None,
+        *,
+        tensordict_out: TensorCollection | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Read the inputs, call the module, write the outputs.
 
@@ -151,7 +159,7 @@ class TensorDictModule(TensorDictModuleBase):
                 tensordict_out.set(key, value)
         return tensordict_out
 
-    def _read(self, tensordict: Any, in_keys: list[Any]) -> list[Any]:
+    def _read(self, tensordict: TensorDictBase, in_keys: list[Any]) -> list[Any]:
         """The inputs, None for missing ones."""
         options = self._get_kwargs
         values = []
@@ -165,7 +173,7 @@ class TensorDictModule(TensorDictModuleBase):
             values.append(value)
         return values
 
-    def _missing(self, tensordict: Any, keys: list[Any]) -> KeyError:
+    def _missing(self, tensordict: TensorDictBase, keys: list[Any]) -> KeyError:
         there = sorted(tensordict.keys(True, True), key=str)
         return KeyError(
             f"Some tensors that are necessary for the module call may not have been found in the input tensordict: "
@@ -262,7 +270,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return self.td_module.in_keys
 
     @in_keys.setter
-    def in_keys(self, value: Any) -> None:
+    def in_keys(self, value: object) -> None:
         self.td_module.in_keys = value
 
     @property
@@ -271,7 +279,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return self.td_module.out_keys
 
     @out_keys.setter
-    def out_keys(self, value: Any) -> None:
+    def out_keys(self, value: object) -> None:
         self.td_module.out_keys = value
 
     @property
@@ -437,5 +445,5 @@ def _by_key(result: Any, out_keys: list[Any]) -> list[Any] | None:
     return values
 
 
-def _is_proxy(value: Any) -> bool:
+def _is_proxy(value: object) -> bool:
     return isinstance(value, Proxy)

@@ -199,7 +199,7 @@ class CudaGraphModule:
         return f"{type(self).__name__}(module={self.module!r}, warmup={self.warmup}, in_keys={self.in_keys})"
 
 
-def _is_collection(value: Any) -> bool:
+def _is_collection(value: object) -> bool:
     return isinstance(value, TensorCollection)
 
 
@@ -213,7 +213,7 @@ def _own_keys(module: Any, name: str, given: Any) -> list[Any] | None:
     return list(own)
 
 
-def _copy(own: Tensor, value: Any, what: Any) -> None:
+def _copy(own: Tensor, value: object, what: Any) -> None:
     if not isinstance(value, Tensor) or own.shape != value.shape:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{what} was recorded with the shape {list(own.shape)}, and is {got} now")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,9 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.nn.base import TensorDictModuleBase, _render
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.params import TensorDictParams
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorDictBase
 
 __all__ = ["EnsembleModule"]
 
@@ -49,12 +52,12 @@ class EnsembleModule(TensorDictModuleBase):
         params = params.apply(_as_own, own.expand(num_copies), filter_empty=False)
         self.params_td = TensorDictParams(params, no_convert=True)
 
-    def _call_copy(self, tensordict: Any, params: Any) -> Any:
+    def _call_copy(self, tensordict: TensorDictBase, params: Any) -> Any:
         with params.to_module(self.module):
             return self.module(tensordict)
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: TensorDictBase) -> Any:
         """The outputs of all copies, stacked along a new first dimension.
 
         Raises:

@@ -23,7 +23,7 @@ class Setting:
 
     __slots__ = ("_shared", "_threads")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._shared = value
         self._threads: dict[int, Any] = {}
 
@@ -58,7 +58,7 @@ class Mode:
 
     _setting: Setting
 
-    def __init__(self, value: Any, thread_local: bool) -> None:
+    def __init__(self, value: object, thread_local: bool) -> None:
         self._value = value
         self._thread_local = thread_local
         self._tokens: list[tuple[int | None, Any]] = []

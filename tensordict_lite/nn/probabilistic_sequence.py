@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributions import Distribution
@@ -15,6 +15,9 @@ from tensordict_lite.nn.distributions.composite import CompositeDistribution
 from tensordict_lite.nn.interaction import interaction_type, set_interaction_type
 from tensordict_lite.nn.sequence import TensorDictSequential
 from tensordict_lite.nn.utils import _SKIP, is_skipped
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorDictBase
 
 __all__ = ["ProbabilisticTensorDictSequential"]
 
@@ -132,7 +135,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @dispatch(auto_batch_size=False)
     def forward(
         self,
-        tensordict: Any,
+        tensordict: TensorDictBase,
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool | None = None,
         **kwargs: Any,
@@ -161,7 +164,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
         return self._deliver(tensordict, tensordict_out, run)
 
-    def get_dist_params(self, tensordict: Any, tensordict_out: TensorCollection | None = None, **kwargs: Any) -> Any:
+    def get_dist_params(
+        self, tensordict: TensorDictBase, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Any:
         """Run all modules but the last: the result has the parameters of its distribution.
 
         They run with the current interaction type, else with :attr:`default_interaction_type`.
@@ -185,7 +190,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     # -- distribution ------------------------------------------------------------------------------------------
 
-    def get_dist(self, tensordict: Any, tensordict_out: TensorCollection | None = None, **kwargs: Any) -> Distribution:
+    def get_dist(
+        self, tensordict: TensorDictBase, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Distribution:
         """The distribution that the sequence samples from.
 
         With ``return_composite``, that of all probabilistic modules, each conditional on the values drawn by those
@@ -229,7 +236,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 td = module(td, **kwargs)
         return td
 
-    def build_dist_from_params(self, tensordict: Any) -> Distribution:
+    def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
         """The distribution of the last probabilistic module from its parameters, without running other modules.
 
         Raises:
@@ -290,7 +297,7 @@ def _is_probabilistic(module: Any) -> bool:
     return getattr(module, "_is_probabilistic", False)
 
 
-def _run(modules: list[Any], tensordict: Any, kwargs: dict[str, Any]) -> Any:
+def _run(modules: list[Any], tensordict: TensorDictBase, kwargs: dict[str, Any]) -> Any:
     for module in modules:
         tensordict = module(tensordict) if _is_probabilistic(module) or not kwargs else module(tensordict, **kwargs)
     return tensordict

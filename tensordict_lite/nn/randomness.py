@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.keys import unravel_key
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorDictBase
 
 __all__ = ["Randomness"]
 
@@ -24,7 +27,7 @@ class Randomness:
             source = torch.Generator().manual_seed(source)
         self._source = unravel_key(source) if isinstance(source, (str, tuple)) else source
 
-    def of(self, tensordict: Any) -> Any:
+    def of(self, tensordict: TensorDictBase) -> Any:
         """A block in which the global generator has the state of this one."""
         if self._source is None:
             return contextlib.nullcontext()
@@ -35,7 +38,7 @@ class Randomness:
         return self._from_entry(tensordict)
 
     @contextlib.contextmanager
-    def _from_entry(self, tensordict: Any) -> Iterator[None]:
+    def _from_entry(self, tensordict: TensorDictBase) -> Iterator[None]:
         entry = tensordict.get(self._source, None)
         if entry is None:
             yield

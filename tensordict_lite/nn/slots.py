@@ -47,7 +47,7 @@ class TensorSlots(dict[str, Any]):
             return node._source, key
         return node._source, name
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         source, key = self._level(name)
         if value is None:
             source.pop(key, None)
@@ -74,7 +74,7 @@ class ModuleState(DenseCollection):
             return True
         return name in self._places and value.requires_grad and not isinstance(value, nn.Buffer)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_") or hasattr(type(self), name):
             _set(self, name, value)
         elif isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)):
@@ -174,5 +174,5 @@ class ModuleState(DenseCollection):
             self.del_(name)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return value.type() if isinstance(value, Tensor) else type(value).__name__

@@ -87,7 +87,7 @@ def row_of_uninitialized(stack: Any, dim: int) -> Any:
     return out
 
 
-def tell_slot(value: Any, slots: Any, key: str) -> None:
+def tell_slot(value: object, slots: Any, key: str) -> None:
     """Tell a row in which slot it was put."""
     if isinstance(value, _Row):
         value._slot = (slots, key)

@@ -6,13 +6,16 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from tensordict_lite.keys import NestedKey, unravel_key_list
 from tensordict_lite.nn.modes import Mode, Setting
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorDictBase
 
 __all__ = [
     "add_custom_mapping",
@@ -164,7 +167,7 @@ def skip_existing() -> bool | list[NestedKey]:
     return _SKIP.get()
 
 
-def is_skipped(mode: Any, tensordict: Any, in_keys: Sequence[Any], out_keys: Sequence[Any]) -> bool:
+def is_skipped(mode: Any, tensordict: TensorDictBase, in_keys: Sequence[Any], out_keys: Sequence[Any]) -> bool:
     """Whether a module with these keys can be skipped on ``tensordict`` under a mode other than False."""
     if isinstance(mode, list) and not all(key in mode for key in out_keys):
         return False
@@ -224,7 +227,7 @@ class set_skip_existing(Mode):
         own = self._value
 
         @functools.wraps(func)
-        def forward(module: Any, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: nn.Module, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
             mode = _SKIP.get() if own is None else own
             if mode is not False:
                 reads, writes = getattr(module, in_keys), getattr(module, out_keys)

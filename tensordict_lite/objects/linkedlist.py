@@ -32,7 +32,7 @@ class LinkedList(list):  # type: ignore[type-arg]
         super().__init__(items)
         self._td = td
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         if self._td is not None:
             changed = list(self)
             changed[index] = value

@@ -63,7 +63,7 @@ class MetaData(NonTensorDataBase):
         self._check_type(self._payload)
 
     @classmethod
-    def accepts(cls, value: Any) -> bool:
+    def accepts(cls, value: object) -> bool:
         """Whether an object is of the type in the brackets.
 
         Example:
@@ -72,14 +72,14 @@ class MetaData(NonTensorDataBase):
         """
         return cls._parameter is Any or _is_instance(value, cls._parameter)
 
-    def _check_type(self, payload: Any) -> None:
+    def _check_type(self, payload: object) -> None:
         if not self.accepts(payload):
             raise TypeError(
                 f"Expected data of type {_name_of(self._parameter)}, got {type(payload).__name__}: "
                 f"a {type(self).__name__} cannot hold {payload!r}"
             )
 
-    def _replace(self, payload: Any) -> None:
+    def _replace(self, payload: object) -> None:
         self._check_type(payload)
         super()._replace(payload)
 
@@ -139,7 +139,7 @@ def _name_of(parameter: Any) -> str:
     return parameter.__name__ if isinstance(parameter, type) and not typing.get_args(parameter) else str(parameter)
 
 
-def _is_instance(value: Any, expected: Any) -> bool:
+def _is_instance(value: object, expected: Any) -> bool:
     """``isinstance`` that checks the origin of ``list[int]`` and accepts what cannot be checked."""
     if isinstance(expected, types.UnionType) or typing.get_origin(expected) is typing.Union:
         return any(_is_instance(value, member) for member in typing.get_args(expected))

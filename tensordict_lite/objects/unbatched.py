@@ -167,7 +167,7 @@ class UnbatchedEntry(NonTensorDataBase):
             new._names = [*parent._names, *([None] * (len(size) - dims))]
         return new
 
-    def _holds_type_of(self, value: Any) -> bool:
+    def _holds_type_of(self, value: object) -> bool:
         return isinstance(value, Tensor)
 
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
@@ -192,7 +192,7 @@ class UnbatchedEntry(NonTensorDataBase):
         """All rows share the tensor: overwrite all of it."""
         return self._overwrite(item, self)
 
-    def _set_index(self, index: Any, value: Any) -> None:
+    def _set_index(self, index: Any, value: object) -> None:
         self._assign_rows(index, value)
 
     def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> Any:

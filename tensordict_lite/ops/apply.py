@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import DeviceLike, Kernel
 from tensordict_lite.keys import missing_key_error
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
@@ -35,7 +35,7 @@ class _Call:
     call_on_nested: bool = False
     is_leaf: Callable[[type], bool] | None = None
 
-    def takes(self, value: Any) -> bool:
+    def takes(self, value: object) -> bool:
         """Whether the function is called on this entry (otherwise it is entered, or kept)."""
         if self.call_on_nested:
             return True
@@ -65,7 +65,7 @@ class ApplyOps(Kernel):
         fn: Callable[..., Any],
         *others: Any,
         batch_size: Sequence[int] | None = None,
-        device: Any = MISSING,
+        device: DeviceLike | None = MISSING,
         names: Sequence[str | None] | None | object = MISSING,
         inplace: bool = False,
         default: Any = MISSING,
@@ -171,7 +171,7 @@ class ApplyOps(Kernel):
         *others: Any,
         nested_keys: bool = False,
         batch_size: Sequence[int] | None = None,
-        device: Any = MISSING,
+        device: DeviceLike | None = MISSING,
         names: Sequence[str | None] | None | object = MISSING,
         inplace: bool = False,
         default: Any = MISSING,

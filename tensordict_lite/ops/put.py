@@ -59,7 +59,7 @@ def put_alike(td: Any, index: Any, source: Any) -> bool:
     return True
 
 
-def put_rows(entry: Tensor, index: Any, value: Any, key: str) -> None:
+def put_rows(entry: Tensor, index: Any, value: object, key: str) -> None:
     """``entry[index] = value``, with arrays and lists of numbers in the dtype of the entry.
 
     Raises:

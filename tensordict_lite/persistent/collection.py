@@ -19,7 +19,7 @@ from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
-from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, as_size, check_names, normalise_device
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.persistent import entries, zarrstore
 from tensordict_lite.persistent.loaded import LoadedOps
@@ -87,7 +87,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         group: Any = None,
         mode: str = "r",
         backend: str = "h5",
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
         non_tensor_as_stack: bool = False,
         allow_pickle: bool | None = None,
@@ -123,7 +123,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         batch_dims: int | None = None,
         batch_size: Sequence[int] | torch.Size | None = None,
         non_tensor_as_stack: bool = False,
-        device: Any = None,
+        device: DeviceLike | None = None,
     ) -> PersistentTensorDict:
         """Open an HDF5 file.
 
@@ -160,7 +160,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         batch_size: Sequence[int] | torch.Size | None = None,
         non_tensor_as_stack: bool = False,
         allow_pickle: bool | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
     ) -> PersistentTensorDict:
         """Open a Zarr store.
 
@@ -198,7 +198,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         *,
         auto_batch_size: bool = False,
         batch_size: Sequence[int] | torch.Size | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         backend: str = "h5",
         batch_dims: int | None = None,
         allow_pickle: bool | None = None,
@@ -253,7 +253,7 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         *,
         filename: Any,
         batch_size: Any = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         backend: str = "h5",
         **options: Any,
     ) -> Any:

@@ -13,7 +13,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.indexing import index_batch_size, normalise_index
-from tensordict_lite.keys import path_of, require_path
+from tensordict_lite.keys import NestedKey, path_of, require_path
 from tensordict_lite.persistent import entries
 
 __all__ = ["FileWrites"]
@@ -32,7 +32,7 @@ class FileWrites(DenseCollection):
         _loaded: Any
         _store: Any
 
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+    def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
         """Write an entry to the file; see :meth:`TensorDict.set`."""
         path = require_path(key)
         if inplace and self._has(path):
@@ -49,7 +49,7 @@ class FileWrites(DenseCollection):
         node._set_str(path[-1], node._fit(item, path[-1]))
         return self
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         path = (index,) if isinstance(index, str) else path_of(index) if type(index) is tuple else ()
         if path:
             self.set(path, value)
@@ -85,7 +85,7 @@ class FileWrites(DenseCollection):
                 memory[index] = TensorDict({key: value}, batch_size=rows.batch_size)
                 self._set_str(key, memory.get(key))
 
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Overwrite an existing entry, also in a locked collection."""
         path = require_path(key)
         if not self._has(path):
@@ -102,7 +102,7 @@ class FileWrites(DenseCollection):
             parent._set_str(name, new)
         return self
 
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """Overwrite rows of an existing entry."""
         path = require_path(key)
         if not self._has(path):

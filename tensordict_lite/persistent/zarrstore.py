@@ -15,7 +15,7 @@ import pickle
 import shutil
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_o
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale, temporary_name
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.paths import absolute_path
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = ["Array", "Group", "open_group", "open_store", "replaced_store", "require_name", "zarr_package"]
 
@@ -228,7 +231,7 @@ class Group:
     def __getitem__(self, path: str) -> Any:
         return self._wrapped(self.inner[path])
 
-    def _wrapped(self, node: Any) -> Any:
+    def _wrapped(self, node: TensorCollection) -> Any:
         return Array(node, self.file) if hasattr(node, "dtype") else Group(node, self.file)
 
     def get(self, name: str) -> Any:
@@ -355,7 +358,7 @@ class Array:
         value = self._read(index)
         return np.asarray(value, dtype=object) if self.inner.dtype.kind == "T" else value
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         self.inner[index] = value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
     def _read(self, index: Any) -> Any:
@@ -384,5 +387,5 @@ class Array:
         return pickle.loads(content)
 
 
-def _is_unicode(value: Any) -> bool:
+def _is_unicode(value: object) -> bool:
     return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value

@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from tensordict_lite.kernel import DeviceLike
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
 
 __all__ = [
     "SHORT_DTYPES",
@@ -142,14 +147,14 @@ def is_tensorclass(td: Any) -> bool:
     return hasattr(type(td), "_field_specs")
 
 
-def _shared_entries(td: Any) -> list[tuple[str, Any]]:
+def _shared_entries(td: TensorCollection) -> list[tuple[str, Any]]:
     """Entries; for a lazy stack those of all members, with a shape instead of a value if shapes differ."""
     if type(td._source) is dict:
         return list(td._source.items())
     return [(key, _entry_of(td, key)) for key in td._key_list()]
 
 
-def _entry_of(td: Any, key: str) -> Any:
+def _entry_of(td: TensorCollection, key: str) -> Any:
     """An entry of a stack, which may consist of ragged stacks."""
     try:
         return td._get_str(key)
@@ -170,7 +175,7 @@ class RaggedShape:
     shape: torch.Size
 
 
-def exclusive_entries(td: Any) -> list[tuple[int, dict[str, Any]]]:
+def exclusive_entries(td: TensorCollection) -> list[tuple[int, dict[str, Any]]]:
     """For a lazy stack, the entries of each member that not all members have."""
     if type(td._source) is dict or not td._source or is_tensorclass(td):
         return []
@@ -187,7 +192,7 @@ def dimensions(shape: Any) -> str:
     return f"[{','.join(str(n) for n in shape)}]"
 
 
-def tensor_field(value: Tensor, shape: Any, device: Any) -> str:
+def tensor_field(value: Tensor, shape: Any, device: DeviceLike | None) -> str:
     text = dimensions(shape)
     if options["show_dtype"]:
         text = SHORT_DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch.").replace("float", "f")) + text

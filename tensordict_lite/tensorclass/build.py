@@ -142,7 +142,7 @@ def _guard_setattr(cls: Any) -> None:
         return
 
     @functools.wraps(own)
-    def guarded(self: Any, name: str, value: Any) -> None:
+    def guarded(self: Any, name: str, value: object) -> None:
         if name in _STORAGE:
             object.__setattr__(self, name, value)
         else:
@@ -334,13 +334,13 @@ def _finish(cls: Any, options: Flags) -> None:
 
 
 def _frozen_setter(owner: str, name: str) -> Callable[[Any, Any], None]:
-    def refuse(self: Any, value: Any) -> None:
+    def refuse(self: Any, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r} of the frozen class {owner}")
 
     return refuse
 
 
-def _guarded_setattr(self: Any, name: str, value: Any) -> None:
+def _guarded_setattr(self: Any, name: str, value: object) -> None:
     """Unknown attributes raise, also if a mixin adds an instance dictionary."""
     if not hasattr(type(self), name):
         raise unknown_field_error(type(self), name)

@@ -246,7 +246,7 @@ class Csv:
         return table
 
 
-def _number(text: str | None, value: Any) -> Any:
+def _number(text: str | None, value: object) -> Any:
     """A value of CSV; as a whole number where it is written as one."""
     return int(text) if value is not None and text is not None and _WHOLE.fullmatch(text) else value
 

@@ -166,7 +166,7 @@ class LocalWorkers(Workers):
         """Have a worker run a lease."""
 
 
-def as_it_is(value: Any) -> Any:
+def as_it_is(value: object) -> Any:
     """The value, unpacked: workers in this process share its memory."""
     return value
 

@@ -220,7 +220,7 @@ class ParcelReader:
         self._shared: set[int] = set()
         _readers.add(self)
 
-    def open(self, message: Any) -> Any:
+    def open(self, message: object) -> Any:
         """A message of the worker, with results and exceptions as they were.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from tensordict_lite.errors import KeyThroughLeafError
-from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.keys.join import JoinOps
 from tensordict_lite.ops.keys.nesting import NestingOps
 from tensordict_lite.ops.keys.select import SelectOps
@@ -243,7 +243,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         self._del_str(keys[-1])
         return keys[-1], public(value)
 
-    def entry_class(self, key: Any) -> type:
+    def entry_class(self, key: NestedKey) -> type:
         """Type of an entry, ``NoneType`` if it is missing.
 
         Raises:
@@ -256,7 +256,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
                 self._raise_missing(path)
         return type(public(value))
 
-    def get_item_shape(self, key: Any) -> Any:
+    def get_item_shape(self, key: NestedKey) -> Any:
         """Shape of an entry.
 
         Raises:
@@ -270,7 +270,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
 
     # -- non-tensor entries -----------------------------------------------------------------------------------
 
-    def set_non_tensor(self, key: Any, value: Any) -> Self:
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
         """Store any object under ``key`` unchanged, also numbers and tensors.
 
         Raises:
@@ -288,7 +288,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
         parent = self if len(path) == 1 else self._parent_for(path)
         return self if parent.set(path[-1], parent._wrap(value)) is not None else self
 
-    def get_non_tensor(self, key: Any, default: Any = MISSING) -> Any:
+    def get_non_tensor(self, key: NestedKey, default: Any = MISSING) -> Any:
         """The object of a non-tensor entry; other entries unchanged.
 
         Raises:
@@ -302,7 +302,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
             return default
         return value if isinstance(value, Tensor) else value._as_value()
 
-    def is_non_tensor(self, key: Any) -> bool:
+    def is_non_tensor(self, key: NestedKey) -> bool:
         """Whether the entry is non-tensor data.
 
         Raises:
@@ -348,7 +348,7 @@ class MappingOps(UpdateOps, SelectOps, NestingOps, JoinOps):
             self._del_str(key)
         return self
 
-    def create_nested(self, key: Any) -> Self:
+    def create_nested(self, key: NestedKey) -> Self:
         """Put an empty collection of the same batch size at ``key``, replacing an existing entry.
 
         Collections on the path are kept, other entries on it are replaced.

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import DeviceLike, Kernel
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, public
 
@@ -109,7 +109,7 @@ class NestingOps(Kernel):
         recurse: bool = False,
         *,
         batch_size: Sequence[int] | None = None,
-        device: Any = MISSING,
+        device: DeviceLike | None = MISSING,
         names: Any = MISSING,
     ) -> Self:
         """A collection without entries, with the metadata of this one, unlocked.

@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
@@ -175,7 +175,7 @@ class SelectOps(Kernel):
             raise
         return self
 
-    def _put(self, key: Any, value: Any) -> None:
+    def _put(self, key: NestedKey, value: object) -> None:
         """``set``; an unset field of a tensorclass becomes a level, as in any other tree."""
         path = require_path(key)
         if len(path) > 1 and entry_of(self, path[:1]) is None:
