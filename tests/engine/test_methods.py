@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.ops.iteration.map_iter import MapIterArguments
+from tdmap.ops.map import MapArguments
 from tdmap.run.options import options_of
 from tensordict_lite import TensorDict, tensorclass
 
@@ -20,6 +22,13 @@ def test_methods_have_the_options_of_the_functions(name):
     }
     assert {n: (ours[n].default, ours[n].kind) for n in theirs} == {n: (p.default, p.kind) for n, p in theirs.items()}
     assert {*ours} - {"self"} == {*theirs, *options_of(getattr(tdmap, name))}
+
+
+@pytest.mark.parametrize(("name", "told"), [("map", MapArguments), ("map_iter", MapIterArguments)])
+def test_type_checkers_know_the_options_of_the_functions(name, told):
+    fn = getattr(tdmap, name)
+    overloaded = {"data", "fn", "dim", "out", "in_keys", "options"}
+    assert set(told.__annotations__) == {*inspect.signature(fn).parameters, *options_of(fn)} - overloaded
 
 
 def test_every_option_arrives(monkeypatch):
