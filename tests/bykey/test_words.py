@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdmap.keys.codec import KeyCodec, KeyColumn
-from tdmap.keys.order import group_starts, is_sorted, order_of_numbers, search, stable_order
+from tdmap.keys.order import group_starts, is_sorted, search, stable_order
 from tdmap.keys.splits import Splits
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
@@ -125,12 +125,6 @@ def test_keys_that_just_fit_beside_a_row_number(bits):
     order, (ordered,) = stable_order([keys])
     assert order.tolist() == sorted(range(8), key=keys.tolist().__getitem__)
     assert ordered.tolist() == sorted(keys.tolist())
-
-
-@pytest.mark.parametrize("count", [2, 256, 257, 65_536, 65_537])
-def test_the_order_of_small_numbers_is_stable(count):
-    numbers = np.array([count - 1, 0, count - 1, 1, 0, count // 2])
-    assert order_of_numbers(numbers, count).tolist() == sorted(range(6), key=numbers.tolist().__getitem__)
 
 
 @settings(max_examples=60, deadline=None)

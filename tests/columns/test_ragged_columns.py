@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -21,10 +22,12 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.data.objectlog import ObjectLog
+from tdmap.data.objects import Each, RaggedPiece
 from tdmap.output import ragged
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning as files
+from tensordict_lite.ragged import RaggedColumn
 from tests.products import sampled
 
 ROWS = 400
@@ -168,6 +171,9 @@ def test_every_operation_gives_the_rows(data: Any, name: str, into: str, workers
         assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(numbers)
     if into == "resume":
         assert not [name for name in os.listdir(tmp_path / "out/.tdmap") if name.startswith("spill")]
+    source = data.get(("in", "text"))._objects
+    if isinstance(source, RaggedColumn):
+        assert source._cells == {}  # no row of the source became an object
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -252,6 +258,25 @@ def test_few_strings_stay_what_the_reference_opens(tmp_path: Path) -> None:
         assert result["in", "text"] == [KINDS["text"][n] for n in numbers]
         assert isinstance(result.get(("in", "text")), Ragged)
         assert "data" in json.loads((tmp_path / name / "in/text/meta.json").read_text())
+
+
+def loud(row: TensorDict) -> TensorDict:
+    return TensorDict({"x": row["x"], "w": row["in", "text"].upper()}, [])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_text_is_made_row_by_row(data: Any, workers: int, tmp_path: Path) -> None:
+    result = tdmap.map(data, loud, out=tmp_path / "out", chunksize=0, num_workers=workers)
+    assert type(result.get("w")) is Ragged and result["w"] == [word.upper() for word in KINDS["text"]]
+
+
+def test_strings_travel_as_their_bytes() -> None:
+    words = KINDS["text"]
+    piece = pickle.loads(pickle.dumps(Each(words)))
+    assert isinstance(piece, RaggedPiece) and piece.values == words and len(piece) == ROWS
+    assert pickle.loads(pickle.dumps(piece)).values == words
+    for others in ([*words, None], [*words, 3], words[:3], [(word,) for word in words]):
+        assert pickle.loads(pickle.dumps(Each(others))).values == others
 
 
 SCRIPT = """

@@ -185,10 +185,6 @@ OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
 }
 
 
-def outer(data: Any, **o: Any) -> Any:
-    return tdmap.join(data, renamed(data[:], zebra="other"), "day", how="outer", suffixes=("", "2"), **o)
-
-
 def renamed(data: TensorDict, **names: str) -> TensorDict:
     found = data.select(*data.keys())
     for old, new in names.items():

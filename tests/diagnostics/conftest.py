@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import tdmap
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
-
 
 @pytest.fixture
 def status_folder(tmp_path, monkeypatch):
