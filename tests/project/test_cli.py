@@ -154,28 +154,20 @@ def test_map_writes_a_new_dataset(folder: Path, function: str) -> None:
     assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == ["numbers", "out", "work.py"]
 
 
-def test_map_under_spawn_finds_a_module_of_the_working_directory(folder: Path) -> None:
-    ran = tdmap("map", "work:double", "numbers", "out", "--num-workers", 1, "--mp-start-method", "spawn", cwd=folder)
-    assert ran.returncode == 0, ran.stderr
-    assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
-
-
-def test_chunksize_zero_gives_the_function_single_rows(folder: Path) -> None:
-    ran = tdmap("map", "work:double_one_row", "numbers", "out", "--num-workers", 1, "--chunksize", 0, cwd=folder)
-    assert ran.returncode == 0, ran.stderr
-    assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
-
-
-def test_map_in_place_changes_the_dataset(folder: Path) -> None:
-    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--num-workers", 2, cwd=folder)
-    assert ran.returncode == 0, ran.stderr
-    assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
-
-
-def test_map_in_place_writes_back_what_the_function_returns(folder: Path) -> None:
-    ran = tdmap("map", "work:copy_negated", "numbers", "--in-place", "--num-workers", 2, cwd=folder)
-    assert ran.returncode == 0 and "100 rows changed in numbers" in ran.stdout, ran.stderr
-    assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
+@pytest.mark.parametrize(
+    ("arguments", "factor"),
+    [
+        ("work:double numbers out --mp-start-method spawn", 2),  # the module is in the working directory
+        ("work:double_one_row numbers out --chunksize 0", 2),
+        ("work:negate numbers --in-place", -1),
+        ("work:copy_negated numbers --in-place", -1),
+    ],
+)
+def test_map_does_what_its_options_say(folder: Path, arguments: str, factor: int) -> None:
+    ran = tdmap("map", *arguments.split(), "--num-workers", 1, cwd=folder)
+    place = "out" if " out " in arguments else "numbers"
+    assert ran.returncode == 0 and ("100 rows changed in numbers" in ran.stdout) is (place == "numbers"), ran.stderr
+    assert torch.equal(TensorDict.load_memmap(folder / place)["x"], factor * torch.arange(100.0))
     assert sorted(os.listdir(folder / "numbers")) == ["meta", "meta.json", "x.memmap"]
 
 

@@ -55,12 +55,6 @@ def is_choosy(chunk):
 """
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
-
-
 def make_folder(path: Path) -> Path:
     torch.manual_seed(1)
     entries = {

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli.app import app
-from tests.stores.kinds import same, strings
+from tests.stores.kinds import strings
 
 Run = Callable[[str], Any]
 
@@ -51,23 +50,6 @@ def test_map_reads_several_folders_and_writes_shards(run: Run, tmp_path: Path) -
     assert tdmap.open(tmp_path / "again")["x"].tolist() == list(range(0, 120, 4))
     run("map shardfns:double out out2 --rows-per-shard 8 --executor thread --num-workers 2 --resume --quiet")
     assert tdmap.open(tmp_path / "out2").ends == [8, 16, 24, 30]
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["sort {} out --by x --descending", "shuffle {} out --seed 3", "filter 'x < 20' {} out"],
-)
-def test_orders_read_several_folders_and_write_shards(command: str, run: Run, tmp_path: Path) -> None:
-    run(f"{command.format(PARTS)} --rows-per-shard 7 --executor serial --quiet")
-    whole = torch.cat([strings(10 * place, 10) for place in range(3)])
-    wanted = {
-        "sort": lambda: whole.flip(0),
-        "shuf": lambda: tdmap.shuffle(whole, 3, num_workers=0),
-        "filt": lambda: whole[:20],
-    }[command[:4]]()
-    data = tdmap.open(tmp_path / "out")
-    assert same(data["x"], wanted["x"]) and list(data["s"]) == list(wanted["s"])
-    assert data.ends[0] == 7 and not list(tmp_path.glob(".out*"))
 
 
 def test_folds_read_several_folders(run: Run) -> None:
