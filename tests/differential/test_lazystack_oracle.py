@@ -159,20 +159,3 @@ def test_shape_operations_are_those_of_the_stacked_tensor(name: str) -> None:
             _same(found, expected)
 
     check()
-
-
-@examples(60)
-@given(stacks(), st.integers(0, 3))
-def test_operations_on_values_are_those_of_the_dense_stack(pair: Stack, choice: int) -> None:
-    stack, _ = pair
-    dense = stack.contiguous()
-    operations: list[Callable[[Any], Any]] = [
-        lambda td: td + 1,
-        lambda td: td * td,
-        lambda td: td.apply(lambda leaf: leaf * 2 - 1),
-        lambda td: td - torch.ones(td.batch_size, dtype=torch.long),
-    ]
-    found, expected = operations[choice](stack), operations[choice](dense)
-    assert isinstance(found, LazyStackedTensorDict)
-    assert (found.contiguous() == expected).all()
-    assert (stack.sum(0) == dense.sum(0)).all()

@@ -31,28 +31,22 @@ td.lock_().to("cpu").is_locked
 td.lock_().to(torch.float64).is_locked
 td.lock_().float().is_locked
 td.cpu().device
-td.cuda()
 td.float()["b"]
 td.float() is td
 x = td.float(); x.float() is x
-td.double()
 td.half()["b"]
 td.bfloat16()["b"]
-td.int()
 td.bool()["b"]
-td.float16()
 td.complex64()["b"]
 td.uint8()["b"]
 td.type(torch.int16)
 td.float(cast_filter=lambda x: x.dtype == torch.int64)["b"]
 td.half(cast_filter=lambda k, x: True)
-nt.double()
 td.select("a").dtype
 td.float().dtype
 TD({}, []).dtype
 (td.is_cpu, td.is_cuda, td.is_meta)
 TD({}, [], device="cpu").is_cpu
-td.pin_memory()
 td.contiguous() is td
 nm.transpose(0, 1).is_contiguous()
 nm.transpose(0, 1).contiguous().is_contiguous()

@@ -12,7 +12,6 @@ lz["b"]
 lz.get("a", None)
 lz.get("k0")
 lz["k0"]
-lz.get("zz")
 lz.get("k0", None)
 lz.get("a", as_list=True)
 lz.get("a", as_nested_tensor=True).is_nested
@@ -99,7 +98,6 @@ ds.lock_(); ds.insert(0, ds[0])
 (ds.is_empty(), ds.device, ds.numel(), ds.names)
 ds.to("cpu").device
 ds.to(torch.float64)["a"].dtype
-ds.float()
 ds.zero_()["a"].sum()
 ds.fill_("a", 3)["a"].sum()
 x = lazy_stack([td, td]); x.pop("a"), x

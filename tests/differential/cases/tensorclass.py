@@ -44,7 +44,6 @@ c[0] = C(torch.zeros(4), s="other", batch_size=[]); (c.s, c.x[0])
 c[0] = D(torch.zeros(4), batch_size=[])
 c.get("x")
 c.get("y")
-c.get("zz")
 c.get("zz", None)
 c.get("zz", 5)
 c.set("x", torch.zeros(3, 4)) is c
@@ -89,7 +88,6 @@ torch.stack([c, D(torch.ones(3, 4), batch_size=[3])])
 (c.reshape(3, 1), c.view(-1), c.unsqueeze(0), c.expand(2, 3))
 c.unbind(0)[0]
 c.split(2)
-c.float()
 c.clone(False).x is c.x
 c.lock_().is_locked
 c.lock_(); c.x = torch.zeros(3, 4)
@@ -203,16 +201,11 @@ o
 o.inner.x
 o.label
 o.z
-o[0]
 o[0].inner
-o + 1
 o.inner.x = torch.zeros(3, 4); o.inner.x
 o.inner = TD({"x": torch.zeros(3)}, [3]); o.inner
 torch.stack([o, o])
 o.reshape(3, 1).inner.batch_size
-o.to_tensordict()
-o.to_dict()
-list(o.keys(True, True))
 o.apply(lambda x: x + 1).inner
 o.clone().inner.n
 o.get(("inner", "x"))

@@ -10,7 +10,6 @@ CASES = parse_cases(
 torch.zeros_like(td)["a"].sum()
 torch.ones_like(td)["a"].sum()
 torch.full_like(td, 7)["b"]
-torch.rand_like(td)
 torch.rand_like(td.float())
 torch.randn_like(td.float())
 torch.zeros_like(td, dtype=torch.float64)
