@@ -155,6 +155,15 @@ def seen_by(look: Callable[[], Any], times: int, kinds: int) -> set[Any]:
     return seen
 
 
+def once(path: str | Path) -> bool:
+    """True the first time, in whatever process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+
 def comes_true(condition: Callable[[], Any], seconds: float = 300.0) -> bool:
     """Whether a condition holds by then; so late that no busy machine or slow disk makes a test fail."""
     deadline = time.monotonic() + seconds

@@ -13,6 +13,15 @@ from tdmap.process_state import CURRENT
 
 ENGINE = os.path.dirname(tdmap.__file__) + os.sep
 
+KINDS = {
+    "fork": {"num_workers": 2, "mp_start_method": "fork"},
+    "forkserver": {"num_workers": 2, "mp_start_method": "forkserver"},
+    "thread": {"num_workers": 2, "executor": "thread"},
+    "seeded thread": {"num_workers": 2, "executor": "thread", "seed": 1},
+    "serial": {"num_workers": 0},
+}
+"""Ways to run a job."""
+
 _RELEASES = frozenset(("__exit__", "release"))
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import tdmap
 from tensordict_lite import TensorDict
 
 POOL = "a pool of the standard library"
+
+
+@contextlib.contextmanager
+def put(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    """A setting, as long as the block runs."""
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
 
 
 @pytest.fixture
@@ -19,6 +31,14 @@ def data() -> TensorDict:
     """40 rows: a float matrix and a nested counter."""
     x = torch.arange(120.0).reshape(40, 3)
     return TensorDict({"x": x, "meta": {"row": torch.arange(40)}}, batch_size=[40])
+
+
+@pytest.fixture(params=["serial", "thread", "process"])
+def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`tdmap.map` on each executor, with two workers."""
+    return lambda data, fn, *args, **options: tdmap.map(
+        data, fn, *args, executor=request.param, **{"num_workers": 2, **options}
+    )
 
 
 @pytest.fixture(scope="module", params=["here", "threads", "fork", "forkserver", POOL])

@@ -11,16 +11,6 @@ import torch
 import tdmap
 from tensordict_lite import TensorDict
 
-EXECUTORS = ["serial", "thread", "process"]
-
-
-@pytest.fixture(params=EXECUTORS)
-def run(request):
-    def call(data, fn, *args, **options):
-        return tdmap.map(data, fn, *args, executor=request.param, **{"num_workers": 2, **options})
-
-    return call
-
 
 class Unusual(Exception):
     """An exception whose constructor does not take what it stores."""
@@ -110,51 +100,6 @@ def test_a_result_that_cannot_travel_is_an_error(data):
         list(tdmap.map_iter(data, make_socket, num_workers=2, chunksize=10))
 
 
-@pytest.mark.parametrize("dim", [1, -2, 7])
-def test_dim_out_of_range(run, data, dim):
-    with pytest.raises(IndexError, match=rf"dim={dim}.*\(40,\)"):
-        run(data, lambda td: td, dim)
-
-
-def test_data_without_dimensions(run):
-    with pytest.raises(IndexError, match="no dimension"):
-        run(TensorDict({"x": torch.zeros(3)}, []), lambda td: td)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"chunksize": 2, "num_chunks": 2}, "not both"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"num_workers": 1.5}, "num_workers"),
-        ({"worker_threads": 0}, "worker_threads"),
-        ({"max_tasks_per_child": 0}, "max_tasks_per_child"),
-        ({"mp_start_method": "teleport"}, "teleport"),
-        ({"executor": "gpu"}, "gpu"),
-        ({"seed": 1, "generator": torch.Generator()}, "not both"),
-        ({"retries": -1}, "retries"),
-        ({"timeout": 0}, "timeout"),
-    ],
-)
-def test_options_out_of_range_are_value_errors(data, options, message):
-    with pytest.raises(ValueError, match=message):
-        tdmap.map(data, lambda td: td, **options)
-    if "chunksize" in options:
-        with pytest.raises(ValueError, match=message):
-            tdmap.map_iter(data, lambda td: td, **options)
-
-
-def test_wrong_types_are_type_errors(data):
-    with pytest.raises(TypeError, match="a list"):
-        tdmap.map([1, 2], lambda td: td)
-    with pytest.raises(TypeError, match="function"):
-        tdmap.map(data, "normalise")
-    with pytest.raises(TypeError, match="pool"):
-        tdmap.map(data, lambda td: td, pool="eight")
-    with pytest.raises(TypeError, match="out"):
-        tdmap.map(data, lambda td: td, out=[1])
-
-
 def changed(td):
     td["x"].add_(1)
 
@@ -190,11 +135,3 @@ def test_a_function_that_changes_rows_of_files_that_may_only_be_read(workers, tm
     with pytest.raises(PermissionError, match="in place"):
         tdmap.map(data, changed, chunksize=2, **workers)
     assert TensorDict.load_memmap(tmp_path)["x"].tolist() == list(range(10))
-
-
-def test_nested_tensors_cannot_be_cut_into_rows():
-    ragged = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="the entry 'tokens' is a nested tensor.*lazy stack"):
-        tdmap.map(TensorDict({"tokens": ragged}, [2]), lambda td: td, num_workers=1)
-    with pytest.raises(TypeError, match="the data is a nested tensor"):
-        tdmap.map(ragged, lambda td: td, num_workers=1)

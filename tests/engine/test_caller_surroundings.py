@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import textwrap
 import warnings
 from pathlib import Path
 
@@ -17,22 +16,9 @@ import torch
 import tdmap
 from tdmap.datasets import from_dataset, read, write
 from tensordict_lite import TensorDict
-from tests import interpreters
+from tests.engine.conftest import put
 
 METHODS = ["fork", "forkserver", "spawn"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_arguments_of_the_program(tmp_path, method):
-    code = """
-        import sys, torch, tdmap
-        def fn(x):
-            return x + int(sys.argv[1])
-        print(tdmap.map(torch.zeros(4, dtype=torch.long), fn, num_workers=1, mp_start_method=sys.argv[2]).tolist())
-    """
-    (tmp_path / "script.py").write_text(textwrap.dedent(code))
-    done = interpreters.run(["script.py", "42", method], cwd=tmp_path)
-    assert done.stdout == "[42, 42, 42, 42]\n", done.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -65,15 +51,6 @@ def put_attribute(module, name, value):
 
 def environ(value):
     os.environ.pop("TDMAP_TEST", None) if value is None else os.environ.update(TDMAP_TEST=value)
-
-
-@contextlib.contextmanager
-def put(setter, value, before):
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(before)
 
 
 @contextlib.contextmanager

@@ -12,16 +12,9 @@ import torch
 import tdmap
 from tdmap import seeding, tuning
 from tensordict_lite import TensorDict
-from tests.engine._steps import Steps, spread
+from tests.engine._steps import KINDS, Steps, spread
 
 X = torch.arange(400)
-KINDS = {
-    "fork": {"num_workers": 2, "mp_start_method": "fork"},
-    "forkserver": {"num_workers": 2, "mp_start_method": "forkserver"},
-    "thread": {"num_workers": 2, "executor": "thread"},
-    "seeded thread": {"num_workers": 2, "executor": "thread", "seed": 1},
-    "serial": {"num_workers": 0},
-}
 
 
 @pytest.fixture(autouse=True)

@@ -62,32 +62,20 @@ OPERATIONS = {
     "agg": lambda d, w: tdmap.group_by(d, "k").agg(
         {"x": ["sum", "mean", "std", "min", "max", "median", "nunique"]}, **w
     ),
-    "filter": lambda d, w: tdmap.filter(d, lambda c: c["k"] > 0, **w),
-    "map": lambda d, w: tdmap.map(d, lambda c: {"y": c["x"]}, **w),
-    "pipeline": lambda d, w: torch.cat(list(d.pipeline().batch(2).iter(**w))),
-    **{
-        name: (lambda d, w, name=name: tdmap.reduce(d, getattr(reducers, name)("x"), **w))
-        for name in ("Sum", "Mean", "Std", "MinMax", "Quantile", "Unique", "ValueCounts", "TopK", "First", "Checksum")
-    },
 }
-NOT_COMPLEX = ("sort", "unique", "value_counts", "top_k", "join", "group_by", "agg", "MinMax", "Quantile")
-NOT_COMPLEX += ("Unique", "ValueCounts", "TopK")
+"""By a key. Of rows, and of reducers: `tests/rows/test_strided_rows.py` and `tests/reduce/test_views.py`."""
 
 
 def same(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
-    if isinstance(a, (str, tuple, list, int, float)):
-        return a == b
     return all(same(a.get(key), b.get(key)) for key in a.keys())
 
 
 @pytest.mark.parametrize("workers", WORKERS[::2])
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", ["neg float", "neg int"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_lazy_view_counts_as_the_values_that_it_shows(name, view, workers):
-    if view == "conj" and name in NOT_COMPLEX:
-        pytest.skip("complex numbers have no order")
     x = VIEWS[view]()
     lazy = TensorDict({"x": x, "k": torch.arange(6) % 2}, [6])
     plain = TensorDict({"x": torch.tensor(x.tolist(), dtype=x.dtype), "k": torch.arange(6) % 2}, [6])

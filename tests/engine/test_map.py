@@ -8,31 +8,6 @@ import torch
 import tdmap
 from tensordict_lite import TensorDict, lazy_stack
 
-EXECUTORS = ["serial", "thread", "process"]
-
-
-@pytest.fixture(params=EXECUTORS)
-def run(request):
-    """`tdmap.map` on one executor with two workers."""
-
-    def call(data, fn, *args, **options):
-        return tdmap.map(data, fn, *args, num_workers=2, executor=request.param, **options)
-
-    return call
-
-
-def test_num_chunks(run, data):
-    sizes = run(data, lambda td: torch.full((td.shape[0],), td.shape[0]), num_chunks=3)
-    assert sizes.tolist() == [14] * 28 + [12] * 12
-
-
-def test_default_chunk_size_does_not_depend_on_workers(data):
-    def size_of(td):
-        return torch.full((td.shape[0],), td.shape[0])
-
-    one = tdmap.map(data, size_of, num_workers=1, executor="thread")
-    assert torch.equal(one, tdmap.map(data, size_of, num_workers=3, executor="thread"))
-
 
 def test_chunksize_zero_passes_rows_without_their_dimension_and_stacks(run, data):
     result = run(data, lambda td: TensorDict({"y": td["x"].sum() + td.ndim}, td.batch_size), chunksize=0)
@@ -102,12 +77,6 @@ def test_an_output_of_every_kind_is_filled(run, data, kind, chunksize, tmp_path)
     assert torch.equal((TensorDict.load_memmap(tmp_path) if kind == "mapped" else out)["y"], data["x"] + 1)
 
 
-def test_out_may_be_the_data(run, data):
-    before = data["x"].clone()
-    assert run(data, lambda td: TensorDict({"x": td["x"] * 2}, td.batch_size), out=data, chunksize=7) is data
-    assert torch.equal(data["x"], before * 2)
-
-
 @pytest.mark.parametrize("keys", [("x", "meta"), ("x",)], ids=["nested", "flat"])
 @pytest.mark.parametrize("kind", ["memory", "mapped"])
 def test_chunks_are_locked_and_named_as_the_data(run, data, kind, keys, tmp_path):
@@ -136,20 +105,6 @@ def test_files_keep_the_rows_that_a_function_changes_and_returns(run, data, kind
     for _ in range(2):
         assert torch.equal(run(source, negate, chunksize=3)["x"], -data["x"])
     assert torch.equal(source[:]["x"], data["x"])
-
-
-def test_views_of_larger_tensors_and_expanded_ones(run):
-    base = torch.arange(400.0).reshape(100, 4)
-    data = TensorDict({"v": base[10:50:2, 1:3], "e": torch.ones(1, 2).expand(20, 2)}, [20])
-    result = run(data, lambda td: td.apply(lambda x: x + 1), chunksize=3)
-    assert torch.equal(result["v"], base[10:50:2, 1:3] + 1)
-    assert torch.equal(result["e"], torch.full((20, 2), 2.0))
-
-
-def test_a_result_of_one_map_is_the_source_of_the_next(run, data):
-    first = run(data, lambda td: td.apply(lambda x: x + 1), chunksize=7)
-    second = run(first, lambda td: td.apply(lambda x: x * 2), chunksize=5)
-    assert torch.equal(second["x"], (data["x"] + 1) * 2)
 
 
 def test_results_that_require_grad_are_detached(run):

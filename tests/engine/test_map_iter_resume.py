@@ -99,7 +99,8 @@ def test_a_state_of_something_else_is_refused(data, change, message):
         epoch.load_state_dict({"epoch": 3})
 
 
-def test_in_flight_chunks_are_bounded_at_every_step_of_a_slow_consumer(tmp_path):
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_in_flight_chunks_are_bounded_at_every_step_of_a_slow_consumer(tmp_path, executor):
     """However the consumer dawdles, what was computed is at most a window ahead of what it has taken."""
     log = tmp_path / "log"
     log.touch()
@@ -112,7 +113,7 @@ def test_in_flight_chunks_are_bounded_at_every_step_of_a_slow_consumer(tmp_path)
         return None
 
     workers, ahead = 2, []
-    stream = tdmap.map_iter(data, note, num_workers=workers, chunksize=1)
+    stream = tdmap.map_iter(data, note, num_workers=workers, chunksize=1, executor=executor)
     for taken in range(1, 13):
         next(stream)
         before = -1

@@ -76,16 +76,3 @@ def test_how_often_a_chunk_was_stopped(retries, text):
 def test_how_many_workers_died(retries, text):
     with pytest.raises(tdmap.errors.WorkerLost, match=text):
         tdmap.map(torch.zeros(1), lambda x: os.kill(os.getpid(), signal.SIGKILL), num_workers=1, retries=retries)
-
-
-def test_max_memory_is_an_option_of_map(tmp_path):
-    hoard = []
-
-    def leak(x):
-        hoard.append(bytearray(os.urandom(1)) * (8 << 20))
-        return torch.full((len(x),), os.getpid())
-
-    pids = tdmap.map(torch.zeros(30), leak, num_workers=1, chunksize=1, max_memory=40 << 20)
-    assert len(set(pids.tolist())) >= 2
-    with pytest.raises(ValueError, match="max_memory"):
-        tdmap.map(torch.zeros(3), leak, max_memory=0)

@@ -11,7 +11,7 @@ import tdmap
 from tdmap.ops.iteration.map_iter import MapIterArguments
 from tdmap.ops.map import MapArguments
 from tdmap.run.options import options_of
-from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite import TensorDict
 
 
 @pytest.mark.parametrize("name", ["map", "map_iter"])
@@ -40,14 +40,3 @@ def test_every_option_arrives(monkeypatch):
     given = ("num_workers", "out", "seed", "retries", "max_memory")
     assert [seen[name] for name in given] == [3, "folder", 7, 5, 9]
     assert set(seen) - {"args"} == set(inspect.signature(TensorDict.map).parameters) - {"self", "fn", "dim"}
-
-
-def test_an_unknown_option_is_an_error_at_once():
-    @tensorclass
-    class Point:
-        x: torch.Tensor
-
-    for data in (TensorDict({"x": torch.arange(4)}, [4]), Point(torch.arange(4), batch_size=[4])):
-        for call in (data.map, data.map_iter):
-            with pytest.raises(TypeError, match="has no option 'chunk_size'. Did you mean 'chunksize'"):
-                call(lambda td: td, chunk_size=2)

@@ -13,16 +13,10 @@ import tdmap
 from tdmap.errors import OutputMismatch
 from tensordict_lite import Ragged, TensorDict, lazy_stack
 
-WORKERS = {
-    "here": {"executor": "serial"},
-    "threads": {"executor": "thread", "num_workers": 2},
-    "processes": {"num_workers": 2},
-}
 
-
-@pytest.fixture(params=WORKERS)
-def run(request):
-    return lambda data, fn, **options: tdmap.map(data, fn, **{"chunksize": 5, **WORKERS[request.param], **options})
+@pytest.fixture
+def run(run):
+    return lambda data, fn, **options: run(data, fn, **{"chunksize": 5, **options})
 
 
 def column(shape=(3,), dtype=torch.float32, rows=40):

@@ -13,12 +13,18 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, tensorclass
 from tests import interpreters
 from tests.cells.kinds import plain
 from tests.cells.operations import OPERATIONS, registered, resumable
 
 ROOT = Path(__file__).resolve().parents[2]
+JAGGED = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+
+
+@tensorclass
+class Point:
+    x: torch.Tensor
 
 
 @pytest.fixture
@@ -42,6 +48,8 @@ def table():
         (lambda d: tdmap.group_by(d, "label").map_groups(len, retry=1), "retry", "retries"),
         (lambda d: d.pipeline().write("x", resum=True), "resum", "resume"),
         (lambda d: d.pipeline().collect(chunk=2), "chunk", "chunksize"),
+        (lambda d: Point(d["x"], batch_size=d.batch_size).map(len, chunk_size=2), "chunk_size", "chunksize"),
+        (lambda d: tdmap.options(workers=2).__enter__(), "workers", "num_workers"),
     ],
 )
 def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, meant, table):
@@ -83,7 +91,25 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
     "call, message",
     [
         (lambda d: d.map(len, num_workers=-1), r"num_workers must be 0 \(run in the caller\).*or None.*got -1"),
+        (lambda d: d.map(len, num_workers=1.5), "num_workers must be .*got 1.5"),
+        (lambda d: d.map(len, worker_threads=0), "worker_threads must be .*got 0"),
+        (lambda d: d.map(len, max_tasks_per_child=0), "max_tasks_per_child must be .*got 0"),
+        (lambda d: d.map(len, max_memory=0), "max_memory must be .*got 0"),
+        (lambda d: d.map(len, mp_start_method="teleport"), "teleport"),
+        (lambda d: d.map(len, executor="gpu"), "executor.*gpu"),
+        (lambda d: d.map(len, retries=-1), "retries must be .*got -1"),
+        (lambda d: d.map(len, timeout=0), "timeout must be .*got 0"),
+        (lambda d: d.map(len, seed=1, generator=torch.Generator()), "seed.*not both"),
+        (lambda d: d.map(len, chunksize=2, num_chunks=2), "not both: got chunksize=2 and num_chunks=2"),
+        (lambda d: d.map_iter(len, chunksize=2, num_chunks=2), "not both: got chunksize=2 and num_chunks=2"),
         (lambda d: d.map(len, seed="a"), "seed must be an integer or None: got 'a'"),
+        (lambda d: d.map("normalise"), "function"),
+        (lambda d: d.map(len, out=[1]), "out"),
+        (lambda d: d.map(len, 1), r"dim=1.*\(20,\)"),
+        (lambda d: d.map(len, -2), r"dim=-2.*\(20,\)"),
+        (lambda d: TensorDict({"x": torch.zeros(3)}, []).map(len), "no dimension"),
+        (lambda d: tdmap.map(JAGGED, len), "the data is a nested tensor"),
+        (lambda d: TensorDict({"x": JAGGED}, [2]).map(len), "the entry 'x' is a nested tensor.*lazy stack"),
         (lambda d: d.map(len, pbar="text"), "pbar must be True or False: got 'text'"),
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
         (lambda d: tdmap.group_by(d, "lable"), "there are 'label', 'path', 'x'. Did you mean 'label'"),
@@ -106,7 +132,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
     ],
 )
 def test_a_value_that_makes_no_sense_says_what_to_do(call, message, table):
-    with pytest.raises((TypeError, ValueError, KeyError), match=message):
+    with pytest.raises((TypeError, ValueError, LookupError), match=message):
         call(table)
 
 

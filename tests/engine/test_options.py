@@ -110,14 +110,3 @@ def test_an_error_ends_the_block():
     with pytest.raises(KeyError), tdmap.options(num_workers=0, chunksize=10):
         raise KeyError
     assert chunks_of(lambda **o: CALLS["map"](num_workers=0, **o)) != 4
-
-
-def test_an_unknown_option_of_a_block_is_refused():
-    with pytest.raises(TypeError, match="options\\(\\) has no option 'workers'. Did you mean 'num_workers'"):
-        with tdmap.options(workers=2):
-            pass
-
-
-def test_an_option_of_other_operations_says_so():
-    with pytest.raises(TypeError, match="sort\\(\\) has no option 'seed'. Other operations take it"):
-        tdmap.sort(rows(), "x", seed=1)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.errors import AlreadyComplete
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.cells.operations import OPERATIONS as CELLS
@@ -30,7 +29,6 @@ def of_cells(name: str) -> Callable[..., Any]:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: of_cells(name) for name in resumable() if name != "train_test_split"},  # which writes two
     "map, drop": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, on_error="drop", **options),
-    "write": lambda data, out, **options: data.pipeline().write(out, **options),
     "write, growing": lambda data, out, **options: data.pipeline().filter(lambda c: c["x"] > 3).write(out, **options),
 }
 
@@ -125,18 +123,3 @@ def test_what_cannot_be_overwritten_is_named(tmp_path: Path) -> None:
         tdmap.map(data, lambda c: c, overwrite=True)
     with pytest.raises(ValueError, match="got a TensorDict, whose rows are written over"):
         tdmap.shuffle(data, 0, out=data.clone(), overwrite=True)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="thesis.txt"):
-        tdmap.map(data, lambda c: c, out=tmp_path / "other", overwrite=True)
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_map_of_zero_rows_into_a_folder(resume: bool, tmp_path: Path) -> None:
-    data = TensorDict({"x": torch.zeros(0, 3), "s": []}, [0])
-    first = tdmap.map(data, lambda c: c, out=tmp_path / "out", resume=resume)
-    assert first.shape == (0,) and first["x"].shape == (0, 3)
-    if resume:
-        with pytest.warns(AlreadyComplete):
-            again = tdmap.map(data, lambda c: c, out=tmp_path / "out", resume=True)
-        assert again.shape == (0,) and set(again.keys()) == {"x", "s"}

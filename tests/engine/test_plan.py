@@ -26,11 +26,6 @@ def test_num_chunks_cuts_as_torch_chunk_does(length, num_chunks):
     assert [plan.count(k, k + 1) for k in range(plan.num_chunks)] == expected
 
 
-def test_both_sizes_are_refused():
-    with pytest.raises(ValueError, match="chunksize=2 and num_chunks=3"):
-        make_plan(10, chunksize=2, num_chunks=3)
-
-
 @pytest.mark.parametrize("options", [{"chunksize": -1}, {"chunksize": 1.5}, {"num_chunks": 0}, {"chunksize": True}])
 def test_sizes_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"chunksize|num_chunks"):

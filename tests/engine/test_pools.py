@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import multiprocess
@@ -18,21 +17,18 @@ import torch
 import tdmap
 from tdmap.runtime.workers import launch
 from tdmap.runtime.workers import pool as pools
+from tests.processes import comes_true
 
 
 def pid_of(x):
     return torch.full((len(x),), os.getpid())
 
 
-def gone(pids, seconds=300.0):
-    """Whether all these processes end within some seconds (a zombie has ended)."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-        if not alive:
-            return True
-        time.sleep(0.01)
-    return False
+def gone(pids):
+    """Whether all these processes end (a zombie has ended)."""
+    return comes_true(
+        lambda: all(not psutil.pid_exists(p) or psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in pids)
+    )
 
 
 @pytest.mark.parametrize("method", [None, "spawn"])
@@ -131,10 +127,16 @@ def test_a_worker_killed_while_idle_is_replaced():
         assert torch.equal(tdmap.map(torch.arange(50), lambda x: x + 1, pool=pool), torch.arange(1, 51))
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"start_method": "beam"}, {"worker_threads": 0}])
-def test_bad_pools_are_refused(options):
-    with pytest.raises(ValueError, match="must be"):
-        tdmap.WorkerPool(**{"num_workers": 1, **options})
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("num_workers", 0), ("start_method", "beam"), ("worker_threads", 0), ("max_memory", 0), ("max_memory", 1.5),
+        ("max_tasks_per_child", 0),
+    ],
+)  # fmt: skip
+def test_bad_pools_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        tdmap.WorkerPool(**{"num_workers": 1, option: value})
 
 
 def test_callers_in_many_threads():
@@ -173,13 +175,6 @@ def test_the_workers_of_a_thread_survive_it():
     assert len(set(pids)) <= 2
 
 
-FOREIGN = {
-    "multiprocessing": lambda: multiprocessing.get_context("fork").Pool(2),
-    "torch": lambda: torch.multiprocessing.get_context("fork").Pool(2),
-    "multiprocess": lambda: multiprocess.get_context("fork").Pool(2),
-}
-
-
 @pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
 def test_pools_of_threads_are_refused(library, data):
     with importlib.import_module(f"{library.__name__}.pool").ThreadPool(2) as pool:
@@ -188,7 +183,7 @@ def test_pools_of_threads_are_refused(library, data):
 
 
 def test_a_death_in_a_foreign_pool_is_an_error_and_not_a_hang():
-    with FOREIGN["multiprocessing"]() as pool:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
         with pytest.raises(tdmap.errors.WorkerLost, match="WorkerPool"):
             tdmap.map(torch.arange(20), lambda x: os.kill(os.getpid(), 9), pool=pool, chunksize=5)
 

@@ -27,16 +27,8 @@ from tensordict_lite import (
 )
 from tests.cells.kinds import KINDS
 from tests.cells.operations import OPERATIONS as CELLS
+from tests.engine.conftest import put
 from tests.products import sampled
-
-
-@contextlib.contextmanager
-def set_for_a_while(setter, value, before):
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(before)
 
 
 @contextlib.contextmanager
@@ -47,12 +39,12 @@ def warnings_are_errors():
 
 
 SETTINGS = {
-    "set_default_device": lambda: set_for_a_while(torch.set_default_device, "meta", None),  # as "cuda", without a GPU
+    "set_default_device": lambda: put(torch.set_default_device, "meta", None),  # as "cuda", without a GPU
     "with device": lambda: torch.device("meta"),
     "inference mode": torch.inference_mode,
     "no grad": torch.no_grad,
-    "float64": lambda: set_for_a_while(torch.set_default_dtype, torch.float64, torch.float32),
-    "deterministic": lambda: set_for_a_while(torch.use_deterministic_algorithms, True, False),
+    "float64": lambda: put(torch.set_default_dtype, torch.float64, torch.float32),
+    "deterministic": lambda: put(torch.use_deterministic_algorithms, True, False),
     "numpy raises": lambda: np.errstate(all="raise"),
     "warnings are errors": warnings_are_errors,
 }

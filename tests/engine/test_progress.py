@@ -8,6 +8,7 @@ import io
 import re
 import sys
 
+import pytest
 import torch
 
 import tdmap
@@ -21,24 +22,16 @@ def started(rows: int) -> JobStarted:
     return JobStarted(1, "work", rows, 10, rows // 10, 2, "process", 0.0)
 
 
-def test_rows_of_earlier_sessions_do_not_count_for_the_rate():
+@pytest.mark.parametrize("before", [0, 600])
+def test_rows_of_earlier_sessions_do_not_count_for_the_rate(before):
     bar = tdmap.types.ProgressBar(file=io.StringIO())
     bar.on_job_started(started(1000))
     inner = bar._bar
-    bar.on_lease_done(LeaseDone(1, 0, 6, 7, 100, 0.1, 700, 0.0))
-    assert (inner.n, inner.initial) == (700, 600)
-    bar.on_lease_done(LeaseDone(1, 0, 7, 8, 100, 0.1, 800, 0.0))
-    assert (inner.n, inner.initial) == (800, 600)
+    for done in (before + 100, before + 200):
+        bar.on_lease_done(LeaseDone(1, 0, 6, 7, 100, 0.1, done, 0.0))
+        assert (inner.n, inner.initial) == (done, before)
     bar.on_job_ended(JobEnded(1, True, 1000, 1.0, None))
     assert inner.n == 1000
-
-
-def test_a_fresh_run_begins_with_nothing():
-    bar = tdmap.types.ProgressBar(file=io.StringIO())
-    bar.on_job_started(started(1000))
-    inner = bar._bar
-    bar.on_lease_done(LeaseDone(1, 0, 0, 1, 100, 0.1, 100, 0.0))
-    assert (inner.n, inner.initial) == (100, 0)
 
 
 def test_the_bar_of_a_run_ends_full():

@@ -110,17 +110,6 @@ def test_any_number_of_rows(rows, executor):
     assert torch.equal(torch.cat(list(pieces)), torch.arange(rows) * 2)
 
 
-def test_the_same_seed_gives_the_same_bits_for_any_workers(index):
-    def noise(chunk):
-        return TensorDict({"y": torch.rand(len(chunk), 2000)}, chunk.batch_size)
-
-    results = [
-        tdmap.map(index, noise, seed=5, num_workers=workers, executor=executor)["y"]
-        for executor, workers in (("serial", 1), ("process", 1), ("process", 3), ("thread", 2))
-    ]
-    assert all(torch.equal(results[0], other) for other in results[1:])
-
-
 def test_the_first_result_that_is_no_none_decides(index, log):
     def late(chunk):
         return None if int(chunk["row"][0]) < 4 * LEAD_ROWS else draw(chunk)
@@ -265,13 +254,6 @@ def test_an_iteration_goes_on_in_the_middle(shuffle, taken, index):
     later = rows()
     later.load_state_dict(saved)
     assert list(later) == rest
-
-
-def test_a_state_with_other_chunks_is_refused(index):
-    epoch = tdmap.map_iter(index, len, num_workers=0)
-    next(epoch)
-    with pytest.raises(ValueError, match="chunk_rows was .* and is 10"):
-        tdmap.map_iter(index, len, num_workers=0, chunksize=10).load_state_dict(epoch.state_dict())
 
 
 def test_the_arithmetic_of_a_plan_with_small_first_chunks():

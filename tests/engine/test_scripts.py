@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
-import pytest
-
 from tests import interpreters
-from tests.processes import left_behind, left_in_shared_memory
+from tests.processes import left_behind
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,58 +120,6 @@ def test_closed_standard_streams(tmp_path):
             assert torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=1, mp_start_method=method), x + 1)
     """
     assert run(tmp_path, code, "fork", "spawn") == (0, "", "")
-
-
-@pytest.mark.parametrize(
-    ("method", "to_group"),
-    [("fork", True), ("fork", False), ("forkserver", True), ("spawn", True)],
-    ids=["fork, terminal", "fork, driver only", "forkserver, terminal", "spawn, terminal"],
-)
-def test_ctrl_c_stops_the_call_and_leaves_nobody(tmp_path, method, to_group):
-    code = """
-        import sys, time, torch, tdmap
-        mark = sys.argv[2]
-        def slow(x):
-            open(mark, "w").close()
-            time.sleep(600)
-        try:
-            tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[1])
-        except KeyboardInterrupt:
-            print("interrupted")
-    """
-    mark = tmp_path / "running"
-    process = fork(tmp_path, code, method, str(mark))
-    deadline = time.monotonic() + 300
-    while not mark.exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.01)
-    (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=300)  # the function sleeps for ten minutes
-    assert (process.returncode, out, err) == (0, "interrupted\n", "")
-    assert not left_behind(process.pid)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_killed_driver_leaves_nobody(tmp_path, method):
-    code = """
-        import sys, time, torch, tdmap
-        mark = sys.argv[2]
-        def slow(x):
-            open(mark, "w").close()
-            time.sleep(600)
-        tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[1])
-    """
-    before = set(os.listdir("/dev/shm"))
-    mark = tmp_path / "running"
-    process = fork(tmp_path, code, method, str(mark))
-    deadline = time.monotonic() + 300
-    while not mark.exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert not left_behind(process.pid)
-    assert not left_in_shared_memory(before)
 
 
 def test_exit_in_the_middle_of_a_loop(tmp_path):

@@ -71,17 +71,18 @@ def test_a_generator_gives_the_seed_and_advances():
     assert torch.equal(first, with_generator(torch.Generator().manual_seed(3)))
 
 
+def pipeline(seed, **options):
+    kept = tdmap.Pipeline(torch.arange(600), seed=seed).filter(lambda x: x % 2 == 0)
+    return list(kept.map(noise).batch(32).iter(**{"num_workers": 2, **options}))
+
+
 @pytest.mark.parametrize("executor", ["serial", "thread", "process"])
-def test_the_callers_streams_are_left_alone(executor):
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-    expected = torch.rand(()).item(), np.random.rand(), random.random()
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-    run(1, executor=executor)
-    assert (torch.rand(()).item(), np.random.rand(), random.random()) == expected
+@pytest.mark.parametrize("call", [run, pipeline])
+def test_the_callers_streams_are_left_alone(call, executor):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    call(1, executor=executor)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
 
 
 def test_unseeded_workers_draw_different_numbers():
@@ -310,18 +311,3 @@ def test_an_interrupt_at_any_instruction_leaves_the_streams_to_others(monkeypatc
             use(at)
         assert not tdmap.seeding._turn._line, at
         assert torch.equal(torch.get_rng_state(), before), at
-
-
-@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
-def test_what_a_seeded_pipeline_tries_first_draws_nothing_of_the_callers(executor):
-    def draw(x):
-        np.random.rand()
-        random.random()
-        return torch.rand(len(x))
-
-    torch.manual_seed(5)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    kept = tdmap.Pipeline(torch.arange(600), seed=1).filter(lambda x: x % 2 == 0).map(draw).batch(32)
-    list(kept.iter(num_workers=2, executor=executor))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]

@@ -16,17 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 import tdmap
 from tensordict_lite import NonTensorStack, TensorDict, lazy_stack
-from tests.engine._steps import at_steps
+from tests.engine._steps import KINDS, at_steps
 from tests.processes import comes_true
 
 X = torch.arange(400)
-KINDS = {
-    "fork": {"num_workers": 2, "mp_start_method": "fork"},
-    "forkserver": {"num_workers": 2, "mp_start_method": "forkserver"},
-    "default": {"num_workers": 2},
-    "thread": {"num_workers": 2, "executor": "thread"},
-    "serial": {"num_workers": 0},
-}
 
 
 class TimeUp(Exception):

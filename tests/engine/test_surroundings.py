@@ -121,14 +121,6 @@ def test_other_threads_that_hold_locks_do_no_harm():
             thread.join()
 
 
-def test_a_map_inside_a_thread_of_the_thread_executor():
-    def inner(x):
-        return tdmap.map(x, lambda part: part + 1, num_workers=2, chunksize=2)
-
-    result = tdmap.map(torch.arange(20), inner, num_workers=2, chunksize=10, executor="thread")
-    assert torch.equal(result, torch.arange(1, 21))
-
-
 def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
     script = f"""
         import os, resource, signal, tempfile

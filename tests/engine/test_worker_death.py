@@ -23,7 +23,7 @@ from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.messages import GaveBack
 from tdmap.runtime.workers import control as at
 from tensordict_lite import TensorDict
-from tests.processes import comes_true
+from tests.processes import comes_true, once
 
 METHODS = ["fork", "forkserver"]
 
@@ -48,15 +48,6 @@ class Log(tdmap.events.Callback):
 
     def on_job_ended(self, event):
         self.ended.append(event)
-
-
-def once(path):
-    """True the first time, in whatever process."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        return True
-    except FileExistsError:
-        return False
 
 
 def dying(how, marker, times):
@@ -357,17 +348,6 @@ def test_a_worker_that_is_asked_to_stop_ends_its_chunk():
     loop = ChunkLoop(1, Reader(torch.arange(16), ChunkPlan(16, 1)), stop, Policy(), control, as_it_is, print)
     assert loop.run(7, 0, 16).upto == 4
     assert ran == [0, 1, 2, 3]
-
-
-def test_max_tasks_per_child_replaces_workers(tmp_path):
-    def who(x):
-        with open(tmp_path / str(os.getpid()), "a") as file:
-            file.write("x")
-        return x
-
-    x = torch.arange(40)
-    assert torch.equal(tdmap.map(x, who, num_workers=2, chunksize=1, max_tasks_per_child=4), x)
-    assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 4
 
 
 class SlowStream(io.StringIO):

@@ -28,17 +28,19 @@ def wait_for(path, process):
         time.sleep(0.01)
 
 
+METHODS = ("fork", "forkserver", "spawn")
+
+
 @pytest.mark.parametrize(
-    ("method", "number"),
+    ("method", "number", "to_group"),
     [
-        ("fork", signal.SIGTERM),
-        ("forkserver", signal.SIGTERM),
-        ("spawn", signal.SIGTERM),
-        ("fork", signal.SIGHUP),
+        *((method, number, False) for method in METHODS for number in (signal.SIGKILL, signal.SIGTERM)),
+        *((method, signal.SIGINT, True) for method in METHODS),  # as a terminal sends it
+        ("fork", signal.SIGINT, False),
+        ("fork", signal.SIGHUP, False),
     ],
-    ids=["fork, SIGTERM", "forkserver, SIGTERM", "spawn, SIGTERM", "fork, SIGHUP"],
 )
-def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, number):
+def test_a_signal_ends_the_driver_and_leaves_no_process_and_no_memory(tmp_path, method, number, to_group):
     code = """
         import signal, sys, time, torch, tdmap
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that was started by nohup ignores it
@@ -47,15 +49,20 @@ def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, n
             open(mark, "w").close()
             time.sleep(600)
             return x
-        tdmap.map(torch.zeros(10, 100_000), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[2])
+        try:
+            tdmap.map(torch.zeros(10, 100_000), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[2])
+        except KeyboardInterrupt:
+            print("interrupted")
     """
     before = set(os.listdir("/dev/shm"))
     mark = tmp_path / "running"
     process = start(tmp_path, code, mark, method)
     wait_for(mark, process)
-    process.send_signal(number)
-    process.communicate(timeout=300)  # the function sleeps for ten minutes
-    assert process.returncode == -number
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=300)  # the function sleeps for ten minutes
+    if number == signal.SIGINT:
+        assert (process.returncode, out, err) == (0, "interrupted\n", "")
+    assert number == signal.SIGINT or process.returncode == -number
     assert left_behind(process.pid) == []
     assert not left_in_shared_memory(before)
 

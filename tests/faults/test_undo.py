@@ -16,6 +16,7 @@ from tdmap.run.ledger import Ledger
 from tdmap.runtime import undo as undos
 from tdmap.runtime.undo import Undo
 from tensordict_lite import TensorDict
+from tests.processes import once
 
 LEAVES = {"x": torch.float32, "c": torch.complex64, "b": torch.bool, "h": torch.bfloat16, "n": torch.int64}
 
@@ -99,10 +100,6 @@ def test_rows_that_did_not_change_are_not_written(tmp_path):
     assert (tmp_path / "td" / "x.memmap").stat().st_mtime_ns > 1
 
 
-class Stop(BaseException):
-    """Stands for SIGKILL between two stores."""
-
-
 STEPS = ("nothing", "mark cleared", "half copied", "copied", "marked", "half changed", "changed", "done")
 
 
@@ -172,15 +169,6 @@ def test_a_chunk_that_raises_leaves_its_rows_as_they_were(executor):
         tdmap.map(data, fail, chunksize=4, num_workers=1, executor=executor)
     assert same(data[8:], {key: value[8:] for key, value in before.items()})
     assert not same(data[:8], {key: value[:8] for key, value in before.items()})
-
-
-def once(path):
-    """True the first time, in whatever process."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        return True
-    except FileExistsError:
-        return False
 
 
 @pytest.mark.filterwarnings("ignore:.*changed rows of the source")
