@@ -39,24 +39,19 @@ def compare(mode, folder, before, options):
         assert torch.equal(got[key].view(torch.uint8), leaf.view(torch.uint8)), key
 
 
-def disturb(mode, folder, rows, driver_kills, period, seed=0):
-    before = chaos.make(folder, rows).clone()
-    run = chaos.Chaos(mode, folder, -(-rows // chaos.CHUNK), driver_kills, period, seed)
+LONG = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize(
+    "rows, driver_kills, period, seed",
+    [(80_000, 3, 0.2, 0), *(pytest.param(1_000_000, 60, 0.05, seed, marks=LONG) for seed in range(5))],
+)
+@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
+def test_killed_workers_and_drivers_change_no_byte(mode, rows, driver_kills, period, seed, tmp_path):
+    before = chaos.make(tmp_path, rows).clone()
+    run = chaos.Chaos(mode, tmp_path, -(-rows // chaos.CHUNK), driver_kills, period, seed)
     run.run()
     chaos.PAUSE = 0  # for the run that nobody disturbs
-    compare(mode, folder, before, {"executor": "serial", "chunksize": chaos.CHUNK, "seed": 5})
+    compare(mode, tmp_path, before, {"executor": "serial", "chunksize": chaos.CHUNK, "seed": 5})
     assert run.killed_drivers == driver_kills, run.points
     assert run.killed_workers >= driver_kills, run.killed_workers
-
-
-@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
-def test_killed_workers_and_drivers_change_no_byte(mode, tmp_path):
-    disturb(mode, tmp_path, rows=80_000, driver_kills=3, period=0.2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
-def test_many_more_kills_change_no_byte(mode, seed, tmp_path):
-    disturb(mode, tmp_path, rows=1_000_000, driver_kills=60, period=0.05, seed=seed)

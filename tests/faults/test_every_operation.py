@@ -131,11 +131,15 @@ def kill_twice(place: Place, number: int) -> bool:
 CASES = [*product(NAMES, OUTPUTS), *((name, "folder") for name in VARIANTS), *BY_THREADS]
 
 
+LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("steps", ["some", pytest.param("all", marks=LONG)])
 @pytest.mark.parametrize("name, output", CASES)
-def test_a_driver_is_killed_twice(name, output, tmp_path):
-    place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name)
+def test_a_driver_is_killed_twice(name, output, steps, tmp_path):
+    place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name) if steps == "some" else 1
     while kill_twice(place, number):
-        number *= 6
+        number = number * 6 if steps == "some" else number + 1
 
 
 CLEANING = [("map", "folder"), *(("filter", output) for output in OUTPUTS)]
@@ -165,15 +169,6 @@ def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
         assert kill_at(4, place.call, [(log.Log, "_note_made")])  # the files are there, and the log does not say so
         kill_at(number, place.call, [(os, "unlink")])
         place.resume()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name, output", CASES)
-def test_a_driver_is_killed_at_every_step(name, output, tmp_path):
-    place, number = Place(name, output, tmp_path), 1
-    while kill_twice(place, number):
-        number += 1
 
 
 @pytest.mark.parametrize("name, kind, number", sampled(8, NAMES, KINDS, [20, 45, 90]))

@@ -98,15 +98,20 @@ def result(mode: str, folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.memmap") if ".tdmap" not in p.parts}
 
 
-def kill_steps(mode: str, folder: Path, stride: int) -> None:
-    wanted_folder = prepare(mode, folder / "wanted")
+LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize("mode", ["folder", "files", "in place", "reduce"])
+def test_a_run_that_is_killed_at_any_step(tmp_path, mode, every):
+    wanted_folder = prepare(mode, tmp_path / "wanted")
     assert in_child(lambda: run(mode, wanted_folder)) == 0
     wanted = result(mode, wanted_folder)
     skipped = [] if mode == "reduce" else list(BAD)
-    number, killed = 1 - stride, True
+    number, killed = 1 - every, True
     while killed:
-        number += stride
-        work = prepare(mode, folder / f"d{number}")
+        number += every
+        work = prepare(mode, tmp_path / f"d{number}")
         killed = kill_at(number, lambda work=work: run(mode, work), STEPS)
         if mode == "folder" and (work / "out" / "meta.json").exists():  # what looks like a dataset is a whole one
             assert result(mode, work) == wanted
@@ -118,15 +123,3 @@ def kill_steps(mode: str, folder: Path, stride: int) -> None:
         assert in_child(last) == 0
         assert result(mode, work) == wanted, f"killed at step {number}"
     assert number > 20
-
-
-@pytest.mark.parametrize("mode", ["folder", "files", "in place", "reduce"])
-def test_a_run_that_is_killed_at_every_thirteenth_step(tmp_path, mode):
-    kill_steps(mode, tmp_path, 13)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", ["folder", "files", "in place", "reduce"])
-def test_a_run_that_is_killed_at_every_step(tmp_path, mode):
-    kill_steps(mode, tmp_path, 1)

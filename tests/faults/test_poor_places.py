@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,39 +18,17 @@ from tdmap.memory import hidden
 from tdmap.run import disk
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
+from tests import mounts
+from tests.mounts import as_nobody, needs_root
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems, and becomes somebody else")
 
 
 @contextlib.contextmanager
 def mounted(folder: Path, kind: str, options: str) -> Iterator[Path]:
-    """A file system of its own, as long as the block runs."""
-    folder.mkdir(exist_ok=True)
-    if subprocess.run(["mount", "-t", kind, "-o", options, kind, str(folder)], capture_output=True).returncode:
-        pytest.skip(f"{kind} cannot be mounted here")
-    try:
+    with mounts.mounted(folder, "-t", kind, "-o", options, kind):
         yield folder
-    finally:
         disk.wait_for_disk()
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def as_nobody(work) -> None:
-    """Run it in a child that has no rights of root's."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgid(65534)
-            os.setuid(65534)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def fill(file: Path) -> None:

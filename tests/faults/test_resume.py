@@ -77,17 +77,6 @@ def test_a_path_becomes_an_ordinary_dataset(data, tmp_path, executor):
     assert sorted(os.listdir(tmp_path / "deep" / "out")) == ["meta", "meta.json", "y.memmap"]
 
 
-def test_rows_one_by_one_and_another_dimension(data, tmp_path):
-    def one(td):
-        return TensorDict({"sum": td["x"].sum()}, [])
-
-    result = tdmap.map(data, one, out=str(tmp_path / "rows"), num_workers=2, chunksize=0)
-    assert torch.equal(result["sum"], data["x"].sum(-1))
-    wide = TensorDict({"x": torch.arange(60.0).reshape(3, 20)}, [3, 20])
-    result = tdmap.map(wide, lambda td: td.apply(lambda x: x + 1), dim=1, out=tmp_path / "wide", num_workers=2)
-    assert torch.equal(result["x"], wide["x"] + 1) and result.batch_size == (3, 20)
-
-
 def test_a_folder_in_use_is_left_alone(data, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -272,16 +261,6 @@ def test_a_complete_run_whose_dataset_was_removed_is_done_again(name, tmp_path):
     assert (TensorDict.load_memmap(out) == wanted).all()
 
 
-def test_a_mapped_output_can_be_resumed(data, tmp_path):
-    out = double(data).apply(torch.zeros_like).memmap(tmp_path / "out")
-    fn = failing(double, 100, str(tmp_path / "mark"))
-    with pytest.raises(Interrupt):
-        tdmap.map(data, fn, out=out, resume=True, **OPTIONS)
-    out = TensorDict.load_memmap(tmp_path / "out")
-    assert tdmap.map(data, fn, out=out, resume=True, **OPTIONS) is out
-    assert torch.equal(reference.TensorDict.load_memmap(tmp_path / "out")["y"], data["x"] * 2)
-
-
 class Ordered(Reducer):
     """Sees which chunks it got, in which order."""
 
@@ -307,22 +286,17 @@ def test_a_reduction_goes_on_with_the_same_tree(data, tmp_path):
         tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
-def test_states_that_are_torn_are_not_trusted(data, tmp_path):
+@pytest.mark.parametrize("spoilt", ["states", "log"])
+def test_states_that_are_torn_or_without_their_log_are_not_trusted(data, tmp_path, spoilt):
     fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
-    states = tmp_path / "out" / ".tdmap" / "states-0"
-    states.write_bytes(states.read_bytes()[:-3])
-    wanted = tdmap.map_reduce(data, None, Ordered(), **OPTIONS)
-    assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
-
-
-def test_states_without_their_log_are_not_trusted(data, tmp_path):
-    fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
-    with pytest.raises(Interrupt):
-        tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
-    (tmp_path / "out" / ".tdmap" / "journal").unlink()
-    options = {**OPTIONS, "chunksize": OPTIONS["chunksize"] + 2}
+    states, options = tmp_path / "out" / ".tdmap" / "states-0", dict(OPTIONS)
+    if spoilt == "states":
+        states.write_bytes(states.read_bytes()[:-3])
+    else:
+        states.with_name("journal").unlink()
+        options["chunksize"] += 2
     wanted = tdmap.map_reduce(data, None, Ordered(), **options)
     assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **options) == wanted
 
