@@ -239,14 +239,6 @@ def test_options_that_contradict_each_other_are_named(tmp_path: Path, small: Ten
     assert sorted(os.listdir(tmp_path)) == ["folder", "x.tdz"]
 
 
-def test_pickled_objects_open_only_when_allowed(tmp_path: Path) -> None:
-    out = TensorDict({"s": {1, 2}}).memmap(tmp_path / "p.tdz", allow_pickle=True)
-    assert out["s"] == {1, 2}
-    with pytest.raises(DatasetError, match="allow_pickle"):
-        TensorDict.load_memmap(tmp_path / "p.tdz")
-    assert TensorDict.load_memmap(tmp_path / "p.tdz", allow_pickle=True)["s"] == {1, 2}
-
-
 def test_replaced_archive_keeps_its_mode_its_link_and_its_readers(tmp_path: Path, small: TensorDict) -> None:
     small.memmap(tmp_path / "x.tdz")
     os.chmod(tmp_path / "x.tdz", 0o640)
@@ -325,29 +317,12 @@ def test_part_of_an_archive_is_loaded_alone(tmp_path: Path) -> None:
                 TensorDict.load_memmap(tmp_path / "x.tdz", subpath=missing)
 
 
-def test_other_ways_to_load(tmp_path: Path, small: TensorDict) -> None:
+def test_what_is_mapped_is_so_no_more_with_the_entries_of_an_archive(tmp_path: Path, small: TensorDict) -> None:
     path = tmp_path / "x.tdz"
     small.memmap(path)
-    meta = TensorDict.load_memmap(path, device="meta")
-    assert meta["b", "c"].device.type == "meta" and meta["b", "c"].shape == (3, 2) and meta["s"] == "x"
-    out = TensorDict({"a": torch.zeros(3), "gone": torch.zeros(3), "b": {}}, [3])
-    inner = out["b"]
-    assert TensorDict.load_memmap(path, out=out) is out and sorted(out.keys()) == ["a", "b", "s"]
-    assert out["b"] is inner and inner["c"].sum() == 6
     mapped = (small + 1).memmap(tmp_path / "d")
     assert mapped.load_memmap_(path) is mapped and mapped["a"].tolist() == [0, 1, 2]
     assert not mapped.is_memmap() and not mapped.is_locked
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        assert type(TensorDict.load_memmap(path)["a"]).__name__ == "FakeTensor"
-    odd = TensorDict({"a/b": torch.ones(2), "sub": {"c d": torch.zeros(2)}}, [2])
-    odd.memmap(tmp_path / "odd.tdz")
-    assert_same(TensorDict.load_memmap(tmp_path / "odd.tdz"), odd)
-    plain = TensorDict({"a b": torch.ones(2), "sub x": {"c": torch.zeros(2)}}, [2])
-    plain.memmap(tmp_path / "plain.tdz", robust_key=False)
-    for robust in (True, False):
-        assert_same(TensorDict.load_memmap(tmp_path / "plain.tdz", robust_key=robust), plain)
 
 
 def test_zeros_without_writing_them(tmp_path: Path) -> None:

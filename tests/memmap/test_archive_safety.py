@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict_lite import TensorDict, is_memmap_archive, unpack_memmap
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import opened
-from tests.memmap.trees import entries, leaves
+from tests.memmap.trees import entries, touch
 from tests.processes import in_child
 
 META = (
@@ -390,9 +390,3 @@ def test_entries_that_all_lie_outside_the_file_are_an_error(originals: list[byte
         (tmp_path / "x.tdz").write_bytes(content)
         with pytest.raises(DatasetError):
             touch(TensorDict.load_memmap(tmp_path / "x.tdz"))
-
-
-def touch(loaded: Any) -> None:
-    for leaf in leaves(loaded):
-        for part in leaf.unbind() if leaf.is_nested else [leaf]:
-            part.as_subclass(torch.Tensor).clone()

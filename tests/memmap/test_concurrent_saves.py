@@ -11,8 +11,7 @@ import torch
 
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap import save as saving
-from tests.memmap.test_crash import STEPS
-from tests.processes import forked, kill_at
+from tests.processes import forked
 
 PROCESSES, LEAVES, ROUNDS = 4, 8, 6
 
@@ -45,23 +44,6 @@ def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, others: lis
         assert forked(save, PROCESSES) == [0] * PROCESSES
         last = TensorDict.load_memmap(folder)
         assert is_whole(last, len(last) - 300)
-
-
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 3])
-@pytest.mark.parametrize("others", [[], ["notes.txt"]], ids=["exchanged", "file by file"])
-def test_a_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, others: list[str], every: int) -> None:
-    number, killed = 0, True
-    while killed:
-        number += every
-        folder = tmp_path / f"d{number}"
-        rows(0).memmap(folder)
-        for name in others:
-            (folder / name).touch()
-        killed = kill_at(number, lambda folder=folder: rows(9).memmap(folder), STEPS)
-        rows(7).memmap(folder)
-        assert is_whole(TensorDict.load_memmap(folder), 7)
-        assert not [name for name in os.listdir(folder) if "tdlite" in name]
-    assert number > 20
 
 
 def test_a_save_of_a_part_begins_anew_where_the_whole_is_exchanged_beneath_it(tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,11 +6,8 @@ import errno
 import os
 import random
 import re
-import resource
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.memmap.disk.staging import Staging
 from tests.memmap.trees import leaves
-from tests.processes import in_child, kill_at
+from tests.mounts import mounted, needs_root
+from tests.processes import kill_at
 
 STEPS = [
     (os, name)
@@ -74,57 +72,6 @@ def version_at(path: Path) -> int | None:
     return version
 
 
-SAVES: dict[str, Callable[[Path], Any]] = {
-    "new": lambda path: dataset(2).memmap(path),
-    "threads": lambda path: dataset(2).memmap(path, num_threads=4),
-    "in place": lambda path: dataset(2).memmap_(path),
-}
-
-
-CASES = [
-    ("new", "nothing"), ("threads", "empty folder"), ("threads", "dataset"), ("in place", "dataset"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("save", "before"), CASES)
-def test_save_killed_at_every_fifth_step(tmp_path: Path, save: str, before: str) -> None:
-    kill_steps(tmp_path, save, before, 5)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("save", "before"), CASES)
-def test_save_killed_at_every_step(tmp_path: Path, save: str, before: str) -> None:
-    kill_steps(tmp_path, save, before, 1)
-
-
-def kill_steps(tmp_path: Path, save: str, before: str, stride: int) -> None:
-    ended: dict[int | None, int] = {None: 0, 1: 0, 2: 0}
-    number = 1 - stride
-    killed = True
-    while killed:
-        number += stride
-        path = tmp_path / f"d{number}"
-        if before == "empty folder":
-            path.mkdir()
-        elif before == "dataset":
-            dataset(1).memmap(path)
-        killed = kill_at(number, lambda path=path: SAVES[save](path), STEPS)
-        version = version_at(path)
-        ended[version] += 1
-        if before != "dataset":
-            assert version in (None, 2)
-        else:
-            assert version is not None  # exchanged in one step
-        if not killed:
-            assert version == 2
-        SAVES[save](path)  # and it does not stand in the way of the next save
-        assert version_at(path) == 2
-        assert not [name for name in os.listdir(path) if "tdlite" in name]
-    assert number > 20 and ended[2] > 0
-    assert not [name for name in os.listdir(tmp_path) if "tdlite" in name]  # what was left has been removed
-
-
 def test_memmap_like_killed_at_every_third_step(tmp_path: Path) -> None:
     number, killed = 0, True
     while killed:
@@ -151,8 +98,12 @@ def test_save_of_a_container_with_the_same_host_name_is_left_alone(tmp_path: Pat
     assert not os.path.exists(elsewhere)
 
 
-def kill_saves(path: Path, kills: int, seed: int) -> None:
-    chance = random.Random(seed)
+LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(60, 0), pytest.param(5000, 1, marks=LONG)])
+def test_saves_killed_at_random(tmp_path: Path, kills: int, seed: int) -> None:
+    path, chance = tmp_path / "d", random.Random(seed)
     last, kill, longest = None, -1, 0.0
     while kill + 1 < kills or last is None:  # until one save has come to its end, however slow it is by now
         kill += 1
@@ -178,16 +129,6 @@ def kill_saves(path: Path, kills: int, seed: int) -> None:
             assert last is None or version >= last
             last = version
     assert last is not None
-
-
-def test_saves_killed_at_random(tmp_path: Path) -> None:
-    kill_saves(tmp_path / "d", kills=60, seed=0)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_five_thousand_killed_saves(tmp_path: Path) -> None:
-    kill_saves(tmp_path / "d", kills=5000, seed=1)
 
 
 # -- errors in the middle ------------------------------------------------------------------------------------------
@@ -224,17 +165,10 @@ def test_failing_call_leaves_the_old_dataset_and_no_litter(
                 dataset(1).memmap(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@needs_root
 def test_full_disk_is_an_error_before_the_first_byte(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("cannot mount here")
-    try:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "none") as disk:
         assert_too_large_a_save_is_refused(disk)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_too_little_room_is_an_error_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,38 +189,3 @@ def assert_too_large_a_save_is_refused(disk: Path) -> None:
         assert caught.value.errno == errno.ENOSPC
     assert TensorDict.load_memmap(disk / "d")["a"].sum() == 1000
     assert os.listdir(disk) == ["d"] and sorted(os.listdir(disk / "d")) == ["a.memmap", "meta.json"]
-
-
-@pytest.mark.parametrize("options", [{}, {"num_threads": 4}], ids=str)
-def test_limit_on_the_size_of_files_is_an_error_that_names_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
-    dataset(1).memmap(tmp_path / "d")
-    big = dataset(2).set("a", torch.zeros(4, 20_000))
-
-    def save() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with pytest.raises(OSError, match=r"too large.*a\.memmap"):
-            big.memmap(tmp_path / "d", **options)
-
-    assert in_child(save) == 0
-    assert version_at(tmp_path / "d") == 1
-    assert os.listdir(tmp_path) == ["d"]
-    assert sorted(os.listdir(tmp_path / "d")) == ["a.memmap", "b", "lazy", "meta.json", "note"]
-
-
-def test_disk_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset(1).memmap(tmp_path / "d")
-    real = os.pwrite
-    written = 0
-
-    def limited(fd: int, data: Any, offset: int) -> int:
-        nonlocal written
-        written += memoryview(data).nbytes
-        if written > 1000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", limited)
-    with pytest.raises(OSError, match="bytes are needed and"):
-        dataset(2).memmap(tmp_path / "d")
-    assert version_at(tmp_path / "d") == 1
-    assert sorted(os.listdir(tmp_path / "d")) == ["a.memmap", "b", "lazy", "meta.json", "note"]

@@ -8,7 +8,6 @@ import mmap
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from tensordict_lite.memmap.checksum import store
 from tensordict_lite.memmap.disk import staging
 from tests.memmap.test_crash import STEPS, one_value
 from tests.memmap.trees import leaves
+from tests.mounts import as_nobody, mounted, needs_root
 from tests.processes import beside, in_child, kill_at, seen_by
 
 ROWS = 5
@@ -333,16 +333,11 @@ def test_file_by_file_a_kill_leaves_the_old_one_the_new_one_or_none(
     assert set(found) == {1, None, 2} and number > 20
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@needs_root
 @pytest.mark.parametrize("options", [["-t", "tmpfs", "none"], ["--bind", "{beside}"]], ids=["tmpfs", "bind"])
 def test_a_mounted_folder(tmp_path: Path, options: list[str]) -> None:
-    path = tmp_path / "d"
-    path.mkdir()
     (tmp_path / "beside").mkdir()
-    options = [option.format(beside=tmp_path / "beside") for option in options]
-    if subprocess.run(["mount", *options, str(path)], capture_output=True).returncode:
-        pytest.skip("cannot mount here")
-    try:
+    with mounted(tmp_path / "d", *[option.format(beside=tmp_path / "beside") for option in options]) as path:
         for value in (1, 2):
             dataset(value).memmap(path)
             assert value_at(path) == value
@@ -350,11 +345,9 @@ def test_a_mounted_folder(tmp_path: Path, options: list[str]) -> None:
         assert TensorDict.load_memmap(path)["x"].eq(3).all()
         assert sorted(os.listdir(tmp_path)) == ["beside", "d"]
         assert not [name for name in names_below(path) if "tdlite" in name]
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@needs_root
 def test_a_user_who_may_not_write_beside_the_folder(request: pytest.FixtureRequest) -> None:
     parent = Path(tempfile.mkdtemp(dir="/tmp"))
     request.addfinalizer(lambda: shutil.rmtree(parent))
@@ -365,14 +358,12 @@ def test_a_user_who_may_not_write_beside_the_folder(request: pytest.FixtureReque
         os.chown(file, 65534, 65534)
 
     def save() -> None:
-        os.setgid(65534)
-        os.setuid(65534)
         dataset(2).memmap(path)
         path.chmod(0o555)
         with pytest.raises(PermissionError):
             dataset(3).memmap(path)
 
-    assert in_child(save) == 0
+    as_nobody(save)
     assert value_at(path) == 2
     assert os.listdir(parent) == ["d"]
 

@@ -240,18 +240,19 @@ def _count_open() -> int:
     return Unpickled.opened
 
 
+@pytest.mark.parametrize("name", ["d", "d.tdz"])
 @pytest.mark.parametrize("wrap", [lambda o: NonTensorData(o, batch_size=[2]), lambda o: NonTensorStack(o, "x")])
-def test_pickle_needs_permission_twice(tmp_path: Path, wrap: Any) -> None:
+def test_pickle_needs_permission_twice(tmp_path: Path, wrap: Any, name: str) -> None:
     td = TensorDict({"o": wrap(Unpickled()), "x": torch.zeros(2)}, [2])
     with pytest.raises(RuntimeError, match=r"\('o',\).*allow_pickle=True"):
-        td.memmap(tmp_path / "d")
+        td.memmap(tmp_path / name)
     assert os.listdir(tmp_path) == []
-    td.memmap(tmp_path / "d", allow_pickle=True)
+    td.memmap(tmp_path / name, allow_pickle=True)
     before = Unpickled.opened
     with pytest.raises(DatasetError, match="run any code"):
-        TensorDict.load_memmap(tmp_path / "d")
+        TensorDict.load_memmap(tmp_path / name)
     assert Unpickled.opened == before
-    TensorDict.load_memmap(tmp_path / "d", allow_pickle=True)
+    TensorDict.load_memmap(tmp_path / name, allow_pickle=True)
     assert Unpickled.opened == before + 1
 
 

@@ -1,4 +1,4 @@
-"""Killed and failing saves of one file: what is found afterwards is the old one or the new one, never a part."""
+"""Killed and failing saves of files and folders: the old one or the new one is found afterwards, never a part."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def unpacked(version: int, path: Path) -> None:
 
 
 SAVES: dict[str, Callable[[int, Path], Any]] = {
+    "folder": lambda version, path: dataset(version).memmap(path),
+    "folder, threads": lambda version, path: dataset(version).memmap(path, num_threads=4),
+    "folder, in place": lambda version, path: dataset(version).memmap_(path),
     "archive": lambda version, path: dataset(version).memmap(path, archive=True),
     "compressed": lambda version, path: dataset(version).memmap(path, archive=True, compression="deflate"),
     "threads": lambda version, path: dataset(version).memmap(path, archive=True, compression="deflate", num_threads=3),
@@ -50,8 +53,8 @@ def plain(version: int) -> TensorDict:
 
 
 def loaded(kind: str, path: Path) -> int | None:
-    """The one version in a file, ``None`` where there is none."""
-    if kind == "unpack":
+    """The one version in a file or folder, ``None`` where there is none."""
+    if kind == "unpack" or "folder" in kind:
         return version_at(path)
     load = {"consolidate": from_consolidated, "buffer": from_consolidated, "safetensors": from_safetensors}
     try:
@@ -80,6 +83,8 @@ def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str, every
         path = tmp_path / f"f{number}"
         if before == "file":
             SAVES[kind](1, path)
+        elif kind == "folder, threads":
+            path.mkdir()
         killed = kill_at(number, lambda path=path: SAVES[kind](2, path), STEPS)
         version = loaded(kind, path)
         ended.add(version)
@@ -87,26 +92,23 @@ def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str, every
         assert killed or version == 2
         SAVES[kind](2, path)  # and it does not stand in the way of the next save
         assert loaded(kind, path) == 2
-        assert not [name for name in os.listdir(tmp_path) if "tdlite" in name]  # which removes what was left
+        assert not list(tmp_path.rglob("*tdlite*"))  # which removes what was left
     assert number >= 5 and len(ended) > 1
 
 
-@pytest.mark.parametrize("kind", ["archive", "threads", "pack", "consolidate"])
-def test_saves_killed_at_random(tmp_path: Path, kind: str) -> None:
+LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        *((kind, 25) for kind in ("archive", "threads", "pack", "consolidate")),
+        *(pytest.param(kind, 1000, marks=LONG) for kind in SAVES),
+    ],
+)
+def test_saves_killed_at_random(tmp_path: Path, kind: str, kills: int) -> None:
     make_folders(tmp_path)
-    kill_saves(tmp_path / "x", kind, kills=25)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", SAVES)
-def test_a_thousand_killed_saves(tmp_path: Path, kind: str) -> None:
-    make_folders(tmp_path)
-    kill_saves(tmp_path / "x", kind, kills=1000)
-
-
-def kill_saves(path: Path, kind: str, kills: int) -> None:
-    chance = random.Random(kind)
+    path, chance = tmp_path / "x", random.Random(kind)
     start = time.perf_counter()
     for _ in range(3):
         SAVES[kind](1, path)
@@ -134,24 +136,28 @@ def test_full_disk_leaves_the_old_file_and_no_litter(
     make_folders(tmp_path)
     path = tmp_path / "x"
     SAVES[kind](1, path)
-    before = sorted(os.listdir(tmp_path))
-    real, calls = os.pwrite, 0
+    before, real, written = sorted(tmp_path.rglob("*")), os.pwrite, 0
 
     def limited(fd: int, data: Any, offset: int) -> int:
-        nonlocal calls
-        calls += 1
-        raise OSError(errno.ENOSPC, "No space left on device")
+        nonlocal written
+        written += memoryview(data).nbytes
+        if written > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", limited)
     with pytest.raises(OSError, match="bytes are needed and"):
         SAVES[kind](2, path)
     monkeypatch.setattr(os, "pwrite", real)
-    assert calls and loaded(kind, path) == 1 and sorted(os.listdir(tmp_path)) == before
+    assert loaded(kind, path) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", ["archive", "compressed", "threads", "consolidate", "buffer"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "folder, threads", "archive", "compressed", "threads", "consolidate", "buffer"]
+)
 def test_limit_on_the_size_of_files_is_an_error_that_names_the_file(tmp_path: Path, kind: str) -> None:
     SAVES[kind](1, tmp_path / "x")
+    before = sorted(tmp_path.rglob("*"))
     noise = torch.randint(0, 1 << 40, (4, 40_000))
     options = {"compression": "deflate"} if kind in ("compressed", "threads") else {}
 
@@ -162,11 +168,12 @@ def test_limit_on_the_size_of_files_is_an_error_that_names_the_file(tmp_path: Pa
             if kind in ("consolidate", "buffer"):
                 big.consolidate(tmp_path / "x", use_buffer=kind == "buffer")
             else:
-                big.memmap(tmp_path / "x", archive=True, num_threads=3 * (kind == "threads"), **options)
-        assert str(tmp_path / "x") in str(caught.value)
+                archive, threads = "folder" not in kind, 3 * ("threads" in kind)
+                big.memmap(tmp_path / "x", archive=archive, num_threads=threads, **options)
+        assert ("/a.memmap" if "folder" in kind else str(tmp_path / "x")) in str(caught.value)
 
     assert in_child(save) == 0
-    assert loaded(kind, tmp_path / "x") == 1 and os.listdir(tmp_path) == ["x"]
+    assert loaded(kind, tmp_path / "x") == 1 and sorted(tmp_path.rglob("*")) == before
 
 
 def test_interrupted_save_in_another_container_is_left_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tensordict_lite import DatasetWriter, MetaData, NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tests.memmap.trees import leaves
+from tests.memmap.trees import touch
 
 
 def build(folder: Path) -> TensorDict:
@@ -372,10 +372,3 @@ def test_fuzzed_folders_load_whole_or_not_at_all(data: st.DataObject, tmp_path_f
 @given(data=st.data())
 def test_fuzzed_folders_for_longer(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     fuzz(data, tmp_path_factory.mktemp("fuzz"))
-
-
-def touch(loaded: Any) -> None:
-    """Reads every byte: memory beyond the end of a file would be a bus error here."""
-    for leaf in leaves(loaded):
-        for part in leaf.unbind() if leaf.is_nested else [leaf]:
-            part.as_subclass(torch.Tensor).clone()

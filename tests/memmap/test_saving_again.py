@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import tdmap
 from tensordict_lite import (
     DatasetError,
     DatasetWriter,
@@ -198,22 +197,3 @@ def test_a_refused_entry_leaves_the_dataset_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="would be one of another dataset"):
         other.make_memmap("z", (3,))
     assert TensorDict.load_memmap(tmp_path / "d").batch_size == (5,)
-
-
-def test_a_result_does_not_replace_the_folder_that_its_source_lies_in(tmp_path: Path) -> None:
-    TensorDict({"x": torch.arange(3)}, [3]).memmap(tmp_path / "d")
-    raw = TensorDict({"x": torch.arange(50)}, [50]).memmap(tmp_path / "d" / "raw")
-    out = {"out": tmp_path / "d", "overwrite": True, "num_workers": 0}
-    for call in (
-        lambda: tdmap.map(raw, lambda chunk: chunk * 2, **out),
-        lambda: tdmap.filter(raw, lambda chunk: chunk["x"] > 3, **out),
-        lambda: tdmap.sort(raw, "x", **out),
-        lambda: tdmap.shuffle(raw, 1, **out),
-        lambda: tdmap.flat_map(raw, lambda chunk: chunk, **out),
-        lambda: raw.pipeline().map(lambda chunk: chunk * 2).write(**out),
-    ):
-        with pytest.raises(FileExistsError, match="has the data below it"):
-            call()
-    assert (
-        len(TensorDict.load_memmap(tmp_path / "d" / "raw")) == 50 and len(TensorDict.load_memmap(tmp_path / "d")) == 3
-    )

@@ -32,6 +32,7 @@ from tensordict_lite import (
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap import writer as writer_module
 from tests.descriptors import descriptors
+from tests.mounts import mounted, needs_root
 from tests.processes import kill_at
 
 SCHEMA = {
@@ -266,13 +267,9 @@ def test_many_processes_append_while_others_read(tmp_path: Path) -> None:
     assert all(ids[k + 1] == ids[k] + 1 for k in range(0, 400, 4))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@needs_root
 def test_full_disk_keeps_what_was_committed_and_what_waits(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("cannot mount here")
-    try:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "none") as disk:
         (disk / "ballast").write_bytes(bytes(500_000))
         writer = DatasetWriter(disk / "d", SCHEMA)
         count = 0
@@ -285,9 +282,6 @@ def test_full_disk_keeps_what_was_committed_and_what_waits(tmp_path: Path) -> No
         os.unlink(disk / "ballast")
         assert writer.flush() == count + 1000
         assert check_rows(writer.finalize()) == list(range(count + 1000))
-    finally:
-        gc.collect()
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:
@@ -325,9 +319,13 @@ def test_a_writer_travels_as_its_path_and_forks_without_its_rows(tmp_path: Path)
     assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [10, 20, 0, 1]
 
 
-def kill_appends(path: Path, kills: int, seed: int) -> None:
-    """Kills writers at random instants; after each, the dataset must be a prefix-closed log of whole flushes."""
-    chance = random.Random(seed)
+LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(60, 0), pytest.param(5000, 1, marks=LONG)])
+def test_writers_killed_at_random_lose_uncommitted_rows_only(tmp_path: Path, kills: int, seed: int) -> None:
+    """After each kill, the dataset must be a prefix-closed log of whole flushes."""
+    path, chance = tmp_path / "d", random.Random(seed)
     committed: list[int] = []
     for kill in range(kills):
         report_read, report_write = os.pipe()
@@ -358,10 +356,6 @@ def kill_appends(path: Path, kills: int, seed: int) -> None:
         assert len(new) in (promised, promised + 3)
         assert new == list(range(kill * 1000, kill * 1000 + len(new)))
         committed = ids
-
-
-def test_killed_writers_lose_uncommitted_rows_only(tmp_path: Path) -> None:
-    kill_appends(tmp_path / "d", kills=60, seed=0)
 
 
 KINDS: dict[str, Callable[[int, int], Any]] = {
@@ -412,12 +406,6 @@ def test_rows_stay_after_a_killed_finalize_and_a_killed_append(kind: str, tmp_pa
         rows = load_memmap(path)
         assert DatasetWriter(path).finalize().batch_size == rows.batch_size
         assert (rows == make(0, len(rows))).all()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_five_thousand_killed_writers(tmp_path: Path) -> None:
-    kill_appends(tmp_path / "d", kills=5000, seed=1)
 
 
 def test_a_writer_that_nobody_closed_is_quiet_at_exit(tmp_path):
