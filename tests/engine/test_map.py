@@ -9,18 +9,21 @@ import tdmap
 from tensordict_lite import TensorDict, lazy_stack
 
 
-def test_chunksize_zero_passes_rows_without_their_dimension_and_stacks(run, data):
-    result = run(data, lambda td: TensorDict({"y": td["x"].sum() + td.ndim}, td.batch_size), chunksize=0)
+@pytest.mark.parametrize("folder", [False, True])
+def test_chunksize_zero_passes_rows_without_their_dimension_and_stacks(run, data, folder, tmp_path):
+    out = tmp_path / "out" if folder else None
+    result = run(data, lambda td: TensorDict({"y": td["x"].sum() + td.ndim}, td.batch_size), chunksize=0, out=out)
     assert result.batch_size == torch.Size([40])
     assert torch.equal(result["y"], data["x"].sum(1))
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_rows_along_another_dimension(run, lazy):
+@pytest.mark.parametrize(("lazy", "folder"), [(False, False), (True, False), (False, True)])
+def test_rows_along_another_dimension(run, lazy, folder, tmp_path):
     data = TensorDict({"x": torch.arange(60.0).reshape(3, 10, 2)}, [3, 10])
     data = lazy_stack(list(data.unbind(0))) if lazy else data
     for dim in (1, -1):
-        result = run(data, lambda td: td.apply(lambda x: x + td.shape[1]), dim, chunksize=4)
+        out = tmp_path / str(dim) if folder else None
+        result = run(data, lambda td: td.apply(lambda x: x + td.shape[1]), dim, chunksize=4, out=out)
         expected = data["x"] + torch.tensor([4, 4, 4, 4, 4, 4, 4, 4, 2, 2])[None, :, None]
         assert result.batch_size == torch.Size([3, 10])
         assert torch.equal(result["x"], expected)
