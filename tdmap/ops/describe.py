@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset
+from tdmap.data.kinds import Data, Dataset, tensors_of
 from tdmap.data.objects import objects_of
 from tdmap.diagnostics.columns import ColumnReducer, Columns, is_number
+from tdmap.memory.mapped import check_mapped_files
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -92,6 +93,7 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
             others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
     found: dict[str, Any] = {}
     if wanted and len(rows):
+        check_mapped_files(tensors_of(rows))  # a few rows of them are read here
         kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
         reducers = Columns(
             {name: ColumnReducer.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()}

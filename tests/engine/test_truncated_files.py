@@ -11,7 +11,7 @@ from pathlib import Path
 from tests import interpreters
 from tests.cells.operations import OPERATIONS
 
-NAMES = [name for name in OPERATIONS if name != "describe"]  # which looks at the values before its job begins
+NAMES = list(OPERATIONS)
 
 HEAD = f"""
 import multiprocessing, os, warnings
