@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-__all__ = ["DEFAULT", "Tuning", "current", "use"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:

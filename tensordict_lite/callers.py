@@ -8,8 +8,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-__all__ = ["HERE", "warn_caller"]
-
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 

@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = [
-    "ArchiveError",
-    "ArchiveNotFoundError",
-    "DatasetError",
-    "DatasetNotFoundError",
-    "EntryKindError",
-    "InplaceWriteError",
-    "KeyThroughLeafError",
-]
-
 
 class DatasetError(RuntimeError):
     """A folder is not a valid dataset: it is truncated, edited, of another format, or points outside itself.

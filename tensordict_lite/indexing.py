@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["assigned_rows", "index_batch_size", "index_names", "is_whole", "normalise_index", "rows_mismatch"]
-
 _FULL = slice(None)
 _PLAIN = frozenset((int, slice))
 

@@ -27,8 +27,6 @@ from torch import Tensor
 
 from tensordict_lite import registry
 
-__all__ = ["LOCKED_MESSAGE", "DeviceLike", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
-
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
     "sure the key is present; to add, remove or rename entries, do it in a `copy()`, which is "

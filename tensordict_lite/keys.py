@@ -10,16 +10,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
-__all__ = [
-    "KEY_SEPARATOR",
-    "NestedKey",
-    "is_nested_key",
-    "missing_key_error",
-    "unravel_key",
-    "unravel_key_list",
-    "unravel_key_to_tuple",
-]
-
 NestedKey = Union[str, tuple["NestedKey", ...]]  # noqa: UP007 - a string in it
 
 KEY_SEPARATOR = "."

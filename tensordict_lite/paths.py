@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["absolute_path", "is_url", "local_path"]
-
 
 def is_url(path: Any) -> bool:
     """Whether a path is the URL of an object store.

@@ -31,8 +31,6 @@ from tensordict_lite.objects.column import PayloadColumn, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 
-__all__ = ["KINDS", "Ragged", "RaggedColumn", "form_name", "is_ragged", "json_of", "ragged_in", "text_of"]
-
 KINDS = ("tensor", "str", "bytes", "json")
 
 READ_ROWS = 1 << 15

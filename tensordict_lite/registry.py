@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tensordict_lite import dense, lazy, memmap, nn, objects
     from tensordict_lite.tensorclass import decorator
 
-__all__ = ["register"]
-
 # dense/
 TensorDict: type[dense.tensordict.TensorDict]
 # lazy/

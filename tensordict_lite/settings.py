@@ -8,17 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = [
-    "capture_non_tensor_stack",
-    "get_defaults_to_none",
-    "lazy_legacy",
-    "list_to_stack",
-    "set_capture_non_tensor_stack",
-    "set_get_defaults_to_none",
-    "set_lazy_legacy",
-    "set_list_to_stack",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 MISSING: Any = object()

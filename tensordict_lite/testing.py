@@ -11,8 +11,6 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import unravel_key_to_tuple
 from tensordict_lite.views import public
 
-__all__ = ["assert_allclose_td", "assert_close"]
-
 
 def assert_close(
     actual: Any,

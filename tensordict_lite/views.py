@@ -17,8 +17,6 @@ from tensordict_lite.settings import settings
 if TYPE_CHECKING:
     from tensordict_lite.kernel import Kernel
 
-__all__ = ["NestedKeysView", "StringKeysView", "default_is_leaf", "entry_of", "is_leaf_nontensor"]
-
 IsLeaf = Callable[[type], bool]
 
 

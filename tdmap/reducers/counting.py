@@ -23,9 +23,6 @@ from tdmap.reducers.ranks import ranked, unranked
 from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor, is_tensorclass
 from tensordict_lite.ragged import is_ragged
 
-__all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
-
-
 _LARGEST = torch.finfo(torch.float64).max
 """Infinity is counted with the largest numbers."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tdmap.reducers.base import Key, Reducer, values_of
 
-__all__ = ["First", "Last"]
-
 
 class First(Reducer[Any]):
     """The value of an entry in the first row, in its own dtype.

@@ -17,8 +17,6 @@ from tdmap.reducers.blocks import moments, wide_sum
 from tdmap.reducers.ranks import larger, ranked, smaller, unranked
 from tensordict_lite import TensorDict
 
-__all__ = ["Count", "CovarianceMatrix", "Max", "Mean", "Min", "MinMax", "Std", "Sum", "Var"]
-
 
 def _count(values: Tensor, dims: tuple[int, ...]) -> int:
     out = 1

@@ -24,8 +24,6 @@ from tensordict_lite.hooks.pytree import resized
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.settings import MISSING
 
-__all__ = ["ConstructOps"]
-
 
 class ConstructOps(Kernel):
     """Class methods that build a TensorDict, and the ``new_*`` methods."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tensordict_lite.building.packing import PackLayout
     from tensordict_lite.persistent import PersistentTensorDict
 
-__all__ = ["ConvertOps"]
-
 
 class ConvertOps(StateOps):
     """Conversions: ``to_dict``, ``tolist``, ``numpy`` and others."""

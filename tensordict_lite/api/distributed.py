@@ -9,8 +9,6 @@ from tensordict_lite.kernel import DeviceLike, Kernel
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DistributedOps"]
-
 
 class DistributedOps(Kernel):
     """Mixin of ``send``, ``recv``, ``broadcast`` and the other collectives.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     Rows = TypeVar("Rows")
     Out = TypeVar("Out", bound=Dataset[Any])
 
-__all__ = ["EngineOps"]
-
 Result = TypeVar("Result")
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tensordict_lite.kernel import DeviceLike, Kernel
 
-__all__ = ["FrameOps"]
-
 
 class FrameOps(Kernel):
     """Conversions over pandas: ``to_pandas``, ``from_parquet`` and others."""

@@ -12,8 +12,6 @@ from tensordict_lite.api.module_swap import Swap, put_back, read, read_state_dic
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.strided import UninitializedTensorMixin
 
-__all__ = ["ModuleOps"]
-
 
 def _finish(out: Any, as_module: bool, lock: bool) -> Any:
     if as_module:

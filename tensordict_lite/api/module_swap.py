@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from tensordict_lite import registry
 from tensordict_lite.strided import UninitializedTensorMixin
 
-__all__ = ["Swap", "put_back", "read", "read_state_dict"]
-
 _SCALAR = torch.Size(())
 _SHOWN_NAMES = 12
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor

@@ -14,8 +14,6 @@ from tensordict_lite.kernel import Kernel
 if TYPE_CHECKING:
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["StorageOps"]
-
 PathLike = "str | os.PathLike[str]"
 
 

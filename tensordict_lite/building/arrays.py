@@ -14,8 +14,6 @@ import torch
 from tensordict_lite import registry
 from tensordict_lite.kernel import DeviceLike
 
-__all__ = ["column_of", "require_unmasked"]
-
 _LIBRARIES = frozenset(("pandas", "pyarrow", "polars"))
 _PLAIN = frozenset((str, int, float, bool, bytes, dict, list, tuple, type(None)))
 

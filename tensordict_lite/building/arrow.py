@@ -19,8 +19,6 @@ from tensordict_lite.objects.stack import NonTensorStack
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["from_arrow", "numbers_of", "to_arrow"]
-
 Path = tuple[str, ...]
 
 

@@ -15,8 +15,6 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import unravel_key
 from tensordict_lite.views import entry_of, leaf_items
 
-__all__ = ["collate", "merge_tensordicts"]
-
 
 def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     """One collection with the entries of several, not copied; of equal keys the first collection wins.

@@ -14,17 +14,6 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.kernel import DeviceLike, Kernel
 
-__all__ = [
-    "from_any",
-    "from_dict",
-    "from_namedtuple",
-    "from_struct_array",
-    "from_tuple",
-    "fromkeys",
-    "make_tensordict",
-    "tensors_of_dlpack",
-]
-
 
 def from_mapping(
     cls: Any,

@@ -11,17 +11,6 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, maybe_dense_stack
 
-__all__ = [
-    "dense_stack_tds",
-    "from_module",
-    "from_modules",
-    "group_by",
-    "is_bool",
-    "is_floating",
-    "is_inexact",
-    "is_integer",
-]
-
 
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """Stack a list of collections, or the members of a lazy stack, densely where keys and shapes allow it.

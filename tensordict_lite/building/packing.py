@@ -16,8 +16,6 @@ from tensordict_lite.keys import require_path
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["PackLayout", "pack"]
-
 Path = tuple[str, ...]
 
 

@@ -23,8 +23,6 @@ from tensordict_lite.ops.values.operands import leaf_paths
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import ragged_in
 
-__all__ = ["consolidate"]
-
 _CPU = torch.device("cpu")
 
 

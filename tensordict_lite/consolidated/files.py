@@ -36,8 +36,6 @@ from tensordict_lite.tensorclass.decorator import TensorClass
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["from_consolidated", "is_described", "write_file"]
-
 _LENGTH = struct.Struct("<q")
 MAGIC = b"tdlite\0\1"
 _MAX_JSON = 1 << 30

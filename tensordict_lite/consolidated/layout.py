@@ -17,8 +17,6 @@ from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import check_savable
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["JaggedSpot", "Layout", "RaggedSpot", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
-
 _LARGE, _SMALL = 64, 16  # alignment of tensors of at least a cache line, and of smaller ones (the load size of a GPU)
 
 

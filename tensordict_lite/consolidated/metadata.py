@@ -41,8 +41,6 @@ from tensordict_lite.objects.stack import NonTensorStack
 from tensordict_lite.ragged import KINDS, Ragged, is_ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
-__all__ = ["Level", "describe", "make", "parse"]
-
 _RESERVED = ("cls", "non_tensors", "leaves", "cls_metadata")
 _PARTS = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 _CLASS = re.compile(r"<class '([^']*)'>")

@@ -23,18 +23,6 @@ from tensordict_lite.registry import register
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = [
-    "Record",
-    "fill_ragged",
-    "flat_of",
-    "identity_of",
-    "kind_of",
-    "note",
-    "record_of",
-    "reduce_tree",
-    "relocated",
-]
-
 
 class Record:
     """Storage and positions of the tensors and ragged entries of a tree, and what the tree held then."""

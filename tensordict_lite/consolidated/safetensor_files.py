@@ -31,8 +31,6 @@ from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["from_safetensors", "to_safetensors"]
-
 _VERSION = 1
 _META = "tensordict"  # key of the JSON in the metadata of the file
 Path = tuple[str, ...]

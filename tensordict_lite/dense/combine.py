@@ -14,8 +14,6 @@ from tensordict_lite.dense.joining import joined_into, stack_class
 from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.settings import settings
 
-__all__ = ["cat", "pad", "pad_sequence", "stack", "unpad_sequence"]
-
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Collections of one batch size stacked along a new dimension, densely.

@@ -15,8 +15,6 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.building.arrays import column_of, require_unmasked
 from tensordict_lite.strided import with_shape
 
-__all__ = ["Fitting", "build_source"]
-
 
 class Fitting(TensorCollection):
     """Conversion of values to entries; a mixin of the storage classes."""

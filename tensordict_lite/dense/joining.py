@@ -18,8 +18,6 @@ from tensordict_lite.ops.arrow_types import joined_types
 
 _torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
 
-__all__ = ["Joining", "joined_into", "stack_class", "stacked"]
-
 
 class Joining:
     __slots__ = ()

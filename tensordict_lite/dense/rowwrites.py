@@ -14,8 +14,6 @@ from tensordict_lite.indexing import assigned_rows, index_batch_size, rows_misma
 from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, write_rows
 from tensordict_lite.settings import MISSING
 
-__all__ = ["RowWrites"]
-
 
 class RowWrites(TensorCollection):
     """Writes at an index; a mixin of the storage classes."""

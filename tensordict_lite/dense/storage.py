@@ -26,8 +26,6 @@ from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
 
-__all__ = ["DenseCollection"]
-
 _new_object = object.__new__
 
 

@@ -13,8 +13,6 @@ from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.kernel import DeviceLike, as_size, check_names, normalise_device
 from tensordict_lite.registry import register
 
-__all__ = ["TensorDict"]
-
 _EMPTY = torch.Size(())
 
 

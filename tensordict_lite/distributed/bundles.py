@@ -18,8 +18,6 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from tensordict_lite.base import TensorCollection
 
-__all__ = ["Bundle", "Entry", "bundles", "describe", "digest", "entries", "name_of", "objects", "tags"]
-
 SMALL = 1 << 16
 """Tensors of at most this many bytes are copied into a shared buffer."""
 BUCKET = 1 << 22

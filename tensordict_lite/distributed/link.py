@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["CommunicationError", "Link", "Pending", "UnsendableError", "unpacked"]
-
 
 class CommunicationError(RuntimeError):
     """A message could not be sent or received: a rank has ended or timed out."""

@@ -30,8 +30,6 @@ from tensordict_lite.distributed.bundles import name_of
 from tensordict_lite.distributed.link import UnsendableError, unpacked
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["LARGE", "Letter", "PackedTree", "open_files", "pack", "unpack"]
-
 LARGE = 1 << 20
 """Tensors of at least this many bytes are separate messages, if a transfer has several messages anyway."""
 

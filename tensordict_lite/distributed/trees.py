@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["all_gather", "broadcast", "from_remote_init", "gather_and_stack", "init_remote", "scatter"]
-
 _HEADER = 3  # bytes of the body, bytes of its meta part (-1: the body is an error message), number of files
 _TAG = 1 << 29
 """First of the reserved tags; counted tags of users do not reach it."""

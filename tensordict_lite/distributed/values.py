@@ -25,8 +25,6 @@ from tensordict_lite.distributed.link import Link, Pending, unpacked
 Held = tuple[tuple[str, ...], Any, Any]
 """Path of a non-tensor entry, its parent, and the entry."""
 
-__all__ = ["reduce", "transfer", "wait_all"]
-
 
 def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str, str]) -> tuple[Link, int]:
     if (rank is None) == (group_rank is None):

@@ -19,8 +19,6 @@ from tensordict_lite import registry
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
 
-__all__ = ["from_pytree", "register", "to_pytree"]
-
 _TYPE_KEY = "_pytree_type"
 _ODD_KEY = "<NON_NESTED>"
 

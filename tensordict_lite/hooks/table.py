@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HANDLED", "implements"]
-
 HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 

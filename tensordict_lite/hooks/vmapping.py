@@ -32,8 +32,6 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.hooks.pytree import resized
 from tensordict_lite.strided import UninitializedTensorMixin
 
-__all__ = ["StackRow", "install", "vmap_impl"]
-
 
 class StackRow(TensorDict):
     """A row of a lazy stack inside ``torch.vmap``; results made of it become a lazy stack."""

@@ -28,8 +28,6 @@ from tensordict_lite.lazy.write import copy_whole
 from tensordict_lite.ops.put import as_rows
 from tensordict_lite.views import is_leaf_nontensor
 
-__all__ = ["LazyIndexOps", "plan_index"]
-
 _FULL = slice(None)
 _MASKS = (torch.bool, torch.uint8)
 

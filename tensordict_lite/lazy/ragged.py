@@ -14,8 +14,6 @@ from tensordict_lite.keys import NestedKey
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["member_tensors", "nested", "padded"]
-
 
 def member_tensors(node: TensorCollection, path: tuple[str, ...]) -> Any:
     """The tensors of the members at a path, a list for each stack on the way; ``None`` where no tensor stands there.

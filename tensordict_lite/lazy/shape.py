@@ -20,8 +20,6 @@ from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
 
-__all__ = ["LazyShapeOps"]
-
 
 def _names_or_none(names: list[str | None]) -> list[str | None] | None:
     return None if all(name is None for name in names) else names

@@ -40,8 +40,6 @@ from tensordict_lite.lazy.write import LazyWriteOps
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
 
-__all__ = ["LazyStackedTensorDict", "member_columns"]
-
 _new_object = object.__new__
 
 

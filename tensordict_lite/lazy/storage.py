@@ -13,17 +13,6 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.kernel import normalise_device
 
-__all__ = [
-    "Stacked",
-    "is_ragged",
-    "member_device",
-    "member_names",
-    "member_size",
-    "stack_error",
-    "stack_position",
-    "through_dense",
-]
-
 
 def member_size(members: Sequence[Any], strict: bool) -> torch.Size:
     """The batch size of the members, -1 where they differ."""

@@ -19,8 +19,6 @@ from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.build import TensorClassMeta
 from tensordict_lite.tensorclass.fields import unknown_field_error
 
-__all__ = ["TypedLazyStack", "typed_stack_class"]
-
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 _MAKERS = tuple(
     f"from_{source}"

@@ -17,8 +17,6 @@ from tensordict_lite.lazy.write import copy_whole
 from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 
-__all__ = ["LazyUpdateOps"]
-
 
 class LazyUpdateOps(Stacked):
     """``update``, ``update_`` and ``update_at_`` of stacks."""

@@ -21,8 +21,6 @@ from tensordict_lite.lazy.update import LazyUpdateOps
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
 
-__all__ = ["LazyValueOps"]
-
 
 class LazyStringKeysView(StringKeysView):
     """Direct keys of a lazy stack, listed without stacking."""

@@ -18,8 +18,6 @@ from tensordict_lite.keys import NestedKey, path_of, require_path
 from tensordict_lite.lazy.storage import Stacked, is_ragged
 from tensordict_lite.ops.values.generated import inplace
 
-__all__ = ["LazyWriteOps", "copy_whole"]
-
 
 def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
     """Whether a level of a member can store a row of the tensor whose leading ``dims`` fit the stack."""

@@ -12,8 +12,6 @@ from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.writer import DatasetWriter
 
-__all__ = ["append_memmap", "load", "load_memmap", "save"]
-
 
 def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved dataset; :class:`DatasetWriter` appends many times without reopening it.

@@ -37,8 +37,6 @@ from tensordict_lite.memmap.disk.format import (
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
 
-__all__ = ["CHECKSUMS", "Corruption", "Report", "store", "verify"]
-
 CHECKSUMS = "checksums.json"
 _READ = 256 << 10  # fits the second-level cache
 

@@ -12,8 +12,6 @@ from tensordict_lite.memmap.disk.staging import sync_file, sync_files, sync_fold
 from tensordict_lite.memmap.nested import shape_file
 from tensordict_lite.memmap.text import files_in
 
-__all__ = ["sync_collection"]
-
 
 def sync_collection(node: Any) -> None:
     """Sync data (tensors, strings, pickled objects), then metadata, then folders, innermost first."""

@@ -22,8 +22,6 @@ from tensordict_lite.memmap.disk.mapping import file_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["make", "make_from_storage", "make_from_tensor"]
-
 
 def make(node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key: bool | None) -> MemoryMappedTensor:
 

@@ -35,8 +35,6 @@ from tensordict_lite.objects.unbatched import UnbatchedEntry
 from tensordict_lite.ragged import Ragged, is_ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
-__all__ = ["register_all"]
-
 Where = tuple[str, ...]
 
 

@@ -45,8 +45,6 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import Ragged
 
-__all__ = ["Loader", "load_collection"]
-
 _as_subclass = Tensor.as_subclass
 _CPU = torch.device("cpu")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE

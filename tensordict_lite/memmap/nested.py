@@ -22,20 +22,6 @@ from tensordict_lite.memmap.disk.mapping import map_file as _map_storage
 if TYPE_CHECKING:
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = [
-    "buffer_of",
-    "count",
-    "from_tensor",
-    "make",
-    "map_file",
-    "mapped_view",
-    "offsets_file",
-    "over_storage",
-    "shape_file",
-    "sizes",
-    "view",
-]
-
 
 def shape_file(path: str) -> str:
     """``x.memmap`` -> ``x.shape.memmap``, the file of the shapes of the elements."""

@@ -23,8 +23,6 @@ from tensordict_lite.memmap.plan import SaveOptions, plan_for
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
 from tensordict_lite.registry import register
 
-__all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
-
 _slot = Kernel.__dict__["_payload"]
 
 

@@ -37,18 +37,6 @@ from tensordict_lite.ragged import Ragged, RaggedColumn, is_ragged
 
 _STRIDED = torch.strided
 
-__all__ = [
-    "FolderPlan",
-    "Leaf",
-    "SavePlan",
-    "SaveOptions",
-    "file_of",
-    "holds_json",
-    "mapped_root",
-    "plan_for",
-    "replaced_file",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:

@@ -36,8 +36,6 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor, is_whole
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import RaggedColumn
 
-__all__ = ["TensorDictFuture", "save_collection"]
-
 _CPU = torch.device("cpu")
 _LARGE = 256 << 10  # bytes of a leaf that is worth handing to a thread by itself
 _ARENA_LEAVES = 16

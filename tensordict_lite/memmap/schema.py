@@ -22,8 +22,6 @@ from tensordict_lite.memmap.text import CLASS, text_fields
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
 from tensordict_lite.ragged import Ragged, form_name, is_ragged
 
-__all__ = ["RaggedLeaf", "RowLeaf", "FolderSchema", "load_head"]
-
 _PICKLED = object()  # an object that is not compared: its pickle is not opened
 
 

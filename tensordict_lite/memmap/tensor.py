@@ -38,8 +38,6 @@ from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
 from tensordict_lite.strided import shape_of
 
-__all__ = ["MappedNestedTensor", "MemoryMappedTensor", "is_whole"]
-
 _getitem = Tensor.__getitem__
 _as_subclass = Tensor.as_subclass
 _is_traced = torch.compiler.is_dynamo_compiling

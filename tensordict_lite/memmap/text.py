@@ -25,8 +25,6 @@ from tensordict_lite.memmap.plan import FolderPlan, RaggedFiles, SavePlan
 from tensordict_lite.memmap.tuning import current
 from tensordict_lite.ragged import Ragged, text_of
 
-__all__ = ["files_in", "is_short", "plan_text", "read_text", "rename_files", "text_fields", "text_meta"]
-
 KINDS = ("str", "bytes", "json")
 CLASS = "tensordict_lite:TextStack"
 _NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")

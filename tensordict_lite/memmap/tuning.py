@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-__all__ = ["DEFAULT", "SaveTuning", "current", "use"]
-
 
 @dataclass(frozen=True, slots=True)
 class SaveTuning:

@@ -40,8 +40,6 @@ from tensordict_lite.memmap.tuning import current
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import Ragged, ragged_in
 
-__all__ = ["DatasetWriter"]
-
 _MOST = 1 << 62  # rows
 _STEP = 1 << 30  # the allocation is doubled, but never extended by more than this many bytes per file
 

@@ -29,8 +29,6 @@ from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
 
 _NO_SIZE = torch.Size(())
 
-__all__ = ["PayloadColumn", "ObjectRows", "numbers_of"]
-
 
 def numbers_of(rows: Sequence[int]) -> Any:
     """Numbers of rows as an int64 array."""

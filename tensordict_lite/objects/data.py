@@ -24,18 +24,6 @@ from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 
-__all__ = [
-    "NonTensorData",
-    "NonTensorDataBase",
-    "TupleEntry",
-    "filled",
-    "from_sequence",
-    "holds_collections",
-    "is_non_tensor",
-    "same_payload",
-    "spread",
-]
-
 
 class NonTensorDataBase(DenseCollection):
     """One Python object under a batch size: the base of :class:`NonTensorData` and :class:`MetaData`.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LinkedList"]
-
 
 class LinkedList(list):  # type: ignore[type-arg]
     """A list whose items are rows of a collection: ``values[0] = "z"`` writes row 0.

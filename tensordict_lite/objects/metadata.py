@@ -12,8 +12,6 @@ import torch
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload, spread
 from tensordict_lite.settings import settings
 
-__all__ = ["MetaData", "joined"]
-
 _new_object = object.__new__
 _typed: dict[Any, type[MetaData]] = {}
 

@@ -33,8 +33,6 @@ from tensordict_lite.objects.metadata import joined
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.registry import register
 
-__all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
-
 
 def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
     first = items[0]

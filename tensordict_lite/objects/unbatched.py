@@ -20,8 +20,6 @@ from tensordict_lite.kernel import as_size
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 
-__all__ = ["UnbatchedEntry", "UnbatchedTensor"]
-
 _new_object = object.__new__
 
 

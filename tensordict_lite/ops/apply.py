@@ -15,8 +15,6 @@ from tensordict_lite.keys import missing_key_error
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
 
-__all__ = ["ApplyOps"]
-
 
 @dataclass(slots=True)
 class _Call:

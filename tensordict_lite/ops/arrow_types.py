@@ -11,8 +11,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 
-__all__ = ["ArrowTypeOps", "joined_types", "name_types", "pruned", "types_at"]
-
 _WHOLE = (torch.int32, torch.int64)
 
 

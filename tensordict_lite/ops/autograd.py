@@ -15,8 +15,6 @@ from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leav
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["AutogradOps"]
-
 
 class AutogradOps(Kernel):
     """Mixin of the autograd family."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 
-__all__ = ["CastOps"]
-
 _parse_to: Callable[..., Any] = torch._C._nn._parse_to
 _foreach_clone = getattr(torch, "_foreach_clone", None)  # since torch 2.12
 

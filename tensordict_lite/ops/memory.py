@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 
-__all__ = ["MemoryOps", "SharedLock", "mark_shared"]
-
 
 class SharedLock(Lock):
     """The lock of a collection that :meth:`MemoryOps.share_memory_` moved: unlocking drops the shared mark."""

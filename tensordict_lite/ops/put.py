@@ -12,8 +12,6 @@ from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.ops.values.operands import pair_alike
 
-__all__ = ["NUMBERS", "as_rows", "put_alike", "put_rows", "write_rows"]
-
 NUMBERS = (Tensor, int, float, complex)
 
 

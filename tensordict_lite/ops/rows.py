@@ -13,8 +13,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.strided import indexed
 
-__all__ = ["RowOps", "check_gather_out", "check_pad"]
-
 
 def _align(condition: Tensor, ndim: int) -> Tensor:
     """A condition over leading dimensions, with trailing dimensions of size 1 up to ``ndim``."""

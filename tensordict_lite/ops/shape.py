@@ -19,20 +19,6 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
 
-__all__ = [
-    "ShapeOps",
-    "Shapes",
-    "expand_sizes",
-    "expanded_entry",
-    "infer_size",
-    "new_dim",
-    "permutation",
-    "positive_dim",
-    "swapped_dims",
-    "reshaped_entry",
-    "viewed_entry",
-]
-
 
 class Shapes(dict[torch.Size, "tuple[int, ...]"]):
     """Shapes of entries under another batch size, cached by their present shapes."""

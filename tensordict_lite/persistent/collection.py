@@ -27,8 +27,6 @@ from tensordict_lite.persistent.writing import FileWrites
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import default_is_leaf
 
-__all__ = ["PersistentTensorDict"]
-
 
 class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBase):
     """A collection whose entries stay in an HDF5 file or a Zarr store: read on access, written on assignment.

@@ -33,25 +33,6 @@ from tensordict_lite.persistent import zarrstore
 if TYPE_CHECKING:
     import h5py
 
-__all__ = [
-    "allocate",
-    "datasets",
-    "describe",
-    "described",
-    "h5py_package",
-    "in_memory",
-    "is_group",
-    "is_text",
-    "list_keys",
-    "read",
-    "read_rows",
-    "shape_of",
-    "shared_size",
-    "walk",
-    "write",
-    "write_rows",
-]
-
 _STRING, _STACK = "__tensordict_str__", "__tensordict_stack__"
 
 

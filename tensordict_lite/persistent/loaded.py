@@ -13,8 +13,6 @@ from tensordict_lite.kernel import Kernel
 if TYPE_CHECKING:
     from tensordict_lite.persistent.collection import PersistentTensorDict
 
-__all__ = ["LoadedOps"]
-
 _KERNEL = frozenset(vars(Kernel)) | {"memmap_", "share_memory_", "is_memmap", "is_shared", "to_h5", "to_zarr"}
 _IN_PLACE = re.compile(
     r"[a-z]\w*[a-z0-9]_|clear|pop|popitem|setdefault|set_non_tensor|__i(?:add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)__"

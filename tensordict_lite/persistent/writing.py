@@ -16,8 +16,6 @@ from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.keys import NestedKey, path_of, require_path
 from tensordict_lite.persistent import entries
 
-__all__ = ["FileWrites"]
-
 
 class FileWrites(DenseCollection):
     """Methods that write single entries or rows; a mixin of the collection in a file."""

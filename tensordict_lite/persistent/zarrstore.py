@@ -28,8 +28,6 @@ from tensordict_lite.paths import absolute_path
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["Array", "Group", "open_group", "open_store", "replaced_store", "require_name", "zarr_package"]
-
 LEVEL, OBJECT, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
 
 MOST_BYTES = 255

@@ -19,8 +19,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.show.options import RaggedShape, exclusive_entries, fields_of, get_printoptions, tensor_field
 from tensordict_lite.strided import shape_of
 
-__all__ = ["render_html"]
-
 MOST_ENTRIES = 40
 """Maximum number of displayed entries per level; of others, the number is shown."""
 

@@ -15,19 +15,6 @@ from tensordict_lite.kernel import DeviceLike
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = [
-    "SHORT_DTYPES",
-    "RaggedShape",
-    "dimensions",
-    "exclusive_entries",
-    "fields_of",
-    "get_printoptions",
-    "is_tensorclass",
-    "options",
-    "set_printoptions",
-    "tensor_field",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS: dict[str, Any] = {

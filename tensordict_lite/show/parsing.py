@@ -10,8 +10,6 @@ import torch
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.show.options import SHORT_DTYPES
 
-__all__ = ["parse_tensor_dict_string"]
-
 _DTYPES = {short: dtype for dtype, short in SHORT_DTYPES.items()}
 _LEAF = re.compile(r"([a-z]+\d*(?:_\w+)?)\[([-\d,]*)\](?:@([\w:]+))?")
 _SIZE = re.compile(r"\[([\d, ]*)\]")

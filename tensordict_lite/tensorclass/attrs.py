@@ -11,8 +11,6 @@ from torch import Tensor
 from tensordict_lite.tensorclass.decorator import TensorClass
 from tensordict_lite.views import as_read
 
-__all__ = ["TensorAttrs", "describe"]
-
 
 class TensorAttrs(TensorClass):
     """Device, dtype and shape of one tensor; fields that were not requested are ``None``.

@@ -33,8 +33,6 @@ from tensordict_lite.tensorclass.fields import (
     unknown_field_error,
 )
 
-__all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
-
 _STORAGE = frozenset((*Kernel.__slots__, "_stack_dim"))
 # Not __module__: pickling by value uses it to find the globals of a function.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")

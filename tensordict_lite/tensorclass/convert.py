@@ -20,8 +20,6 @@ from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.tensorclass.build import fill_slots
 from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, init_var_names
 
-__all__ = ["TensorClassConversions", "from_dataclass"]
-
 
 class TensorClassConversions(DenseCollection):
     """Constructors that check keys and convert nested fields, and exports that support ``None`` fields."""

@@ -40,8 +40,6 @@ from tensordict_lite.settings import MISSING
 if sys.version_info >= (3, 14):
     import annotationlib
 
-__all__ = ["FLAGS", "FieldSpec", "Flags", "compile_init", "converter_for", "field_property", "field_specs"]
-__all__ += ["init_var_names", "own_annotations", "unknown_field_error"]
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 

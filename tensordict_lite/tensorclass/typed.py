@@ -21,8 +21,6 @@ from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.tensorclass.fields import own_annotations
 
-__all__ = ["TypedTensorDict"]
-
 _OPTIONS = ("shadow", "frozen", "autocast", "nocast", "tensor_only")
 _WITHOUT_EFFECT = _OPTIONS[2:]
 _new_object = object.__new__

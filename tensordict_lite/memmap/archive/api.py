@@ -37,16 +37,6 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
 
-__all__ = [
-    "EXTENSION",
-    "is_memmap_archive",
-    "pack_memmap",
-    "refresh_archive_checksums",
-    "save_archive",
-    "unpack_memmap",
-    "wants_archive",
-]
-
 EXTENSION = ".tdz"
 _CPU = torch.device("cpu")
 

@@ -26,8 +26,6 @@ from tensordict_lite.memmap.disk.format import (
 from tensordict_lite.memmap.disk.pieces import Place
 from tensordict_lite.memmap.load import DTYPES, Loader
 
-__all__ = ["ArchiveLoader"]
-
 _CPU = torch.device("cpu")
 _empty = torch.empty
 

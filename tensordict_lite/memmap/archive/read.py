@@ -37,8 +37,6 @@ try:
 except ImportError:  # Python was built without it
     LZMAError = OSError  # type: ignore[assignment, misc]
 
-__all__ = ["MAX_RATIO", "METHODS", "Archive", "is_credible", "opened", "require_name"]
-
 MAX_RATIO = 1032
 """Largest ratio of uncompressed to compressed size, the limit of deflate. Entries that claim more are rejected."""
 

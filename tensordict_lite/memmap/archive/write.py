@@ -30,8 +30,6 @@ from tensordict_lite.memmap.disk.files import OutputFile, all_bytes, byte_blocks
 from tensordict_lite.memmap.disk.mapping import check_room, preallocate, reserve
 from tensordict_lite.memmap.tuning import SaveTuning, current
 
-__all__ = ["FileData", "ZipMember", "Zeros", "check_level", "method_of", "write_archive"]
-
 ALIGN = 64  # alignment of stored data: a cache line, and a multiple of every element size
 
 _BUFFER = 256 << 10  # small entries are combined into writes of this many bytes

@@ -29,8 +29,6 @@ from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
 
-__all__ = ["ObjectTable", "Cell"]
-
 _WORDS = 8  # words per cell in the header
 _STEP = 64  # space is allocated in multiples of this many bytes
 

@@ -30,21 +30,6 @@ from tensordict_lite.memmap.disk.format import (
     read_small,
 )
 
-__all__ = [
-    "STALE",
-    "complete_files",
-    "files_below",
-    "is_temporary",
-    "left_by",
-    "others_in",
-    "owned",
-    "put_away",
-    "reader_of",
-    "refuse_others",
-    "refuse_part",
-    "require_only",
-]
-
 STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 """Suffix of a file or folder that a save writes: its machine and process."""
 _UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")

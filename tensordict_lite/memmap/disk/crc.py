@@ -15,8 +15,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["combine", "fastest", "of_zeros"]
-
 _POLYNOMIAL = 0xEDB88320  # polynomial of CRC-32, lowest power in the highest bit
 _ONE = 1 << 31
 

@@ -22,27 +22,6 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import check_room, no_room, reserve
 
-__all__ = [
-    "BLOCK",
-    "OutputFile",
-    "all_bytes",
-    "below",
-    "byte_blocks",
-    "created",
-    "is_same_file",
-    "new_file",
-    "open_at_once",
-    "plain_values",
-    "raw_bytes",
-    "refuse_link",
-    "replace_file",
-    "size_of_file",
-    "write_all",
-    "write_new",
-    "write_tensor",
-    "write_tensor_to",
-]
-
 _SMALL = 1 << 20
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))

@@ -10,8 +10,6 @@ import contextlib
 import fcntl
 import os
 
-__all__ = ["close", "kept", "unlock"]
-
 _kept: set[int] = set()
 
 

@@ -29,33 +29,6 @@ import torch
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.files import open_at_once
 
-__all__ = [
-    "ITEMSIZE",
-    "META",
-    "PICKLES",
-    "REPLACED",
-    "RUNS",
-    "SUFFIX",
-    "LeafMeta",
-    "NodeMeta",
-    "check_device",
-    "check_leaf_file",
-    "check_names",
-    "check_shape",
-    "check_size",
-    "decode_json",
-    "encode_key",
-    "is_count",
-    "is_encodable",
-    "leaf_meta",
-    "node_meta",
-    "parse_content",
-    "parse_meta",
-    "read_json",
-    "read_meta",
-    "read_small",
-]
-
 META = "meta.json"
 LEGACY_META = "meta.pt"  # used by tensordict up to 0.2
 SUFFIX = ".memmap"

@@ -18,8 +18,6 @@ from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.tuning import current
 
-__all__ = ["is_at", "lock", "locked", "open_folder", "reading"]
-
 _LONGEST_PAUSE = 0.016
 
 

@@ -31,34 +31,6 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.placed import is_placed
 
-__all__ = [
-    "Region",
-    "SharedHandle",
-    "anonymous_file",
-    "anonymous_storage",
-    "check_dtype",
-    "check_room",
-    "file_of",
-    "handle_of",
-    "high_fd",
-    "map_file",
-    "hold_many",
-    "holds_many",
-    "is_anonymous",
-    "is_changed_copy",
-    "private_file",
-    "is_reachable",
-    "known_mapping",
-    "no_room",
-    "own_storage",
-    "path_of",
-    "preallocate",
-    "region_of",
-    "release",
-    "remember",
-    "reserve",
-]
-
 _PROC = "/proc/"
 NAMED = "tdmap-anonymous-"
 """Prefix of the temporary files that replace anonymous memory on systems without it."""

@@ -27,8 +27,6 @@ from tensordict_lite.memmap.disk.mapping import (
     path_of,
 )
 
-__all__ = ["HeldHandle", "fetch", "offer", "register"]
-
 
 def offer(path: str, device: int, inode: int) -> Any:
     """A duplicate of the descriptor of an anonymous file, to be fetched once; ``None`` if it was closed already.

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-__all__ = ["Pieces", "Place", "strides_of"]
-
 Place = tuple[int, torch.dtype, "tuple[int, ...]"]
 """Position of a tensor: first byte, element type, shape."""
 

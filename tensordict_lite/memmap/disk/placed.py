@@ -12,8 +12,6 @@ import re
 import numpy as np
 from torch import UntypedStorage
 
-__all__ = ["inodes_of_mappings", "is_placed"]
-
 _OF_A_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ ([1-9][0-9]*)", re.MULTILINE)
 _REMOVED = " (deleted)"
 """Suffix that the kernel adds to the name of a deleted file."""

@@ -40,19 +40,6 @@ from tensordict_lite.memmap.disk.files import below, open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
 from tensordict_lite.memmap.disk.locks import is_at, lock, open_folder
 
-__all__ = [
-    "Staging",
-    "Superseded",
-    "exchange_in_turn",
-    "remove_stale",
-    "staged_file",
-    "staged_path",
-    "temporary_name",
-    "sync_file",
-    "sync_files",
-    "sync_folder",
-]
-
 Replaced: TypeAlias = Literal["all", "some", "none"]
 """Which tensors of a dataset a save replaces."""
 

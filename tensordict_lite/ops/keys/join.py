@@ -11,8 +11,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path, unravel_key
 from tensordict_lite.views import default_is_leaf, leaf_items
 
-__all__ = ["JoinOps"]
-
 
 class JoinOps(Kernel):
     """``cat_tensors``, ``stack_tensors``, their whole-tree forms, ``auto_batch_size_`` and ``auto_device_``."""

@@ -29,8 +29,6 @@ from tensordict_lite.views import (
     sort_key,
 )
 
-__all__ = ["MappingOps"]
-
 _new_object = object.__new__
 
 

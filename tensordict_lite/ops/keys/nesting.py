@@ -13,8 +13,6 @@ from tensordict_lite.kernel import DeviceLike, Kernel
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, public
 
-__all__ = ["NestingOps"]
-
 IsLeaf = Callable[[type], bool]
 
 

@@ -13,8 +13,6 @@ from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
 
-__all__ = ["SelectOps"]
-
 KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
 
 

@@ -13,8 +13,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 from tensordict_lite.views import as_read, entry_of
 
-__all__ = ["StateOps"]
-
 _LEGACY = ("__batch_size", "__device")
 
 

@@ -19,8 +19,6 @@ from tensordict_lite.ops.values.generated import any_requires_grad
 from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
 
-__all__ = ["UpdateOps"]
-
 IsLeaf = Callable[[type], bool]
 _ONLY_TENSORS = frozenset((Tensor,))
 

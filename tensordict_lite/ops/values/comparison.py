@@ -30,8 +30,6 @@ from tensordict_lite.ops.values.operands import (
     widened,
 )
 
-__all__ = ["ComparisonOps"]
-
 _ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
 _COMPARISONS = _ORDERINGS | {operator.eq, operator.ne}
 _REFLECTED = {

@@ -15,8 +15,6 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.operands import is_object
 from tensordict_lite.ops.values.reduce_tree import batch_dims, dense, kept, ones, scalar, together, walk, without
 
-__all__ = ["ExtremeOps"]
-
 
 class ExtremeOps(Kernel):
     """Mixin of the extremes. Results are unlocked; remaining dimensions keep their names."""

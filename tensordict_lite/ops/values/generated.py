@@ -19,8 +19,6 @@ from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, p
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["BINARY", "DTYPES", "OPERATORS", "PREDICATES", "UNARY", "GeneratedOps", "any_requires_grad", "inplace"]
-
 # name: (what it computes, an argument in the domain). Each has an in-place form.
 UNARY: dict[str, tuple[str, str]] = {
     "abs": ("absolute value", "-1.5"),

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tensordict_lite import registry
 
-__all__ = ["combine_objects", "is_none", "kept", "with_answers"]
-
 _EQUALITY = (operator.eq, operator.ne)
 _ORDERINGS = (operator.lt, operator.le, operator.gt, operator.ge)
 

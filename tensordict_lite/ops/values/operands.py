@@ -20,9 +20,6 @@ from torch import Tensor
 
 from tensordict_lite import registry
 
-__all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_alike"]
-__all__ += ["pair_leaves", "resolve", "spelled_out", "spread", "tracked_rows", "widened"]
-
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _is_compiling = torch.compiler.is_compiling
 NUMBERS = frozenset((int, float, bool, complex))

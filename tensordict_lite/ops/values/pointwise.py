@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Operand = TensorCollection | Tensor | float
 
-__all__ = ["PointwiseOps"]
-
 
 class PointwiseOps(GeneratedOps):
     """Mixin of the pointwise family. Results keep type, names and lock; in-place forms ignore the lock."""

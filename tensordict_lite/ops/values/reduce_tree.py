@@ -15,22 +15,6 @@ from tensordict_lite.views import entry_of
 KeyTransform = Callable[[str], str] | None
 Along = Callable[[Tensor, Any, bool], Tensor]
 
-__all__ = [
-    "along_dims",
-    "batch_dims",
-    "dense",
-    "kept",
-    "of_one_dim",
-    "ones",
-    "reduction",
-    "scalar",
-    "together",
-    "walk",
-    "with_options",
-    "without",
-    "written",
-]
-
 # -- functions of one tensor ----------------------------------------------------------------------------------
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Dim = int | Sequence[int] | Literal["feature"] | None
 
-__all__ = ["ReductionOps"]
-
 
 class ReductionOps(ExtremeOps):
     """Mixin of the reduction family. Results are unlocked; remaining dimensions keep their names."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from tensordict_lite.ops.values.generated import BINARY, DTYPES, OPERATORS, PREDICATES, UNARY, GeneratedOps
 
-__all__ = ["STUB", "render"]
-
 STUB = Path(__file__).with_name("generated.pyi")
 
 _HEADER = """# Written by `python -m tensordict_lite.ops.values.stubs`: change the tables in generated.py instead.
