@@ -11,6 +11,8 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list
 
+__all__ = ["OutKeyNotFoundError", "TensorDictModuleBase", "key_list"]
+
 
 class OutKeyNotFoundError(ValueError, RuntimeError):
     """A key was selected that the module does not write."""

@@ -19,6 +19,8 @@ from tensordict_lite.nn.interaction import interaction_type
 from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule
 from tensordict_lite.nn.tracing import named_inputs
 
+__all__ = ["CudaGraphModule"]
+
 
 class CudaGraphModule:
     """Record a function of tensors, or a module of tensordicts, as a CUDA graph and replay it.

@@ -22,6 +22,8 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key_list
 from tensordict_lite.nn import tracing
 
+__all__ = ["dispatch"]
+
 _SCALAR = torch.Size(())
 _ENABLED = os.environ.get("DISPATCH_TDNN_MODULES", "1").lower() not in ("0", "false", "no", "off")
 

@@ -14,6 +14,8 @@ from tensordict_lite.nn.params import TensorDictParams
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorDictBase
 
+__all__ = ["EnsembleModule"]
+
 
 class EnsembleModule(TensorDictModuleBase):
     """Run ``num_copies`` copies of a module with :func:`torch.vmap`: every output gets a leading dimension.

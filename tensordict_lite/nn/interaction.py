@@ -11,6 +11,8 @@ from torch import distributions as D
 
 from tensordict_lite.nn.modes import Mode, Setting
 
+__all__ = ["InteractionType", "deterministic_value", "interaction_type", "set_interaction_type"]
+
 
 class InteractionType(str, Enum):  # noqa: UP042  (str() of a member names the class, as in the reference)
     """How a probabilistic module takes a value from a distribution.

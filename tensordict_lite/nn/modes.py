@@ -15,6 +15,8 @@ from typing import Any
 
 from tensordict_lite.settings import MISSING
 
+__all__ = ["Mode", "Setting"]
+
 
 class Setting:
     """A process-wide value, which a thread may override in such a block."""

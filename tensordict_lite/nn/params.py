@@ -19,6 +19,8 @@ from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.strided import UninitializedTensorMixin
 
+__all__ = ["TensorDictParams"]
+
 _set = object.__setattr__
 _TRAINED = (torch.float16, torch.float32, torch.float64)
 Hook = Callable[[Any, Tensor], Any]

@@ -19,6 +19,8 @@ from tensordict_lite.nn.utils import _SKIP, is_skipped
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorDictBase
 
+__all__ = ["ProbabilisticTensorDictSequential"]
+
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """A :class:`TensorDictSequential` with probabilistic modules, which returns its distribution and log-probabilities.

@@ -14,6 +14,8 @@ from tensordict_lite.keys import unravel_key
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorDictBase
 
+__all__ = ["Randomness"]
+
 
 class Randomness:
     """The source of randomness of a module, see ``generator`` of :class:`ProbabilisticTensorDictModule`."""

@@ -15,6 +15,8 @@ from tensordict_lite.nn.common import WrapModule, check_inplace, output_of
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.utils import _SKIP, is_skipped
 
+__all__ = ["TensorDictSequential"]
+
 
 class TensorDictSequential(TensorDictModuleBase):
     """Run modules in order; each gets the tensordict returned by the one before it.

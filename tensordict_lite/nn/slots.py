@@ -10,6 +10,8 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.strided import UninitializedTensorMixin
 
+__all__ = ["SlotLevel", "ModuleState", "TensorSlots"]
+
 _set = object.__setattr__
 
 

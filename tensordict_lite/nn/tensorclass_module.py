@@ -13,6 +13,8 @@ from tensordict_lite.nn.base import TensorDictModuleBase, _render
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.tensorclass.decorator import is_tensorclass
 
+__all__ = ["TensorClassModuleBase", "TensorClassModuleWrapper"]
+
 InputClass = TypeVar("InputClass")
 OutputClass = TypeVar("OutputClass")
 

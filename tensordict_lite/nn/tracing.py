@@ -20,6 +20,8 @@ from torch.fx import Proxy
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path, unravel_key
 
+__all__ = ["TracedEntries", "is_traced", "read_inputs", "record", "write_outputs"]
+
 
 class TracedEntries:
     """Replaces a tensordict while a graph is recorded: entries under flat keys, without shapes."""

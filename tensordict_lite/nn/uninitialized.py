@@ -11,6 +11,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.registry import register
 
+__all__ = ["row_of_uninitialized", "stack_uninitialized"]
+
 
 class _Stacked:
     """Several parameters without shape; :meth:`materialize` takes the shape of one."""

@@ -17,6 +17,19 @@ from tensordict_lite.nn.modes import Mode, Setting
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorDictBase
 
+__all__ = [
+    "add_custom_mapping",
+    "biased_softplus",
+    "composite_lp_aggregate",
+    "expln",
+    "inv_softplus",
+    "mappings",
+    "set_composite_lp_aggregate",
+    "set_skip_existing",
+    "skip_existing",
+]
+
+
 # -- maps ----------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from torch.distributions import Distribution
 
 from tensordict_lite.nn.utils import mappings
 
+__all__ = ["AddStateIndependentNormalScale", "Delta", "NormalParamExtractor"]
+
 
 class NormalParamExtractor(nn.Module):
     """Split the last dimension of a tensor into location and scale of a normal distribution.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, RelaxedOneHotCategorical
 
+__all__ = ["OneHotCategorical", "rand_one_hot"]
+
 
 def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """One random category for each row of the last dimension, as a one-hot ``torch.long`` tensor of the same shape.

@@ -16,6 +16,8 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 from torch.special import log_ndtr, ndtri
 
+__all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
+
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _TAIL = -12.0  # logarithm of a mass below which ndtri() of float32 is not a good start
 
