@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import in_child
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems, and becomes somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems and changes its user")
 
 
 @contextlib.contextmanager

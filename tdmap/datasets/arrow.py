@@ -75,7 +75,7 @@ def chosen_fields(schema: pa.Schema, columns: Sequence[str] | None) -> Any:
     return schema if columns is None else pyarrow().schema([schema.field(name) for name in columns])
 
 
-def rows_of(batch: pa.RecordBatch | pa.Table, nulls: str = "raise", start: int = 0) -> TensorDict:
+def rows_of(batch: pa.RecordBatch | pa.Table | Part, nulls: str = "raise", start: int = 0) -> TensorDict:
     """The rows of a table or a record batch of Arrow's.
 
     Args:

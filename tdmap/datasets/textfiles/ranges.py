@@ -7,7 +7,7 @@ more. What a message has to tell with the number of its line is left to the stre
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from tdmap.datasets.arrow import rows_of
 from tdmap.datasets.extras import pyarrow
 from tdmap.datasets.textfiles.blocks import BOM, codec_of
-from tdmap.datasets.textfiles.dialects import JsonLines, Misfit
+from tdmap.datasets.textfiles.dialects import JsonLines, Misfit, Types
 from tdmap.datasets.textfiles.kinds import joined_kind, with_given
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.ops.flat_map import flat_map
@@ -24,9 +24,6 @@ from tdmap.output.outputfolder import OutputFolder
 from tdmap.tuning import current
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
-
-Types = dict[str, Any]
-"""Arrow's types of columns by their names."""
 
 FEWEST = 8
 """Ranges that are worth starting workers for."""
@@ -104,7 +101,7 @@ def _joined(one: Types, other: Types) -> Types:
 class _Ranges:
     """What workers call with ranges."""
 
-    def __init__(self, files: Sequence[str], given: Mapping[str, Any]) -> None:
+    def __init__(self, files: Sequence[str], given: Types) -> None:
         self.files = list(files)
         self.given = dict(given)
 
@@ -133,7 +130,7 @@ class ReadLines(_Ranges):
     """The rows of a range, of columns whose types are known."""
 
     def __init__(
-        self, files: Sequence[str], columns: Sequence[str] | None, nulls: str, known: Types, given: Mapping[str, Any]
+        self, files: Sequence[str], columns: Sequence[str] | None, nulls: str, known: Types, given: Types
     ) -> None:
         super().__init__(files, given)
         self.columns = None if columns is None else list(columns)
