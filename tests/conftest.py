@@ -1,7 +1,5 @@
 """What every test area shares: quiet threads, a GPU gate, and a fixed seed."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ Use `subprocess` where a test asks how Python starts (flags, hash seeds, variabl
 import loads) and how it ends: a program of `run` waits for threads and calls what `atexit` knows; its modules stay.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import contextlib

@@ -1,7 +1,5 @@
 """What tests ask of the log of a call, as it lies on the disk, and what they do to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

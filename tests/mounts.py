@@ -1,7 +1,5 @@
 """File systems of their own, and a user who owns nothing: what only root can give a test."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Children for tests: that begin at one moment, that die at a step of their work; and what they leave behind."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Products of parameters, of which `make test` runs a part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The machine that runs the tests is busy with them: benchmarks record all the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks._quiet import ALLOWED

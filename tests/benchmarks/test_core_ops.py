@@ -1,7 +1,5 @@
 """Every case of the operations benchmark runs, with both libraries and on bare tensors."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import statistics

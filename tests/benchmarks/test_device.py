@@ -1,7 +1,5 @@
 """The device benchmark runs over a pretended link, and says why it stops where there is no device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The checklist of `make gpu` runs over a pretended link as far as it can, and is never green for want of a device."""
 
-from __future__ import annotations
-
 import subprocess
 from types import SimpleNamespace
 

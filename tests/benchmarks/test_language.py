@@ -1,7 +1,5 @@
 """The language job gives the same with both libraries."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

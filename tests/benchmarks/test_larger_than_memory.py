@@ -1,7 +1,5 @@
 """The benchmark of what is larger than memory runs at a tiny size, where a memory group can be made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loader benchmark runs at a tiny size, and its check of a resumed epoch holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The map-reduce benchmark runs at a tiny size; every contender checks its own answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What benchmarks record: whether the machine was quiet, what changed since, and the tables of the README."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

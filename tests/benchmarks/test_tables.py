@@ -1,7 +1,5 @@
 """The benchmark of tables runs at a tiny size; every contender's answer is checked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Statistics by name, distinct values, the largest rows and rows at random: as pandas has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Wrong arguments: what was asked, what was found, what to do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

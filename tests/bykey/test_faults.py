@@ -1,7 +1,5 @@
 """A worker killed in any job of an operation by key changes no bit of the result, and leaves no file."""
 
-from __future__ import annotations
-
 import os
 import signal
 

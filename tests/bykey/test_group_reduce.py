@@ -1,7 +1,5 @@
 """`group_by(...).reduce(...)` is `tdmap.reduce` of each group's rows, whoever computes it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

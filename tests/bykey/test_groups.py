@@ -1,7 +1,5 @@
 """Figures of groups are those of pandas, whatever the keys, their number, and the way that is taken."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

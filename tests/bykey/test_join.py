@@ -1,7 +1,5 @@
 """Every kind of join gives the rows that pandas gives, whatever the keys, their number, and the way that is taken."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

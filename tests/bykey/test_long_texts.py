@@ -1,7 +1,5 @@
 """Keys that are equal in their first hundreds of bytes: their order is that of Python, and equal ones are one key."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

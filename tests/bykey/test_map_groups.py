@@ -1,7 +1,5 @@
 """`map_groups` calls a function once with all rows of each group; its results are in the order of the keys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Ten million rows and a million keys pass through a gigabyte that they do not nearly fill."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """What a resumed operation by key refuses and finds: other calls, other writers, planted files, a power loss."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`tdmap.sort` gives the rows in the order that a stable sort of the keys has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Tensorclasses: reducers, groups, sorts and joins read their fields."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

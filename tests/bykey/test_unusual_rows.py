@@ -1,7 +1,5 @@
 """Operations by key on unusual rows: lazy stacks, strings, numbers at the end of a dtype."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Keys as words: they compare as the keys do, and come back as they were."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

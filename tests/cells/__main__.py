@@ -1,7 +1,5 @@
 """`python -m tests.cells`: ask every cell, write those that fail to `failing.txt`, and print how many and why."""
 
-from __future__ import annotations
-
 import collections
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Kinds of datasets: the same rows, held in every way that an operation must accept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations: how each is called, and what it must give, computed in plain Python from the rows."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

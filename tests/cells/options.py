@@ -1,7 +1,5 @@
 """Options: what each adds to a call, and for which operations it has a meaning."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ A cell that fails today is listed in `failing.txt` and must fail: the change tha
 `python -m tests.cells` writes the list.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures: a dataset with columns that are no tensors, and its rows as plain tuples, which are the oracle."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Arrays of strings and objects, and columns of other libraries, are columns when they have the batch's rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa

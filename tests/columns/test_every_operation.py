@@ -1,7 +1,5 @@
 """Strings, bytes and other objects are rows like others: every operation, every kind of output."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

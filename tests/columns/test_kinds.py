@@ -1,7 +1,5 @@
 """Object columns of every kind: more batch dimensions, lists in rows, tensorclasses, constants, only objects."""
 
-from __future__ import annotations
-
 import json
 import os
 

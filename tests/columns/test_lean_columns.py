@@ -1,7 +1,5 @@
 """Rows that are strings cost a string each, in every operation: nobody makes a collection of each of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Ragged entries in every operation: the rows that plain Python gives, in memory, in folders, after kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

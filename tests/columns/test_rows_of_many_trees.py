@@ -1,7 +1,5 @@
 """Rows of objects that come from different trees: mapped ones are on the CPU, fresh ones nowhere, some have names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Chunks, blocks and budgets are cut by the bytes of whole rows, text, bytes and lists of numbers included."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

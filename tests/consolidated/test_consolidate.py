@@ -1,7 +1,5 @@
 """All tensors in one storage: content, state of the result, options, and when it ends."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

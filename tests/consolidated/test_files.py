@@ -1,7 +1,5 @@
 """Consolidated files: in both directions with the reference, and from outside, where they are data."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

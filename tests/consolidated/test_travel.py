@@ -1,7 +1,5 @@
 """A consolidated tree goes to other processes and files as one storage."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """`TensorDict.arrow_types`: kept by what keeps the entries, and by nothing else."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

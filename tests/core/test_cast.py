@@ -1,7 +1,5 @@
 """Casts and moves: the memory of the origin, shared memory in another process, devices that are not there."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle

@@ -1,7 +1,5 @@
 """Comparisons of trees with entries that are no tensors: objects, ``None``, plain mappings on the other side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Collections over arrays of other libraries, from schemas, and like others."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

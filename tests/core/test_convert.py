@@ -1,7 +1,5 @@
 """``collate``, alone and in a ``DataLoader``, and the words that are read as bools."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

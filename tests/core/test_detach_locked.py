@@ -1,7 +1,5 @@
 """A locked TensorDict hands out what it detached last, and never a tree that has become another."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

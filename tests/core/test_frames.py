@@ -1,7 +1,5 @@
 """Data frames and the files of pandas': against pandas, and against the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

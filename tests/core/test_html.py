@@ -1,7 +1,5 @@
 """What a notebook shows of a collection."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Writing in place never changes what an entry is: tensors stay tensors, objects objects, levels levels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lazy stacks: what is promised beyond the answers that the differential tests compare."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

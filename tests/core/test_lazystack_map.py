@@ -1,7 +1,5 @@
 """Lazy stacks and objects as inputs and results of ``map``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What errors and warnings say, one line of Python each: the names are those of the differential cases."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import FrozenInstanceError

@@ -1,7 +1,5 @@
 """``MetaData``: one value of a whole tree, in files, in ``torch.save``, in calls and in maps."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lists that write to their entry, text of ragged rows, and columns without elements."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A stack of objects is a list until its members are read; no operation tells the two apart."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

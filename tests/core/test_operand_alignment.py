@@ -1,7 +1,5 @@
 """How two trees meet whose batch sizes differ: entries of one shape element by element, others by broadcasting."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from typing import Any

@@ -1,7 +1,5 @@
 """``out=``: what the destination has is written in place, what it lacks is added, and it is returned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pointwise operations: the same numbers as torch on every leaf, in the same tree."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest

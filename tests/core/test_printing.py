@@ -1,7 +1,5 @@
 """Print options as a context and a decorator, and the way back from text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 The names are those of the differential cases; where both libraries agree, a line stands there instead.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.harness import Case, evaluate, parse_cases

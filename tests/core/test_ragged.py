@@ -1,7 +1,5 @@
 """Ragged entries: rows of different lengths over values and offsets, in memory, on disk and in other processes."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

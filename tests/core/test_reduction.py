@@ -1,7 +1,5 @@
 """``all`` and ``any`` of few and many elements, which are computed in two ways, against torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

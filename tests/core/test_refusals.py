@@ -1,7 +1,5 @@
 """A refused change changes nothing, one line of Python each: the names are those of the differential cases."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.harness import Case

@@ -1,7 +1,5 @@
 """``inplace=True`` of shape and row operations: this very collection changes, or there is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

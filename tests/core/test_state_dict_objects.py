@@ -1,7 +1,5 @@
 """State dicts of tensorclasses: tensors under their keys, what else their fields hold in the metadata."""
 
-from __future__ import annotations
-
 import io
 import threading
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Operations on tensorclasses: results keep the class, through stacks, pickles, processes and disk."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle

@@ -1,7 +1,5 @@
 """Sizes that are symbols, as those of tensors that ``make_fx`` traces: no cache may ask for their hash."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """``TypedTensorDict``: entries declared as annotations, over the storage of any kind of collection."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

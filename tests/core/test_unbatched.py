@@ -1,7 +1,5 @@
 """``UnbatchedTensor``: one tensor for the whole batch, left alone by what changes the batch."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is copied in place by one fused call: autograd records it for the entries that need it, and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``update`` and its relatives between collections of every kind: which keys, which rows, whose tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

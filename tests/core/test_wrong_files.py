@@ -1,7 +1,5 @@
 """Files that are missing, empty, cut, or of another format: every reader names them and says what it expects."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

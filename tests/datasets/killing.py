@@ -1,7 +1,5 @@
 """Runs a program that kills itself with all of its workers as soon as it has got on, until it is done."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

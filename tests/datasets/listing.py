@@ -1,7 +1,5 @@
 """The columns of a dataset as plain lists."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tensordict_lite import is_non_tensor, is_tensor_collection

@@ -1,7 +1,5 @@
 """HDF5 and Zarr: against h5py and zarr themselves."""
 
-from __future__ import annotations
-
 import io
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Data of other libraries: what goes in comes out, and a dataset that is there can be replaced. Keys of text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

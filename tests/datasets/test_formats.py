@@ -1,7 +1,5 @@
 """Files and objects of other libraries as datasets, and back: their own readers are the oracle."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import io

@@ -1,7 +1,5 @@
 """Rows copied from anywhere: against slices put together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

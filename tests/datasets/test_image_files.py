@@ -1,7 +1,5 @@
 """Files and folders of pictures as others make them: each is a row, or named with the reason why it is none."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

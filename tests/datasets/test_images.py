@@ -1,7 +1,5 @@
 """Folders of pictures as datasets: every kind of file, every spoilt one, labels, and back to files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Lists of text, of lists and of structs: read, mapped, written and read again in every format that has them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs that are killed, and go on to the same bytes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

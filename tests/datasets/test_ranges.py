@@ -1,7 +1,5 @@
 """JSON Lines are read by workers as one process reads them as a stream."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

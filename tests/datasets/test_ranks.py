@@ -1,7 +1,5 @@
 """Ranks of strings: against Python's own order."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

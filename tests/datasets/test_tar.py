@@ -1,7 +1,5 @@
 """Tar files of WebDataset's: what is read is the whole file, and what is written is read as it was."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Files that are written aside: two writers of one file, and what a killed one leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

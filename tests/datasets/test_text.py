@@ -1,7 +1,5 @@
 """Tokenising, preference pairs and prompts: with a tokenizer that is trained here, and datasets on disk."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

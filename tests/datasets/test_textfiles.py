@@ -1,7 +1,5 @@
 """CSV and JSON Lines: every value comes back equal, or the error names its column, row and file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Formulas that compare columns of times with dates, against pandas."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The order of columns, and which of their numbers are times: against Arrow, pandas and NumPy."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A device that every machine has: fake links, under a device type that torch can spell and nobody owns."""
 
-from __future__ import annotations
-
 import pytest
 
 from tdmap.memory import links as device_module

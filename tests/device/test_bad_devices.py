@@ -1,7 +1,5 @@
 """What cannot work is refused when it is asked for, with what was found and what to do."""
 
-from __future__ import annotations
-
 import multiprocessing
 from types import SimpleNamespace
 

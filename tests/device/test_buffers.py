@@ -1,7 +1,5 @@
 """Results go to a device through page-locked slots, and no slot is used again before it has been read."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The calls that a `CudaLink` makes, in their order, on a machine without CUDA: torch.cuda is played by stand-ins."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

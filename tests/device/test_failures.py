@@ -1,7 +1,5 @@
 """What goes wrong on a device ends in an error that names its own rows, or in a slower way to the same bytes."""
 
-from __future__ import annotations
-
 import functools
 import os
 

@@ -1,7 +1,5 @@
 """The fake link keeps the rules of a real one: each sin that other tests look for is seen here."""
 
-from __future__ import annotations
-
 import functools
 import mmap
 

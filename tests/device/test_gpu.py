@@ -1,7 +1,5 @@
 """The same promises on a real device: run with `make gpu`, skipped where there is none."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import os

@@ -3,8 +3,6 @@
 A device is played by a file, which opening a loan maps; what would lower a counter of torch is written down instead.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

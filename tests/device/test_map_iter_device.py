@@ -1,7 +1,5 @@
 """`map_iter(device=...)`: results arrive on the device, and the position counts what was yielded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

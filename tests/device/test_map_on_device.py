@@ -1,7 +1,5 @@
 """`map(fn, device=...)`: chunks go to the device ahead of their turn, and everything else is as it is without one."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

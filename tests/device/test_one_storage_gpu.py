@@ -1,7 +1,5 @@
 """Consolidated trees, archives and safetensors files on a real device; skipped where there is none."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Values are on the device when they are yielded, and their memory is let go of when it has been read."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import gc

@@ -1,7 +1,5 @@
 """The profile says what goes over the link to a device: over one that only pretends, and over a real one."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Which processes run a function on a device, how many of them, and what they know of the caller's settings."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

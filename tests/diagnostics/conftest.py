@@ -1,7 +1,5 @@
 """Fixtures: no process is left behind, and status files go to a folder of the test."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Jobs as Prometheus metrics and OpenTelemetry spans, read back with their own clients."""
 
-from __future__ import annotations
-
 import os
 import signal
 

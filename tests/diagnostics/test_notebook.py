@@ -1,7 +1,5 @@
 """A profile in a notebook: well-formed, with every worker, in colours that need no script."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 import torch

@@ -1,7 +1,5 @@
 """`tdmap profile module:function DATA`."""
 
-from __future__ import annotations
-
 import json
 import sys
 

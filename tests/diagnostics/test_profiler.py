@@ -1,7 +1,5 @@
 """`tdmap.Profiler` and `profile=`: on every operation and executor, on jobs that fail, as table, trace and picture."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

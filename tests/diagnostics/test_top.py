@@ -1,7 +1,5 @@
 """Status files and `tdmap top`: real jobs in processes of their own, killed ones, and files that strangers wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

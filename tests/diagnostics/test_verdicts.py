@@ -1,7 +1,5 @@
 """The verdict on jobs whose bottleneck is known, run for real; and what the model makes of given figures."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

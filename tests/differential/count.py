@@ -6,8 +6,6 @@ Draws every line of ``interface/expressions.py`` over every kind, which takes ha
 what it finds; the exit status says whether every difference has a reason.
 """
 
-from __future__ import annotations
-
 import collections
 import sys
 

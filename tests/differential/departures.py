@@ -5,8 +5,6 @@ something that it equals here, and why. ``docs/coming-from-tensordict.md`` shows
 ``python -m tests.differential.departures`` writes it anew.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from-tensordict.md"

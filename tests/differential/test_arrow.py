@@ -1,7 +1,5 @@
 """Tables of Arrow as collections and back, beside the reference."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Programs of the kind that the reference's tutorials teach, with either library: loaders over pictures, stores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches that the DataLoader of torch makes of every kind of collection, beside those of the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

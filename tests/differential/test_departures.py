@@ -1,7 +1,5 @@
 """Every departure is one, answers as its row says, and stands on the page for those who come from the reference."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.departures import DEPARTURES, PAGE, written

@@ -1,7 +1,5 @@
 """Every row of every case table gives the same answer as the reference package."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.cases import ALL_CASES

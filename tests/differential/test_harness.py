@@ -1,7 +1,5 @@
 """The harness itself can tell two answers apart, and says where."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

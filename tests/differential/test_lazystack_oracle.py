@@ -1,7 +1,5 @@
 """Random lazy stacks against plain torch: the stacked tensor under the same index or shape operation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

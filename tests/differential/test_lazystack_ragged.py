@@ -1,7 +1,5 @@
 """Stacks whose members differ in keys, shapes and batch sizes: every operation, against the reference."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.harness import Case, compare_case

@@ -1,7 +1,5 @@
 """Error messages hold the fragments of the reference's messages that programs look for (`if "..." in str(error)`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.differential.harness import Case, evaluate

@@ -1,7 +1,5 @@
 """Random lists as values, and random writes to non-tensor entries, against the reference."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

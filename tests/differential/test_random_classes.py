@@ -1,7 +1,5 @@
 """Random tensorclasses (flags, fields, defaults) and lazy stacks through every operation, against the reference."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Random trees through every family, against the reference: one test a family, one row an operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

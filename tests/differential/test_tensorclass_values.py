@@ -1,7 +1,5 @@
 """What a field makes of a value: flags x annotations x values x batch sizes x ways in, against the reference."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

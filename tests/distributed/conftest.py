@@ -1,7 +1,5 @@
 """Three ranks that the tests of a pytest worker share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

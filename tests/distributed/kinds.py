@@ -1,7 +1,5 @@
 """Collections of every kind, the same on each rank but for their values."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks of a gloo group in processes of their own, which run functions that a test sends them."""
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Callable

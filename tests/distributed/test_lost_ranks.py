@@ -1,7 +1,5 @@
 """A rank that dies, or does not come."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """broadcast, all_gather, scatter and their kin: collections with their structure."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """send, recv and reduce: values between ranks that hold the same structure."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures of the engine's tests."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Shared memory for tensors: large ones can be written side by side, and descriptors do not run out."""
 
-from __future__ import annotations
-
 import torch
 
 from tdmap.memory.regions import region_of

@@ -1,7 +1,5 @@
 """Bad input is a clear error, and what was written stays."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

@@ -3,8 +3,6 @@
 Ways to fail × which rows × `on_error` × where results go × who works; then what is special to each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

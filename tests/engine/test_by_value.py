@@ -1,7 +1,5 @@
 """What a script defines reaches workers by value, and comes back as what it was."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 import textwrap

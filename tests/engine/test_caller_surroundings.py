@@ -1,7 +1,5 @@
 """A function finds arguments, folder, umask and environment of the program that calls `map` now, in every worker."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Large arrays and tensors that a function holds: sent through shared memory, and each worker's own."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import multiprocessing

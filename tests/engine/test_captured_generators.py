@@ -4,8 +4,6 @@ With a seed the numbers are the same for any number of workers, and the caller's
 no number comes twice.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import sys

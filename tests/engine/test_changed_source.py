@@ -5,8 +5,6 @@ functions must not write: their chunks are private. Rows in memory of the very p
 private, so the change is noticed there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Classes that a function defines: what workers send back is of the same class."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum

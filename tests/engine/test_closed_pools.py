@@ -1,7 +1,5 @@
 """A pool that is closed while a job runs on it ends the job with an error; nobody waits for workers that are gone."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """An iterator that nobody will finish is collected: anywhere, in any thread and process. No other job notices."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import warnings

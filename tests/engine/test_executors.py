@@ -1,7 +1,5 @@
 """Each executor passes `tdmap.testing.executor`: our own, pools of other libraries, and one that a user might write."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import importlib
 import multiprocessing

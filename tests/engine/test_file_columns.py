@@ -1,7 +1,5 @@
 """Blocks of rows written through a file's descriptor are the rows that a store into the mapping would have left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

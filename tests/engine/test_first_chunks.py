@@ -1,7 +1,5 @@
 """Which workers have something to do before any result is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

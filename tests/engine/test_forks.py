@@ -3,8 +3,6 @@
 Each program here is run on its own, because a child that goes on in the middle of pytest would be a second pytest.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import textwrap

@@ -1,7 +1,5 @@
 """Memory that a function has freed is there for its next chunk."""
 
-from __future__ import annotations
-
 import resource
 import sys
 

@@ -1,7 +1,5 @@
 """Warm workers hold nothing of the caller's that the caller may want to close."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket

@@ -1,7 +1,5 @@
 """Values that torch, NumPy or pandas treat in a way of their own, through every operation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What `map` makes of chunks and their results, beside plain torch; `tdmap.testing.executor` asks of executors more."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

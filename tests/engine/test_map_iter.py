@@ -1,7 +1,5 @@
 """`map_iter`: order, back-pressure, leaving early."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import time

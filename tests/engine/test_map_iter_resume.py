@@ -1,7 +1,5 @@
 """`map_iter` goes on in the middle of an epoch, and computes little ahead of a slow consumer."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Columns of `np.memmap`: workers open their files, and nothing is copied into shared memory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that processes map: reserved at once, zero or as they were, and never anybody else's."""
 
-from __future__ import annotations
-
 import errno
 import os
 

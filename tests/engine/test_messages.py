@@ -1,7 +1,5 @@
 """Warnings name the user's line, and messages are grammatical."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

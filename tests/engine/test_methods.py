@@ -1,7 +1,5 @@
 """`data.map` and `data.map_iter` have the options of `tdmap.map` and `tdmap.map_iter`, by name."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

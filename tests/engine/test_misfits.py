@@ -1,7 +1,5 @@
 """Results that do not fit their output, or would get lost without a word: the error names the entry and what to do."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

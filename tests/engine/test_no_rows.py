@@ -1,7 +1,5 @@
 """Datasets without rows: the function says what rows would look like."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

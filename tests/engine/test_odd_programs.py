@@ -1,8 +1,6 @@
 """Programs that are started or written in unusual ways: from standard input, as a zipapp, around an event loop, in a
 memory group that is too small, beside a process that appends to the data."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Mistakes in a call: options by other names, values that make no sense, and tracebacks that show the user's code."""
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 import traceback

@@ -1,7 +1,5 @@
 """Options of operations: their documentation, and defaults for a block."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

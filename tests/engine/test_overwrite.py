@@ -1,7 +1,5 @@
 """`overwrite=True`: the dataset of a folder is replaced, by every operation, when the new one is whole."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

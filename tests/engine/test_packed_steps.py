@@ -1,7 +1,5 @@
 """Functions and reducers of the user within what the library has workers call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

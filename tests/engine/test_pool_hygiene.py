@@ -1,7 +1,5 @@
 """Pools that replace worn-out workers, and what they tell about themselves."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

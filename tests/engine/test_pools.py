@@ -1,7 +1,5 @@
 """Pools: warm, shared, foreign, and gone when they should be."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Settings of the process and of the thread: every operation gives the bits that it gives without them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

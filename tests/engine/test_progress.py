@@ -1,7 +1,5 @@
 """The progress bar counts rows, and measures the rate of this session alone."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

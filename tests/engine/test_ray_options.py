@@ -1,7 +1,5 @@
 """What is known about jobs on Ray without a cluster: options, errors, probes of folders."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A dataset whose files somebody has replaced since it was mapped: its rows are those that were mapped, everywhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

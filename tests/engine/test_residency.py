@@ -1,7 +1,5 @@
 """A worker's memory does not grow with the dataset that it passes over."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Default chunks follow the size of results: the first one settles the others, whoever works, after a resume too."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """A function that returns one buffer again and again: its results hold the same rows in every executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions that do what nobody should: each ends in a result, or in an error that names the rows."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,7 +1,5 @@
 """The scheduler against simulated workers: random deaths, late answers, shrinking leases, slow consumers."""
 
-from __future__ import annotations
-
 import sys
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Whole programs: no guard around `__main__`, Ctrl-C, closed stdin, quiet exits, no orphans."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The same seed gives the same bits, for any number of workers and any executor."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import os

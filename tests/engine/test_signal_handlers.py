@@ -1,7 +1,5 @@
 """Signal handlers that raise, close pools or want the pool of the map that they interrupt."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

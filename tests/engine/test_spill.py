@@ -1,7 +1,5 @@
 """Bytes that wait in files: what an extent names is what was appended, whoever else appends."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import resource

@@ -1,7 +1,5 @@
 """Places where programs of this kind go wrong: containers, small shared memory, other threads."""
 
-from __future__ import annotations
-
 import gc
 import os
 import textwrap

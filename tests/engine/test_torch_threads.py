@@ -1,7 +1,5 @@
 """How many threads torch uses, in workers that are threads and in threads of the caller."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

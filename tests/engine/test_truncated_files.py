@@ -3,8 +3,6 @@
 Each test runs in a process of its own: reading beyond the end of a mapped file ends it.
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Values of `tdmap.tuning` are those of the call that began with them."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Filters of warnings belong to the whole process: operations of several threads leave them alone."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 

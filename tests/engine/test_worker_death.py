@@ -1,7 +1,5 @@
 """Real processes, real signals: nothing is lost, and it never hangs."""
 
-from __future__ import annotations
-
 import faulthandler
 import io
 import os

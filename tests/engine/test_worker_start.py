@@ -1,7 +1,5 @@
 """How worker processes come up: with the caller's Python, and none of the working folder; or not, with a reason."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

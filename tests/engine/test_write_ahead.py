@@ -1,7 +1,5 @@
 """Functions that work in place find their pages ready for writing, and no page is made dirty that they leave alone."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from pathlib import Path

@@ -5,8 +5,6 @@ and does one job; the template says the driver's number, and later its exit stat
 followed by the next one in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

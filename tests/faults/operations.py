@@ -3,8 +3,6 @@
 They are those of `tests/cells/operations.py`, and ways to call some of them that write other files.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

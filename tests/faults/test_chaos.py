@@ -1,7 +1,5 @@
 """Workers and drivers are killed again and again: the output is that of a run that nobody disturbed."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ some operations, or threads of the driver. The rows are those of an undisturbed 
 what is done is not done again, and no other file is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

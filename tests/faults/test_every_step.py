@@ -1,7 +1,5 @@
 """A resumable run is killed at each of its steps: the next call finds it whole, or goes on to the same bytes."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Locks of short steps: they end with their step, whoever was forked meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -4,8 +4,6 @@ The function is `fn` of the module `job`. In a case, `$` stands for 1 before a c
 two texts. What is expected are the parts that differ; none where the function stays the same.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The log of a call: what is written is read again, whatever happens to its tail, and after the machine went down."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

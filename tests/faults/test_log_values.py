@@ -1,7 +1,5 @@
 """Values in a log: what is written can be read, and untrusted bytes run nothing."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """One writer a folder: who comes second is told at once who writes, and nobody's rows are mixed with another's."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

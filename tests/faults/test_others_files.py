@@ -1,7 +1,5 @@
 """Files of the user's in and beside an output: no writer replaces or removes them, killed or not."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

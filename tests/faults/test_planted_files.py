@@ -1,7 +1,5 @@
 """A dataset may come from anybody: nothing in its hidden folder is followed, waited for, believed or run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Folders that cannot be written, and file systems without room or inodes: clear errors, and nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

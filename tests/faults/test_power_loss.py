@@ -1,7 +1,5 @@
 """The machine went down in the middle of an in-place run: what is refused, and the two ways on."""
 
-from __future__ import annotations
-
 import json
 import os
 

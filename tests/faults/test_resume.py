@@ -1,7 +1,5 @@
 """The same call goes on after an interruption, another one is refused, and a finished one does nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os

@@ -1,7 +1,5 @@
 """``tdmap map --resume``, ``tdmap status`` and ``tdmap resume``: real runs, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

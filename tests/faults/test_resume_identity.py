@@ -1,7 +1,5 @@
 """What tells one dataset from another: the same in every process."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is resumed notices that strings, ragged rows or sparse numbers are others, and that they are the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Runs whose rows were saved anew since: nothing that they have noted about the old rows reaches the new ones."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

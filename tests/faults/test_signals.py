@@ -1,7 +1,5 @@
 """Signals to the program that maps: it ends soon, nobody is left, nothing is leaked, and what is done stays done."""
 
-from __future__ import annotations
-
 import os
 import signal
 import textwrap

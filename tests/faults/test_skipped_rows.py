@@ -1,7 +1,5 @@
 """Rows that were skipped before an interruption are reported by the sessions that follow, and by `tdmap status`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of an in-place chunk are put back when it does not come to its end, whatever instruction it had reached."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import product

@@ -1,7 +1,5 @@
 """`python -m tests.frozen`: record results, public names and folders anew."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

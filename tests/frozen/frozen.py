@@ -3,8 +3,6 @@
 `python -m tests.frozen` records all of it anew. A changed record is a changed promise: its commit says why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The same bits as ever, for any number of workers; the same public names; folders of before open as they did."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensordict_lite import load_memmap

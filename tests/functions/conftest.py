@@ -1,7 +1,5 @@
 """torchvision, also where its compiled part does not load."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

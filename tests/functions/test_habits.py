@@ -1,7 +1,5 @@
 """Functions as other libraries have them: dicts and arrays as results, numbers of rows, keyword arguments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

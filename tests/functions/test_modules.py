@@ -1,7 +1,5 @@
 """Any module stands where a function is expected, stays as it was, and is not copied for each worker."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

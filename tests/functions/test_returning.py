@@ -1,7 +1,5 @@
 """Whatever may be called, and wherever: dicts of columns and arrays are rows."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Iterator

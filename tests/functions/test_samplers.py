@@ -1,7 +1,5 @@
 """Samplers: shares, orders by seed and epoch, and going on in mid-epoch."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A first look at data: figures of columns against pandas, and parts for training and testing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules of ``tensordict_lite.nn`` where functions of a chunk are expected: map and its relatives, and pipelines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """torchvision's transforms give what they give when they are called by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 docs/other-machines.md lists what, with the tests of this file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

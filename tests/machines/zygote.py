@@ -5,8 +5,6 @@ exit status of the job. What is lacking is taken away in the child, before `tdma
 `sitecustomize.py` in workers that are started afresh.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

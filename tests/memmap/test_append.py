@@ -1,7 +1,5 @@
 """`append_memmap`, beside the reference's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Datasets in one file: what is saved is loaded, here and by the reference, in place where that can be."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

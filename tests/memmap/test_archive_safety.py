@@ -1,7 +1,5 @@
 """Archives from outside are data: whatever a file holds, it loads whole or is an error that names what is wrong."""
 
-from __future__ import annotations
-
 import os
 import resource
 import struct

@@ -1,7 +1,5 @@
 """What reads, maps, or appends to a dataset at the very moment when a save is about to change it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

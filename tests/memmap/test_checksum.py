@@ -1,7 +1,5 @@
 """Checksums: what has changed on disk is found, with its file and rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

@@ -1,7 +1,5 @@
 """Several processes save into one folder at once: each of them is there whole, one after the other."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Copy-on-write mappings: other processes get what was written into them, and files may be larger than memory."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Killed and failing saves: what is found afterwards is the old dataset, the new one, or none; never a mixture."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

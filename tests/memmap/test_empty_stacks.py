@@ -1,7 +1,5 @@
 """Stacks without members: nothing but their own record tells the batch size."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A save over a dataset: the old or the new one is there, whole, at every moment; and where that cannot be had."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import mmap

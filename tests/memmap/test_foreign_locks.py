@@ -1,7 +1,5 @@
 """A lock of a dataset's folder that another program holds: an error that names it, and no wait without end."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

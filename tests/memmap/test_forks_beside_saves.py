@@ -1,7 +1,5 @@
 """Children that are forked while a folder is locked: they keep nobody waiting when their parent is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Entries added to a mapped collection by several processes at one time."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Collections other than TensorDict on disk: tensorclasses, lazy stacks, non-tensor data, parameters."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Symbolic links: the root of a dataset may be one; nothing is written through any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

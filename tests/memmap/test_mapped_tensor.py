@@ -1,7 +1,5 @@
 """MemoryMappedTensor: where its memory is, what keeps its type, and how it travels."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

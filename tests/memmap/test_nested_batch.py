@@ -1,7 +1,5 @@
 """Nested tensors below a batch size: as entries, in files of either library, and in other processes."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

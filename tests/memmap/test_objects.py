@@ -1,7 +1,5 @@
 """Non-tensor entries of mapped collections: in-place writes reach the file, and other processes where they share."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

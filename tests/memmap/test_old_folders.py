@@ -1,7 +1,5 @@
 """Folders that early versions of the ``tensordict`` package wrote, as versions 0.2 to 0.6 really wrote them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Killed and failing saves of files and folders: the old one or the new one is found afterwards, never a part."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Memory without a file through the pipes and queues of multiprocessing, when the sender has forgotten it."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle

@@ -3,8 +3,6 @@
 Who waits for a FIFO waits for ever: pytest's limit of time ends that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Collections that are mapped from files in whose places a later save has put others, and saves beside each other."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Saving and loading: content, structure, state of the result, and both directions with the reference."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -1,7 +1,5 @@
 """safetensors files: trees there and back, those of the reference and of others, and bad input."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

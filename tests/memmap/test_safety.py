@@ -1,7 +1,5 @@
 """Data from outside is data: whatever a folder holds, loading gives a whole dataset or a DatasetError."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

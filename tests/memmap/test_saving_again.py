@@ -1,7 +1,5 @@
 """Datasets that are saved into the folder they were loaded from: as they are now, whatever was there before."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

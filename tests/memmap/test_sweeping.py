@@ -1,7 +1,5 @@
 """What killed saves left is removed, without looking through a folder of thousands of datasets at every save."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`sync()`: every file and folder of a dataset is on the disk afterwards, data before what describes it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

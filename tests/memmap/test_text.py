@@ -1,7 +1,5 @@
 """Stacks of strings and bytes in two files: same rows, nothing read before it is asked for, damage is told."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

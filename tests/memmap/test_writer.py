@@ -1,7 +1,5 @@
 """DatasetWriter: rows appended by one or many processes, seen when committed, kept through crashes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

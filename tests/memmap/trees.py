@@ -1,7 +1,5 @@
 """A tree with every kind of entry, in this project and in the reference, and what must come back."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.compile in one graph, of any number of rows; torch.export and torch.fx of modules."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

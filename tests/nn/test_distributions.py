@@ -1,7 +1,5 @@
 """Distributions against scipy and torch, and probabilistic modules where the reference is no oracle."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

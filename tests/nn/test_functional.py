@@ -1,7 +1,5 @@
 """Models run with parameters of a collection: round trips, training, ensembles, torch.func, files."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules that read and write tensordicts: what the comparison with the reference leaves open."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

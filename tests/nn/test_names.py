@@ -1,7 +1,5 @@
 """A user changes one import: the public names of the reference's ``nn`` are here, in the same modules."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Attributes of TensorDictParams: torch finds, swaps, assigns and registers parameters under them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.vmap over collections: every dimension in and out, in-place writes, what stays torch's own."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

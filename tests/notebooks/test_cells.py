@@ -1,7 +1,5 @@
 """Functions and classes of notebook cells, in a real kernel: in workers of every start method, and with `resume=`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

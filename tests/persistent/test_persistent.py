@@ -1,7 +1,5 @@
 """Collections in HDF5 files and Zarr stores: what the reference package does with them, this one does."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What the tests of pipelines share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Pipelines in plain Python: a list of numbers for rows, a list of lists for batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What is left unfinished, and ended by the garbage collector, in whatever order that does it."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

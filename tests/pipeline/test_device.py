@@ -1,7 +1,5 @@
 """Batches on a device, by a link that delays copies as CUDA may, and on CUDA where there is one."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

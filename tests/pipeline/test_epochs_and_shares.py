@@ -1,7 +1,5 @@
 """Epochs that are set, lengths that are known, orders that are drawn, and shares of one size for every rank."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan for people."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

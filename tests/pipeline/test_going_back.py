@@ -1,7 +1,5 @@
 """An exception costs no row: who goes on, with the iterator or from its position, gets what could not be had."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

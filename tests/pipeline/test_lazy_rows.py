@@ -1,7 +1,5 @@
 """Rows of a lazy stack, alike or of different lengths, through every stage that cuts and joins pieces."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

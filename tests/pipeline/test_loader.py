@@ -1,7 +1,5 @@
 """Pipelines as loaders: torch's DataLoader, devices, positions."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

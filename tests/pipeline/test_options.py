@@ -1,7 +1,5 @@
 """Options of operations at the ends of pipelines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

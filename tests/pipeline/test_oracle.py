@@ -1,7 +1,5 @@
 """Random chains of stages against plain Python: the same elements for any workers, and from any position on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Pipelines of several parts: their orders, random streams and positions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Ragged columns in pipelines: against plain lists of Python's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

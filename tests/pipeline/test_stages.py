@@ -1,7 +1,5 @@
 """What each stage does, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """write, cache, reduce, collect, count."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

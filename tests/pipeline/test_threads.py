@@ -1,7 +1,5 @@
 """Torch's threads while a pipeline runs: the calling process leaves the cores to the workers."""
 
-from __future__ import annotations
-
 import torch
 
 from tensordict_lite import TensorDict

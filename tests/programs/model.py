@@ -1,7 +1,5 @@
 """Datasets for random programs, and their rows as plain values: the oracle knows nothing of chunks and workers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 python -m tests.programs.runner '{"data": {...}, "steps": [...]}'
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil

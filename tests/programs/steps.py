@@ -4,8 +4,6 @@ A step is a mapping: `op`, its arguments, `how` (executor, workers, chunks), `in
 Functions are built from plain values and look at the column `id` alone, so that the oracle can do the same row by row.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Importing the package leaves the garbage collector as it was."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -5,8 +5,6 @@ runs many others (`TDMAP_PROGRAMS`, default 3000). What fails shrinks to the sma
 printed as a command; it becomes a test of its own.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -4,8 +4,6 @@
 shrink: correct a violation and record again. Only a merge of work that was begun before may add lines.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """What all commands have in common, and those that reorder, select and fold rows: answers against torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

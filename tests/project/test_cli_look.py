@@ -1,7 +1,5 @@
 """`tdmap stats` and `tdmap head`: figures against numpy, rows as they are, pictures as pictures."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands of operations: each takes what its operation takes, and every word becomes an argument."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

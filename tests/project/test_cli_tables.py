@@ -1,7 +1,5 @@
 """Commands on datasets with text and lists of different lengths: what `tdmap convert` makes of files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

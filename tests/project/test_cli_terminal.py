@@ -1,7 +1,5 @@
 """The command line in a real terminal: bars, Ctrl-C, a change of its size, and 20 columns."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

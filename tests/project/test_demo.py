@@ -1,7 +1,5 @@
 """The demo on few rows: it proves its own result, and the same seed gives the same bytes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The page about the architecture is held to the code: layers, glossary, the state of a process."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

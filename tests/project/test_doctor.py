@@ -1,7 +1,5 @@
 """`tdmap doctor`: facts for an issue report, checks that try things, an exit code, any width."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

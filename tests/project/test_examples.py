@@ -1,7 +1,5 @@
 """The examples run, and check themselves."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`file://` URLs name local files and folders, for every command and every function that takes a path."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable

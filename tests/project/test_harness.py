@@ -1,7 +1,5 @@
 """The benchmark harness computes what it prints."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

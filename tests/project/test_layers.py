@@ -1,7 +1,5 @@
 """The code follows the plan in `docs/design.md`, but for a list of exceptions that may only shrink."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A block marked ``python no-run`` is left out: it needs a cluster or a GPU. One m
 where these packages can be imported.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

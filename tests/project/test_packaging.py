@@ -1,7 +1,5 @@
 """What a user installs: both packages, their types, few dependencies, pins without surprises."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The page about faults names tests that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is built can be installed and used without the checkout, and brings what it says."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`map(shard=...)`: ranks fill one folder, in any order, killed or not, and the result is that of one program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks that train together: every batch once, as many on each, and a position that any number of them can load."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

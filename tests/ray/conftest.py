@@ -1,7 +1,5 @@
 """A real Ray cluster of two nodes on this machine, for the tests of this folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A function that two programs know by the same name."""
 
-from __future__ import annotations
-
 from tensordict_lite import TensorDict
 
 

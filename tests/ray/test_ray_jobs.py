@@ -1,7 +1,5 @@
 """Jobs on a Ray cluster: the same bits as a pool of processes gives, wherever the workers are and whatever dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Histograms, quantiles, distinct values, best rows and checksums: every dtype, and the short cuts that some have."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

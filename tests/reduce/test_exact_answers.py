@@ -1,7 +1,5 @@
 """Answers against Python's own integers and fractions: no wrap-around, every dtype, the same by group."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Means and variances: accurate where naive sums are not, and folded once where several need the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Reducers against numpy: any way of cutting the rows into chunks gives the same answer."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections.abc import Callable

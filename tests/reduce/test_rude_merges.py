@@ -1,7 +1,5 @@
 """Merges that change what they are given, and merges out of order: refused, and the dataset stays as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Views that negate or conjugate, which NumPy has not, are numbers as all others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Workers merge the states of their own chunks, in the tree that fixes the bits."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from typing import Any

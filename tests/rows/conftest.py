@@ -1,7 +1,5 @@
 """What the tests of row-changing operations share: data of every kind, and ways to compare and to disturb."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows without duplicates are those that pandas keeps, for every key, kind of data and number of workers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

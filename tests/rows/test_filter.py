@@ -1,7 +1,5 @@
 """`filter`: the rows for which a predicate is true, in their order, copied once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Formulas over columns as predicates: the rows that pandas keeps, whatever the kind of data."""
 
-from __future__ import annotations
-
 import operator
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`flat_map`: any number of rows for each chunk, one after the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """What decides a random order when no seed is given: torch's global random stream, in every operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

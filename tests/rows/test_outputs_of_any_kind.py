@@ -1,7 +1,5 @@
 """What an output may be: lazy stacks as dense ones, some entries of a folder, and no dataset of several folders."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

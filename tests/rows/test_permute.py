@@ -1,7 +1,5 @@
 """`permute` and `shuffle`: rows in another order, by either way, with the same bits."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Results that are views of the rows which they are written into: the same values as in a new dataset."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers that are killed while rows travel over the disk, and disks that are full; `tests/faults` has other faults."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Memory does not grow with the number of rows."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of few bytes are chosen and copied by threads of the caller; those of more, by the workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

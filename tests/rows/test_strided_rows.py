@@ -4,8 +4,6 @@ Torch calls a tensor of one row contiguous whatever its stride, and a lazy conju
 two things that code which copies bytes must know of.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The site: every page is reached, every public name is in the reference, and what is built holds together."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A real S3 server on this machine, and a proxy before it that fails as networks do."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Iterator

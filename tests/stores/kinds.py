@@ -1,7 +1,5 @@
 """Rows of every kind, for the tests of this folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 It counts: the first so many requests that match are spoiled, whatever the time, so that tests do not depend on it.
 """
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time

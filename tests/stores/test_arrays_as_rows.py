@@ -1,7 +1,5 @@
 """Sources of rows pass `tdmap.testing.rows`: folders, stores of arrays, and one that a user might write."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line on several folders, on a folder of shards, and on an object store."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Several folders may hold more than memory does: no operation reads a column of them in one piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of objects and paths of manifests that lead out of a dataset are refused by every reader."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Datasets in a real S3 server: read by ranges, written whole or not at all, through failures of the network."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

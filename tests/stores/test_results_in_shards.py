@@ -1,7 +1,5 @@
 """Operations that do not know the places of their rows before: their results as shards, here and in a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations with `resume=True` into shards and stores: the rows, and the copy of them, are resumed."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import uuid

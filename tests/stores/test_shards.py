@@ -1,7 +1,5 @@
 """Several folders opened as one: the same rows, and the same results of every operation, as of one dataset."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Many strings in a store: two objects, of which the rows that are wanted are fetched, and no others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which library carries the requests to a store, and with what it is told to."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`out=folder, rows_per_shard=`: whole or not there, the same rows, and resumed after any interruption."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

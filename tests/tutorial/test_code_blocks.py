@@ -1,7 +1,5 @@
 """The tutorial's code blocks run in order, and every ``# -> shown`` comment is what the line shows."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

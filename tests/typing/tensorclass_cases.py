@@ -4,8 +4,6 @@
 Lines without a mark must be clean.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Generic, TypeVar
 

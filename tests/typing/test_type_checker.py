@@ -4,8 +4,6 @@ The programs are copied elsewhere, so that nothing but ``py.typed`` tells where 
 project counts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

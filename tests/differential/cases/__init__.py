@@ -1,7 +1,5 @@
 """The case tables, one file a family; ``ALL_CASES`` is every row of every table."""
 
-from __future__ import annotations
-
 from tests.differential.cases import (
     apply,
     casting,

@@ -1,7 +1,5 @@
 """``apply``, ``apply_`` and ``named_apply``."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

@@ -1,7 +1,5 @@
 """All tensors in one storage: content, locks, what ends it, pickles and moves. For files, see tests/consolidated."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 _KINDS = ("td", "fl", "nm", "nt", "deep", "lz", "ds", "tall", "c", "o", "td[0]", "td[:, None]", "lz[0]", "td[:0]")

@@ -1,7 +1,5 @@
 """Building a TensorDict: the constructor, and every ``from_*``."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CONSTRUCT = parse_cases(

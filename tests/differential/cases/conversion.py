@@ -1,7 +1,5 @@
 """Out of the library and back: dicts, arrays, pytrees, state dicts, pickles; autograd."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

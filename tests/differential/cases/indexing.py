@@ -1,7 +1,5 @@
 """Every index that torch accepts, read and written."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 INDEX = parse_cases(

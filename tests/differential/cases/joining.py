@@ -1,7 +1,5 @@
 """Padding, stacking and concatenating."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

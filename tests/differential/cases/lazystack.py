@@ -1,7 +1,5 @@
 """``LazyStackedTensorDict``, dense-able (ds), heterogeneous (lz), ragged in the batch (tall)."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

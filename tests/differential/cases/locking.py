@@ -1,7 +1,5 @@
 """Locks, and the context-manager forms that write back."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 LOCK = parse_cases(

@@ -1,7 +1,5 @@
 """Reading and writing entries by key."""
 
-from __future__ import annotations
-
 from tests.differential.harness import Case, parse_cases
 
 GET = parse_cases(

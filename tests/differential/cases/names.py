@@ -1,7 +1,5 @@
 """Batch sizes and dimension names, and how each operation carries them."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

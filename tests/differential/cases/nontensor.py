@@ -1,7 +1,5 @@
 """``NonTensorData`` and ``NonTensorStack``."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

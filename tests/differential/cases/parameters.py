@@ -1,7 +1,5 @@
 """Functional parameters and torch.func: `mods` is the library's `nn`, `nn` is torch's."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

@@ -1,7 +1,5 @@
 """Arithmetic, comparisons, and their reflected, in-place and method forms."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 ARITHMETIC = parse_cases(

@@ -1,7 +1,5 @@
 """``repr`` and ``assert_close``."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 REPR = parse_cases(

@@ -1,7 +1,5 @@
 """Distributions and probabilistic modules: `mods` is the library's `nn`, `dist` is `torch.distributions`."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 _PREPARED = {

@@ -1,7 +1,5 @@
 """Reductions, predicates and fills."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 FIXED = parse_cases(

@@ -1,7 +1,5 @@
 """Choosing, splitting and renaming sets of keys; the context-manager settings."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 SELECT = parse_cases(

@@ -1,7 +1,5 @@
 """Views, reshapes and rearrangements along batch dimensions."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

@@ -1,7 +1,5 @@
 """Tensorclasses: flags, fields, and every operation that keeps the type."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

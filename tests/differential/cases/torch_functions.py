@@ -1,7 +1,5 @@
 """torch functions called on a TensorDict."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

@@ -1,7 +1,5 @@
 """What programs of a week came upon: text beside numbers, nested tensors, parameters that move, rows of odd keys."""
 
-from __future__ import annotations
-
 from tests.differential.harness import parse_cases
 
 CASES = parse_cases(

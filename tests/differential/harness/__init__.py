@@ -5,8 +5,6 @@ project, and says in words where the two outcomes part. Nothing here looks insid
 described through their public interface (``snapshot.py``), so the reference stays a black box.
 """
 
-from __future__ import annotations
-
 from tests.differential.harness.cases import Case, parse_cases
 from tests.differential.harness.outcome import Outcome, compare_case, difference, evaluate
 

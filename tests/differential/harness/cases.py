@@ -12,8 +12,6 @@ relaxes a case, and nothing else may:
 ``#! keys only``  values are random or uninitialised: compare structure, shapes and dtypes.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """The names that a case may use: each library's public names, and the same fixtures built with either."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Evaluate a case against one library, and compare the two outcomes."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dataclasses

@@ -4,8 +4,6 @@ Two trees are the same when type name, batch size, names, device, lock state, ke
 are the same when dtype, shape and every element are (NaN equals NaN); everything else compares with ``==``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import ItemsView, KeysView, ValuesView
 from typing import Any

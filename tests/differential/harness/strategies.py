@@ -4,8 +4,6 @@ Drawing source rather than objects has two uses: both libraries build the very s
 is already the line that reproduces it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ suite, and ``python -m tests.differential.count`` names rules that explain nothi
 the reference may meet on the way here have a row of their own in ``tests/differential/departures.py``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

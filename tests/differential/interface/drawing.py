@@ -4,8 +4,6 @@ Compared are the value (type, batch size, names, device, lock, keys, leaves), th
 ``x``, whether the answer is ``x`` itself, and which leaves of the answer share memory with which leaves of ``x``.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

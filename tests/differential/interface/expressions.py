@@ -4,8 +4,6 @@
 those that it names after ``x.``. A trailing comment relaxes a line as in the case tables.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Every kind of collection, each as the source that makes it: what the methods of the interface are drawn over."""
 
-from __future__ import annotations
-
 import re
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow")

@@ -1,7 +1,5 @@
 """The public methods and properties of both libraries, found by introspection, and those that are drawn elsewhere."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.differential.harness.namespace import PROJECT, REFERENCE, load

@@ -1,7 +1,5 @@
 """Every public method over every kind of collection answers as the reference, or a rule says why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

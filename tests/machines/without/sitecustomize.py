@@ -3,8 +3,6 @@
 Python imports this file at its start, when its folder is on `PYTHONPATH`; so do all workers that are started afresh.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import errno
