@@ -186,7 +186,8 @@ class StoreTarget:
         store, name = self._store(), self.name
         found = store.find(name)
         return list(found), lambda paths: [
-            bytes(data) for data in store.ranges([(f"{name}/{path}", 0, found[path][0]) for path in paths])
+            content.numpy().tobytes()
+            for content in store.fetch([[(f"{name}/{path}", 0, found[path][0])] for path in paths])
         ]
 
     def read(self, path: str) -> bytes | None:

@@ -27,8 +27,7 @@ from tdmap.process_state import Owner
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.sources import OpenRows, RowSource, digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of
-from tdmap.stores.text import Text, text_of_meta
-from tdmap.stores.transport import joined
+from tdmap.stores.text import Piece, Text, text_of_meta
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
@@ -37,9 +36,6 @@ from tensordict_lite.ops.arrow_types import pruned
 
 GAP_BYTES = 64 << 10
 """Rows that are no further apart than so many bytes are fetched in one request."""
-
-PART_BYTES = 16 << 20
-"""A longer run of bytes is fetched as several requests at once."""
 
 FETCHED_BYTES = 64 << 20
 """Bytes of rows that are fetched in one go, unless a chunk has more."""
@@ -257,22 +253,22 @@ class RemoteRows(OpenRows):
         leaves = [(path, leaf) for path, leaf in _leaves(self.tree, ()) if chosen is None or path in chosen]
         texts = [(path, text) for path, text in _leaves(self.tree, (), Text) if chosen is None or path in chosen]
         wanted = [
-            (leaf.file, first * leaf.row_bytes, last * leaf.row_bytes) for _, leaf in leaves for first, last in runs
+            [(leaf.file, first * leaf.row_bytes, last * leaf.row_bytes) for first, last in runs] for _, leaf in leaves
         ]
-        wanted += [text.offsets_of(*run) for _, text in texts for run in runs]
-        pieces = iter(self._fetch(wanted))
+        wanted += [[text.offsets_of(*run)] for _, text in texts for run in runs]
+        found = iter(self._fetch(wanted))
         count = sum(last - first for first, last in runs)
         columns: dict[Path, Any] = {
-            path: _column(leaf, count, [piece for _ in runs for piece in next(pieces)]) for path, leaf in leaves
+            path: next(found).view(leaf.dtype).view(count, *leaf.shape) for path, leaf in leaves
         }
-        columns |= self._strings(texts, [[_offsets(next(pieces)) for _ in runs] for _ in texts])
+        columns |= self._strings(texts, [[next(found).view(torch.int64) for _ in runs] for _ in texts])
         return self._build(self.tree, (), runs if cut else None, columns, chosen)
 
     def _strings(self, texts: list[tuple[Path, Text]], offsets: list[list[Tensor]]) -> dict[Path, Any]:
         """Columns of strings, by the offsets of their rows in each run."""
-        wanted = [text.values_of(run) for (_, text), runs in zip(texts, offsets) for run in runs]
-        pieces = iter(self._fetch(wanted) if wanted else ())
-        return {path: text.column(runs, [next(pieces) for _ in runs]) for (path, text), runs in zip(texts, offsets)}
+        wanted = [[text.values_of(run) for run in runs] for (_, text), runs in zip(texts, offsets)]
+        found = self._fetch(wanted) if wanted else ()
+        return {path: text.column(runs, content) for (path, text), runs, content in zip(texts, offsets, found)}
 
     def _build(
         self, node: Any, path: Path, runs: list[Run] | None, columns: dict[Path, Any], chosen: set[Path] | None
@@ -299,28 +295,21 @@ class RemoteRows(OpenRows):
         if node.data is None:
             names = [name for name in self.objects if name.startswith(node.folder)]
             with temporary_folder("tdmap-fetch") as scratch:
-                contents = self._fetch([(name, 0, self.objects[name][0]) for name in names])
-                for name, pieces in zip(names, contents):
+                for name, content in zip(names, self._fetch([[(name, 0, self.objects[name][0])] for name in names])):
                     place = f"{scratch}/{name.removeprefix(node.folder)}"
                     os.makedirs(os.path.dirname(place), exist_ok=True)
                     with open(place, "wb") as file:
-                        file.writelines(pieces)
+                        file.write(content.numpy().data)
                 node.data = TensorDict.load_memmap(scratch, mode="r")
         return node.data
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[list[Any]]:
-        """Bytes of objects, each as the pieces that came."""
-        parts = [list(_parts(*piece)) for piece in wanted]
-        asked = [(f"{self.url}/{name}", start, stop) for pieces in parts for name, start, stop in pieces]
-        got = iter(self.store.ranges(asked))
-        return [[next(got) for _ in pieces] for pieces in parts]
-
-
-def _parts(name: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    for begin in range(start, stop, PART_BYTES):
-        yield name, begin, min(begin + PART_BYTES, stop)
+    def _fetch(self, wanted: list[list[Piece]]) -> list[Tensor]:
+        """Bytes of objects of this dataset: those of each group one after the other, as uint8 `[n]`."""
+        return self.store.fetch(
+            [[(f"{self.url}/{name}", start, stop) for name, start, stop in group] for group in wanted]
+        )
 
 
 def _leaves(node: Any, path: Path, kind: Any = _Leaf) -> Iterator[tuple[Path, Any]]:
@@ -331,14 +320,6 @@ def _leaves(node: Any, path: Path, kind: Any = _Leaf) -> Iterator[tuple[Path, An
                 yield (*path, key), entry
             else:
                 yield from _leaves(entry, (*path, key), kind)
-
-
-def _column(leaf: _Leaf, rows: int, pieces: list[Any]) -> Tensor:
-    return joined(pieces).view(leaf.dtype).view(rows, *leaf.shape)
-
-
-def _offsets(pieces: list[Any]) -> Tensor:
-    return joined(pieces).view(torch.int64)
 
 
 def _pick(data: Data, runs: list[Run]) -> Data:

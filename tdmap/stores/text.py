@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.stores.transport import joined
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.text import CLASS, text_fields
@@ -57,14 +56,13 @@ class Text:
             raise DatasetError(self.offsets, f"leads out of the {self.nbytes} bytes of its strings")
         return self.values, first, last
 
-    def column(self, offsets: Sequence[Tensor], values: Sequence[list[Any]]) -> Any:
-        """The rows of some runs, from what was fetched for each of them."""
+    def column(self, offsets: Sequence[Tensor], values: Tensor) -> Any:
+        """The rows of some runs, from what was fetched for them: their offsets, and their bytes as uint8 `[n]`."""
         lengths = [run[1:] - run[:-1] for run in offsets if len(run)]
         bounds = torch.zeros(sum(map(len, lengths)) + 1, dtype=torch.int64)
         if lengths:
             torch.cumsum(torch.cat(lengths), 0, out=bounds[1:])
-        content = joined([piece for pieces in values for piece in pieces])
-        return Ragged._over(self.kind, content, bounds, torch.device("cpu"))
+        return Ragged._over(self.kind, values, bounds, torch.device("cpu"))
 
 
 def text_of_meta(url: str, folder: str, meta: NodeMeta, objects: dict[str, tuple[int, str]]) -> Text | None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tdmap.stores.transport import Range
+from tdmap.stores.transport import Place, Range, ShortRead
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What the file systems of some stores are in."""
@@ -41,11 +41,13 @@ class FsspecFiles:
     def content(self, url: str) -> bytes:
         return bytes(self.fs.cat_file(self._path(url)))
 
-    def ranges(self, wanted: Sequence[Range]) -> Sequence[Any]:
-        paths = [self._path(url) for url, _, _ in wanted]
-        starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
-        got: Sequence[Any] = self.fs.cat_ranges(paths, starts, stops, on_error="return")
-        return got
+    def fill(self, places: Sequence[Place]) -> Sequence[Exception | None]:
+        paths = [self._path(url) for (url, _, _), _ in places]
+        starts, stops = [start for (_, start, _), _ in places], [stop for (_, _, stop), _ in places]
+        return [
+            found if isinstance(found, Exception) else _placed(found, *place)
+            for found, place in zip(self.fs.cat_ranges(paths, starts, stops, on_error="return"), places)
+        ]
 
     def names(self, url: str) -> list[str]:
         path = self._path(url)
@@ -87,6 +89,13 @@ class FsspecFiles:
     def _path(self, url: str) -> str:
         path: str = self.fs._strip_protocol(url)
         return path
+
+
+def _placed(found: bytes, asked: Range, memory: memoryview) -> ShortRead | None:
+    if len(found) != len(memory):
+        return ShortRead(asked, len(found))
+    memory[:] = found
+    return None
 
 
 def _version(info: Mapping[str, Any]) -> str:

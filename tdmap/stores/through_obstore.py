@@ -20,12 +20,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tdmap.stores.transport import CannotServe, Range, leads_out
+from tdmap.stores.transport import CannotServe, Place, ShortRead, leads_out
 
 SCHEMES = ("s3", "s3a")
 
 CONNECTIONS = 16
 """Requests of a process that are under way at once, at most."""
+
+PIECE_BYTES = 1 << 20
+"""What is received is copied to its place in such pieces: small enough for memory that obstore uses again."""
 
 MULTIPART_BYTES = 64 << 20
 """A larger object is written in parts;"""
@@ -96,15 +99,23 @@ class ObstoreFiles:
     def content(self, url: str) -> bytes:
         return bytes(self._one(url, lambda store, key: self._ob.get(store, key).bytes()))
 
-    def ranges(self, wanted: Sequence[Range]) -> Sequence[Any]:
-        def get(one: Range) -> Any:
+    def fill(self, places: Sequence[Place]) -> Sequence[Exception | None]:
+        def get(place: Place) -> Exception | None:
+            asked, memory = place
+            url, start, stop = asked
+            at = 0
             try:
-                store, key = self._at(one[0])
-                return self._ob.get_range(store, key, start=one[1], end=one[2])
+                store, key = self._at(url)
+                for piece in self._ob.get(store, key, options={"range": (start, stop)}).stream(PIECE_BYTES):
+                    nbytes = len(piece)
+                    if at + nbytes <= len(memory):
+                        memory[at : at + nbytes] = memoryview(piece).cast("B")
+                    at += nbytes
             except Exception as error:
                 return _told(error)
+            return None if at == len(memory) else ShortRead(asked, at)
 
-        return self._each(get, wanted)
+        return self._each(get, places)
 
     def names(self, url: str) -> list[str]:
         found = self._one(url, lambda store, key: self._ob.list_with_delimiter(store, key or None))

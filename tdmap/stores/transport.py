@@ -7,21 +7,27 @@ through_obstore    the `obstore` package, where it is installed: S3 with the usu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import Protocol
 
 from tensordict_lite.errors import DatasetError
 
 Range = tuple[str, int, int]
 """A URL, and the first byte and the one past the last."""
 
+Place = tuple[Range, memoryview]
+"""Bytes of an object, and memory of their length that they go to."""
+
 
 class CannotServe(Exception):
     """This transport cannot do what is asked of it, and fsspec may."""
+
+
+class ShortRead(OSError):
+    """Another number of bytes came than was asked for."""
+
+    def __init__(self, asked: Range, nbytes: int) -> None:
+        url, start, stop = asked
+        super().__init__(f"{nbytes} of {stop - start} bytes of {url} came")
 
 
 def leads_out(url: str, name: str) -> DatasetError:
@@ -39,8 +45,8 @@ class Transport(Protocol):
         """All of an object."""
         ...
 
-    def ranges(self, wanted: Sequence[Range]) -> Sequence[Any]:
-        """Bytes of objects, all of them under way at once: a buffer, or the exception that came instead, for each."""
+    def fill(self, places: Sequence[Place]) -> Sequence[Exception | None]:
+        """Read bytes of objects into memory, all of them at once: the error that came instead, or None, for each."""
         ...
 
     def names(self, url: str) -> list[str]:
@@ -62,20 +68,3 @@ class Transport(Protocol):
     def remove(self, urls: Sequence[str]) -> None:
         """Objects; nothing where there are none."""
         ...
-
-
-def joined(pieces: Sequence[Any]) -> Tensor:
-    """Buffers, one after the other, as uint8 `[n]`.
-
-    Numpy asks for huge pages, where the system gives them: several times as fast as a bytearray of some megabytes,
-    whose small pages the kernel clears one by one.
-    """
-    nbytes = sum(len(piece) for piece in pieces)
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    content: NDArray[np.uint8] = np.empty(nbytes, dtype=np.uint8)
-    view, at = content.data, 0
-    for piece in pieces:
-        view[at : at + len(piece)] = memoryview(piece).cast("B")
-        at += len(piece)
-    return torch.from_numpy(content)

@@ -3,6 +3,8 @@
 Free of what newer versions of torch and Python have: it runs with the oldest ones that the project names.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import tempfile

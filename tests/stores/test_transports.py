@@ -12,7 +12,7 @@ from tdmap.runtime.workers.launch import safe_to_fork
 from tdmap.stores.store import VARIABLE, Store
 from tdmap.stores.through_fsspec import FsspecFiles
 from tdmap.stores.through_obstore import ObstoreFiles, translated
-from tdmap.stores.transport import CannotServe
+from tdmap.stores.transport import CannotServe, ShortRead
 from tests import interpreters
 from tests.stores.kinds import numbers, same
 from tests.stores.proxy import FaultyProxy
@@ -108,10 +108,11 @@ def test_both_say_the_same_of_what_is_there(bucket: str, options: dict[str, Any]
         assert sorted(set(ours.names(root))) == sorted(set(theirs.names(root)))
         for name in names[:5]:
             assert reader.content(f"{root}/{name}") == name.encode()
-        assert [bytes(part) for part in reader.ranges([(f"{root}/plain", 1, 3), (f"{root}/plain", 0, 5)])] == [
-            b"la",
-            b"plain",
-        ]
+        parts = bytearray(2), bytearray(5), bytearray(9)
+        asked = [(f"{root}/plain", 1, 3), (f"{root}/plain", 0, 5), (f"{root}/plain", 2, 11)]
+        *fine, short = reader.fill([(one, memoryview(part)) for one, part in zip(asked, parts, strict=True)])
+        assert fine == [None, None] and parts[:2] == (b"la", b"plain")
+        assert isinstance(short, ShortRead) and "3 of 9 bytes" in str(short)
         writer.remove([f"{root}/n/deep"])
         assert "n/deep" not in reader.find(root) and len(reader.find(root)) == 5
         reader.remove([f"{root}/{name}" for name in reader.find(root)])
