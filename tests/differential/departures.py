@@ -23,6 +23,16 @@ TREES = [
         'C(torch.ones(3), s="nt", batch_size=[3])',
         "non_tensordict is documented to fill the non-tensor fields",
     ),
+    (
+        'TD({"a": torch.ones(2, 3)}, []).logsumexp()',
+        'TD({"a": torch.ones(2, 3).logsumexp((0, 1))}, [])',
+        "the same as with keepdim=True, and as sum(); the reference raises an error from deep inside",
+    ),
+    (
+        'TD({"a": torch.zeros(0, 3)}, [0]).set_("a", torch.zeros(0))',
+        'TD({"a": torch.zeros(2, 3)}, [2]).set_("a", torch.zeros(2))',
+        "a value that does not fit is an error for zero rows as for two",
+    ),
     ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
     ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
     (

@@ -99,7 +99,8 @@ MAPPING: dict[str, Row] = {
     "contains leaf": lambda d, t: f"{d(_paths)} in x.keys(True, True)",
     "pop": lambda d, t: f"x.pop({d(_paths)}, 'absent')",
     "set": lambda d, t: f"x.set({d(_paths)}, torch.zeros({t.batch_size}))",
-    "set_": lambda d, t: f"x.set_('a', torch.zeros({t.batch_size}))",
+    # The reference takes a value of any shape for zero rows: see test_departures.py.
+    "set_": lambda d, t: f"x.set_('a', torch.zeros({t.batch_size}) if {0 not in t.batch_size} else x.get('a'))",
     "delete": lambda d, t: f"x.del_({d(_paths)})",
     "rename": lambda d, t: f"x.rename_key_({d(_paths)}, {d(_paths)})",
     "update": lambda d, t: f"x.update({{{d(_paths)}: torch.zeros({t.batch_size}), 'e': torch.ones({t.batch_size})}})",
@@ -149,9 +150,9 @@ def _reduction_arguments(ndim: int, tuples: bool) -> st.SearchStrategy[str]:
     return whole | one | (st.just(f"tuple(range({ndim}))") if tuples else one)
 
 
-def _check(source: str) -> None:
+def _check(source: str, relaxation: str = "any error") -> None:
     # Which of several errors wins is not part of the promise here; the case tables check exception types.
-    lines = compare_case(Case("random", source, "any error"))
+    lines = compare_case(Case("random", source, relaxation))
     assert not lines, "\n".join(["", "import torch, tensordict as lib  # or tensordict_lite", source, *lines])
 
 
@@ -203,7 +204,8 @@ def test_values(row: str, tree: TreeSource, data: st.DataObject) -> None:
 @examples(20)
 @given(trees(dtypes=FLOATS), st.data())
 def test_reductions(row: str, tree: TreeSource, data: st.DataObject) -> None:
-    _check(f"x = {tree.source}; {REDUCTIONS[row](data.draw, tree)}")
+    # With no dim to reduce and none kept, the reference fails: see test_departures.py.
+    _check(f"x = {tree.source}; {REDUCTIONS[row](data.draw, tree)}", "may work" if row == "logsumexp" else "any error")
 
 
 @pytest.mark.parametrize("row", sorted(MAPPING))

@@ -258,7 +258,8 @@ class ReductionOps(ExtremeOps):
         """Logarithm of the sum of exponentials, over batch dimensions only.
 
         Args:
-            dim: batch dimension(s); all of them by default.
+            dim: batch dimension(s); all of them by default. With no dimension, each tensor is reduced whole, as by
+                `torch.sum`.
             keepdim: keep reduced dimensions with size 1.
             out: collection whose tensors receive the result, and which is returned.
 
@@ -311,6 +312,7 @@ def _all_dense(node: Any) -> Any:
 
 
 def _logsumexp(leaf: Tensor, dims: Any, keepdim: bool) -> Tensor:
+    dims = tuple(range(leaf.ndim)) if dims == () else dims
     return leaf.clone() if dims == () else torch.logsumexp(leaf, dims, keepdim)
 
 
