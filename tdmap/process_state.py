@@ -191,16 +191,16 @@ def is_forking_worker() -> bool:
 # there. Rayon (Polars), OpenCV and most others wait for threads that do not exist in the fork, for ever. The library of
 # a thread that waits is read from the return addresses on its stack.
 
-_SURVIVES = re.compile(r"libgomp|libomp|libiomp|openblas|libmkl|libtorch|libc10|libarrow|libparquet")
+_SURVIVES = re.compile(r"libgomp|libomp|libiomp|openblas|libmkl|libtorch|libc10|libpthreadpool|libarrow|libparquet")
 """Libraries whose threads may be lost in a fork."""
 
-_RUNTIME = re.compile(r"libc[.-]|libpthread|libstdc\+\+|libgcc_s|libm[.-]|ld-linux|ld-musl|\[vdso\]")
+_RUNTIME = re.compile(r"libc[.-]|libpthread[.-]|libstdc\+\+|libgcc_s|libm[.-]|ld-linux|ld-musl|\[vdso\]")
 """Libraries in which threads of every library wait."""
 
 _ALLOCATOR = "jemalloc_bg_thd"
 _STACK_BYTES = 2048
-_POOL_SPINS_SECONDS = 0.1
-"""OpenMP and BLAS threads spin for some milliseconds after an operation before they wait."""
+_POOL_SPINS_SECONDS = 0.4
+"""OpenMP and BLAS threads spin after an operation before they wait: those of OpenBLAS for 0.1 s."""
 
 _harmless: set[str] = set()
 """Threads that survive a fork; their stacks are not read again."""
