@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tdmap.keys.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.keys.spilling import Partitions
 from tdmap.memory.files import mapped_file
 from tdmap.memory.residency import Residency
+from tensordict_lite import Ragged
 
 BLOCK_BYTES = 8 << 20
 """Results are handed on when they are so many bytes."""
@@ -36,7 +37,7 @@ class MapPartition:
         fn: the user's function; it may have a method `shown_keys`, of a group's rows and its keys as text, that gives
             the keys for messages.
         codec: of the keys, for messages.
-        labels: strings that numbers of key columns stand for.
+        labels: the strings that numbers of key columns stand for.
         partitions: the runs.
         rows: no rows of the dataset; or the dataset, when runs hold the numbers of rows.
         whole: runs hold rows.
@@ -47,7 +48,7 @@ class MapPartition:
         self,
         fn: Callable[[Any], Any],
         codec: KeyCodec,
-        labels: tuple[Sequence[Any] | None, ...],
+        labels: tuple[Ragged | None, ...],
         partitions: Partitions,
         rows: Data,
         whole: bool,
@@ -119,7 +120,7 @@ class MapPartition:
         for column, labels in zip(self.codec.decode([word[group : group + 1] for word in keys]), self.labels):
             value: Any = column.reshape(-1).tolist()
             value = value[0] if len(value) == 1 else bytes(value)
-            values.append(repr(value if labels is None else labels[value]))
+            values.append(repr(value if labels is None else labels[value].data))
         shown = getattr(self.fn, "shown_keys", None)  # of a table, whose words are numbers here
         return ", ".join(values if shown is None else shown(rows, values))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,7 +102,7 @@ class KeyedData:
     reader: KeyReader
     sample: Words
     """Of evenly spread rows; those with a NaN that is to be left out are not among them."""
-    labels: tuple[Sequence[Any] | None, ...]
+    labels: tuple[Ragged | None, ...]
     """For each column of strings, the strings that the numbers of the column stand for."""
     names: tuple[Key, ...]
     """What the columns are called in a result."""
@@ -167,7 +166,7 @@ def prepare(
     check_mapped_files(tensors_of(data))  # a sample of them is read here
     names = spec.names
     first = _first_key(data, spec)
-    labels: tuple[Sequence[Any] | None, ...] = (None,) * len(first)
+    labels: tuple[Ragged | None, ...] = (None,) * len(first)
     if any(isinstance(value, list) for value in first):
         data, spec, labels = _number_strings(ctx, data, spec)
         first = _first_key(data, spec)
@@ -204,22 +203,6 @@ NUMBERED = "__key_{}__"
 """Entry that stands for a column of strings."""
 
 
-class Labels(Sequence[Any]):
-    """The strings of distinct rows, made when one is asked for."""
-
-    def __init__(self, rows: Ragged) -> None:
-        self._rows = rows
-        self._strings: list[Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._strings is None:
-            self._strings = self._rows.tolist()
-        return self._strings[index]
-
-
 def _has_ranks(entry: object) -> bool:
     """Whether rows of an entry can be ranked where they lie: strings or bytes, and no None."""
     if not is_ragged(entry) or entry.kind == "tensor":
@@ -227,11 +210,11 @@ def _has_ranks(entry: object) -> bool:
     return entry.kind == "bytes" or not entry.has_none
 
 
-def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpec, tuple[Sequence[Any] | None, ...]]:
+def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpec, tuple[Ragged | None, ...]]:
     """The dataset with a number for each row of each ragged column, in the order of its text; no string is made."""
     wider = with_room(data)
     names: list[Key] = []
-    labels: list[Sequence[Any] | None] = []
+    labels: list[Ragged | None] = []
     for index, (name, entry) in enumerate(zip(spec.names, entries)):
         if isinstance(entry, Tensor):
             names.append(name)
@@ -241,7 +224,7 @@ def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpe
         column.copy_(ranks_of([TextRows.of(entry)])[0])
         firsts = torch.empty(int(column.max()) + 1 if len(column) else 0, dtype=torch.int64)
         firsts[column] = torch.arange(len(column))
-        labels.append(Labels(entry[firsts]))
+        labels.append(entry[firsts])
         names.append(NUMBERED.format(index))
         wider.set(NUMBERED.format(index), column)
     return wider, KeySpec(tuple(names)), tuple(labels)
@@ -259,6 +242,14 @@ class NumberChunk:
         return [_numbered(value) if isinstance(value, list) else value for value in self.spec.values(chunk)]
 
 
+def _texts(strings: list[Any]) -> Ragged:
+    """Strings, or bytes, as a column; those of subclasses of `str` become strings."""
+    if not strings:
+        return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
+    found: Ragged = Ragged.from_list([str.__str__(one) if isinstance(one, str) else one for one in strings])
+    return found
+
+
 def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__  # a new string gets the next number, without a step of the interpreter
@@ -266,7 +257,7 @@ def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
     return list(numbers), torch.from_numpy(rows)
 
 
-def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[Sequence[Any] | None, ...]]:
+def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[Ragged | None, ...]]:
     """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
     length = int(data.shape[0])
     entries = [data.get(name) for name in spec.names] if spec.fn is None and is_dense(data) else []
@@ -280,7 +271,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
     chunks = where.step(source, plan, NumberChunk(spec)) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
     names: list[Key] = []
-    labels: list[Sequence[Any] | None] = []
+    labels: list[Ragged | None] = []
     for index, parts in enumerate(zip(*chunks)):
         name = NUMBERED.format(index)
         if isinstance(parts[0], Tensor):
@@ -299,7 +290,7 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
             at += len(rows)
         added[name] = column
         names.append(name)
-        labels.append(known)
+        labels.append(_texts(known))
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
     return rows_of(data).with_columns(TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)

@@ -366,5 +366,5 @@ def _with_strings(result: Data, keyed: KeyedData) -> Data:
         numbers = result.get(name, None) if labels is not None else None
         if labels is not None and isinstance(numbers, Tensor):
             result = result.copy() if result.is_locked else result
-            result.set(name, [labels[number] for number in numbers.tolist()])
+            result.set(name, labels[numbers.reshape(-1)])
     return result

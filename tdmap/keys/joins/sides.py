@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeySpec
 from tdmap.keys.prepare import KeyedData
+from tdmap.keys.ranks import TextRows, ranks_of
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
@@ -97,7 +98,7 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     commons = []
     for index, (one, other, ours, theirs) in enumerate(pairs):
         kinds = [
-            _kind_of(labels)
+            {"str": "strings"}.get(labels.kind, labels.kind)
             if labels is not None
             else f"{str(column.dtype).removeprefix('torch.')} {list(column.shape)}"
             for column, labels in ((one, ours), (other, theirs))
@@ -114,24 +115,20 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
             )
         commons.append(common)
         if ours is not None and theirs is not None:
-            known = {value: number for number, value in enumerate(sorted({*ours, *theirs}))}
-            left, right = _renumbered(left, index, ours, known), _renumbered(right, index, theirs, known)
+            numbers = ranks_of([TextRows.of(ours), TextRows.of(theirs)])
+            left, right = _renumbered(left, index, numbers[0]), _renumbered(right, index, numbers[1])
     left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
     # Ranges of keys are cut by the sample, which had the old numbers.
     return left, right if all(label is None for label in right.labels) else replace(right, sample=right.resampled())
 
 
-def _kind_of(labels: Sequence[Any]) -> str:
-    return "bytes" if len(labels) and isinstance(labels[0], bytes) else "strings"
-
-
-def _renumbered(keyed: KeyedData, index: int, labels: Sequence[Any], known: dict[Any, int]) -> KeyedData:
-    """A side whose strings have other numbers."""
+def _renumbered(keyed: KeyedData, index: int, ranks: Tensor) -> KeyedData:
+    """A side whose strings have other numbers: `ranks` by those that they had."""
     name = keyed.reader.spec.names[index]
     column = keyed.data.get(name)
     if not len(column):
         return keyed
-    numbers = torch.tensor([known[label] for label in labels], dtype=torch.int64)[column]
+    numbers = ranks[column]
     if is_dense(keyed.data):
         column.copy_(numbers)  # what workers map already
         return keyed
