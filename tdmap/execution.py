@@ -48,19 +48,18 @@ class WorkerOptions(TypedDict, total=False):
     """Options about workers.
 
     Attributes:
-        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
-        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or an executor of your own
+        num_workers: number of processes or threads; 0 runs in the caller. Default: the cores that this process may use.
+        executor: `"process"`, `"thread"`, `"serial"`, `"ray"`, a `RayCluster`, or your own executor
             (`tdmap.runtime.executors.base.Executor`).
-        pool: a `WorkerPool`, or a pool of processes of this machine: of `multiprocessing`, torch or `multiprocess`, or
-            an executor of `concurrent.futures`, loky or the like. It brings its workers: options that say which
-            workers to start are errors beside it.
+        pool: a `WorkerPool`, or a process pool of this machine: of `multiprocessing`, torch or `multiprocess`, or an
+            executor of `concurrent.futures` or loky. Options about starting workers raise beside `pool`.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`.
-        worker_threads: threads that torch uses in each worker. Default: 1.
-        max_tasks_per_child: replace a worker by a fresh one after so many chunks.
-        max_memory: replace a worker, between leases, when it has gained so many bytes.
+        worker_threads: number of torch's threads in each worker. Default: 1.
+        max_tasks_per_child: replace a worker after this many chunks.
+        max_memory: replace a worker, between leases, if its memory has grown by this many bytes.
         pbar: show a progress bar.
         callbacks: `Callback` objects, which receive the events of every job of the operation.
-        profile: measure where the time goes. True prints a summary; a path is a file (.json, .txt, .png) or a folder.
+        profile: True prints a profile summary; a path writes it to a file (.json, .txt, .png) or folder.
     """
 
     num_workers: int | None

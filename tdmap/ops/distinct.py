@@ -31,9 +31,9 @@ def unique(
     """The different keys of a dataset, sorted.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the keys.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
         **options: see `tdmap.Options`.
 
@@ -41,7 +41,7 @@ def unique(
         A TensorDict with the key columns (a function's is called `"key"`), of batch size `[keys]`.
 
     Raises:
-        KeyError, TypeError: there is no such entry, or it cannot be a key.
+        KeyError, TypeError: the entry is unknown, or cannot be a key.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -76,7 +76,7 @@ def value_counts(
         A TensorDict with the key columns and the counts (int64), of batch size `[keys]`.
 
     Raises:
-        KeyError, TypeError: there is no such entry, or it cannot be a key.
+        KeyError, TypeError: the entry is unknown, or cannot be a key.
         ValueError: a key has the name of the counts.
 
     Example:

@@ -45,23 +45,23 @@ def drop_duplicates(
     """The rows of a dataset without those whose key another row has, in their order, with all their entries.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0. It is not changed.
+        data: a tensor or collection with rows in dimension 0. It is not changed.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes. Rows are
             duplicates if all entries of the key are equal. NaN equals NaN, and -0.0 equals 0.0.
         keep: which row of each key is kept: the `"first"`, or the `"last"`; None: only rows whose key occurs once.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time. Intermediate
             files take at most 17 bytes a row, and 8 more for every 8 bytes of its key. Distinct strings are kept in
             memory.
 
     Returns:
-        `out`, cut to the rows that were kept; the dataset loaded from the folder; or a new one. The same bits for any
+        The kept rows: the first rows of `out`, the dataset loaded from the folder, or a new one. The same bits for any
         number of workers.
 
     Raises:
-        KeyError, TypeError: there is no such entry, or it cannot be a key.
+        KeyError, TypeError: the entry is unknown, or cannot be a key.
         ValueError: `keep` is something else; or `out` is, or shares memory with, the data.
-        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        OutputMismatch: `out` has too few rows, or other shapes or dtypes.
 
     Example:
         >>> from tensordict_lite import TensorDict

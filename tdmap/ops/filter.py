@@ -59,25 +59,25 @@ def filter(
     """The rows of a dataset for which a predicate is true, in their order.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0. It is not changed.
+        data: a tensor or collection with rows in dimension 0. It is not changed.
         predicate: called once with each chunk; returns a bool for each of its rows: a tensor or numpy array of shape
             `[rows]`, or a list. With `chunksize=0` it is called with single rows, and returns one bool. Or a formula,
             `tdmap.col("v") > 0`, which reads the columns that it names alone, and costs no call a chunk.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
-            which must not share memory with the data.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows, which must
+            not share memory with the data.
         **options: see `tdmap.MapOptions`. Rows on which the predicate raises are left out, with `on_error="skip"` or a
             function. Intermediate files take a byte a row.
 
     Returns:
-        `out`, cut to the rows that were kept; the dataset loaded from the folder; or a new one. When no row is kept,
+        The kept rows: the first rows of `out`, the dataset loaded from the folder, or a new one. When no row is kept,
         zero rows with the keys and dtypes of the data.
 
     Raises:
         OutputMismatch: the predicate returned something else, or `out` is too small or has other shapes or dtypes;
             names what was wanted and found.
         ValueError: `out` is, or shares memory with, the data.
-        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
-        Exception: whatever the predicate raised, with a note that names the rows.
+        ResumeMismatch: with `resume`, the folder holds another run; names the difference.
+        Exception: the exception of the predicate, with a note that names the rows.
 
     Example:
         >>> from tensordict_lite import TensorDict

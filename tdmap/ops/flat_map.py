@@ -29,24 +29,24 @@ def flat_map(
     """Map each chunk to any number of rows, and concatenate them in the order of the chunks.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
             columns, None for none, or an iterable of those: a generator's rows are written as they come. With
             `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         **options: see `tdmap.MapOptions`. Rows on which `fn` raises give no rows, with `on_error="skip"` or a function.
             Rows wait in intermediate files until it is known how many there are: as many bytes as the result.
 
     Returns:
-        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one. When there are no
-        rows, the first empty result tells what they would look like; for data without rows, what `fn` makes of them.
+        The first rows of `out`, the dataset loaded from the folder, or a new one. When there are no rows, the first
+        empty result tells what they would look like; for data without rows, what `fn` makes of them.
 
     Raises:
         OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
         ValueError: the result has no rows and its schema is unknown; or `out` shares memory
             with the data.
-        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
-        Exception: whatever `fn` raised, with a note that names the rows.
+        ResumeMismatch: with `resume`, the folder holds another run; names the difference.
+        Exception: the exception of `fn`, with a note that names the rows.
 
     Example:
         >>> import torch

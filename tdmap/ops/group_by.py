@@ -50,7 +50,7 @@ def group_by(
     """The rows of a dataset by their key: `.reduce({...})` makes one row of each group, `.map_groups(fn)` any number.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns
             one value a row. Values are bool, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
             `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
@@ -65,7 +65,7 @@ def group_by(
 
     Raises:
         TypeError: `key` is of another type.
-        KeyError: there is no such entry; lists the entries.
+        KeyError: unknown entry; lists the entries.
 
     Example:
         >>> import torch
@@ -118,8 +118,8 @@ class GroupBy:
         Args:
             reducers: names of the result's entries (a tuple for a nested one), and what they are; a single reducer
                 makes an entry `"result"`.
-            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
-                many rows as there are keys.
+            out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with at least a row per
+                key.
             **options: see `tdmap.Options`. Intermediate files lie where `group_by(spill_dir=)` says.
 
         Returns:
@@ -128,12 +128,12 @@ class GroupBy:
             do so in the order of the rows, or of the chunks, of a group.
 
         Raises:
-            KeyError: there is no such entry; lists the entries.
+            KeyError: unknown entry; lists the entries.
             ValueError: a key is NaN; `reducers` is empty or has the name of a key; answers of one reducer differ
                 in shape.
             TypeError: a value that is no reducer.
             OutputMismatch: `out` has too few rows or other dtypes.
-            ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+            ResumeMismatch: with `resume`, the folder holds another run; names the difference.
             Exception: as `tdmap.map`.
         """
         return reduce_groups(ctx, self, reducers)
@@ -156,7 +156,7 @@ class GroupBy:
             fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the
                 function's own. It returns rows (any number, the same entries in each call), one row (a
                 collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
-            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
+            out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
             **options: see `tdmap.MapGroupsOptions`. A function that returns None leaves a group out: one that may fail
                 catches its exceptions itself.
 
@@ -164,10 +164,10 @@ class GroupBy:
             The rows that the function returned, sorted by key.
 
         Raises:
-            KeyError: there is no such entry; lists the entries.
+            KeyError: unknown entry; lists the entries.
             ValueError: a key is NaN; or no call returned any rows, so that nothing tells what the result looks like.
             OutputMismatch: results differ in entries, dtypes or shapes.
-            Exception: whatever `fn` raised, with a note that names the key.
+            Exception: the exception of `fn`, with a note that names the key.
 
         Example:
             >>> import torch
@@ -265,7 +265,7 @@ class GroupBy:
             The rows, with all their entries.
 
         Raises:
-            KeyError: there is no such entry.
+            KeyError: unknown entry.
             TypeError: the key is a function, or the entry has no one number a row.
             ValueError: `k` is less than 1.
 

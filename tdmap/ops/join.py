@@ -94,7 +94,7 @@ def join(
             - `"outer"`: those of `"left"`, and then the rows of `b` without a partner. Keys are those of either side.
             - `"semi"`: rows of `a` that have a partner, once each, and nothing of `b`.
             - `"anti"`: rows of `a` that have none.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         left_on, right_on: instead of `on`, the keys of `a` and of `b`. The result has the names of the former.
         suffix: added to the names of entries of `b` that `a` has too.
         suffixes: instead of `suffix`, what is added to such names of `a`, and of `b`.
@@ -108,11 +108,11 @@ def join(
         row of `a` in the order of `b`. The same bits for any number of workers.
 
     Raises:
-        KeyError: there is no such entry; lists the entries.
+        KeyError: unknown entry; lists the entries.
         TypeError: the keys have other dtypes on the two sides, or cannot be keys.
         ValueError: a name is taken even with the suffix; an unknown `how`.
-        OutputMismatch: `out` is too small or has other shapes or dtypes.
-        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+        OutputMismatch: `out` has too few rows, or other shapes or dtypes.
+        ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         Exception: as `tdmap.map`.
 
     Example:

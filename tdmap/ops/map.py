@@ -113,80 +113,77 @@ def map(
     index_with_generator: bool = False,
     **options: Unpack[MapOptions],
 ) -> Any:
-    """Apply `fn` to chunks of `data` on several processes, and join the results.
+    """Apply `fn` to chunks of `data` on several processes, and concatenate the results.
 
-    Chunks are views of the data, along `dim`. Workers read them from memory that they share with the caller
-    (memory-mapped files are opened by name; anything else is moved to shared memory once) and write results into
-    shared memory or into `out`: rows never travel between processes.
+    Chunks are views of the data along `dim`. Workers open memory-mapped files by name; other data are copied to shared
+    memory once. They write results into shared memory or `out`. Processes do not send rows to each other.
 
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
-        fn: called with each chunk. It returns a collection or tensor with the chunk's results, or None when it has
-            changed the chunk in place; where it does both, the source is changed, with a warning. Lambdas, closures and
-            functions of `__main__` work, under every start method. An `nn.Module` is called without gradients, in its
-            own mode, and workers share its parameters; a torchvision transform is called with the pictures of a chunk
-            (see `tdmap.functions`).
-        dim: the dimension that is cut; negative ones count from the last batch dimension.
-        out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
-            best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
-            are ignored, and entries that results lack keep what they had. `out=data` writes back. A path is a folder
-            for a new memory-mapped dataset, whose schema is that of the first result; the folder holds no dataset
-            until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
-            make the next rows; rows that `on_error` skips are zeros there. A collection in an HDF5 file or a Zarr store
-            is refused: its rows are copies in memory.
-        device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Each spawned worker (two
-            per device by default) has its own CUDA context and prefetches chunks to the device. Results are copied
-            back to the CPU unless `out` is on a device. Default, and `"cpu"`: chunks stay where they are.
-        in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
-            `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
-        with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]` (an int with
-            `chunksize=0`).
-        fn_kwargs: call `fn` with these keyword arguments as well.
-        shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
-            `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
-            at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
-            is implied, also after any interruption; it returns its own rows, and when the last rank is done
-            the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
-            and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
-            one program alone gets with the same `chunksize`.
-        index_with_generator: accepted for compatibility; chunks are always cut when they are needed.
-        undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is
-            interrupted, so that a chunk is done once or not at all. False saves a copy of each chunk; a worker
-            that dies then ends the job.
-        **options: see `tdmap.MapOptions`. With a path as `out`, `spill_dir` holds ragged results until their lengths
-            are known. With `chunksize=0`, rows come one by one without `dim`, and results are stacked. `resume` needs
-            `out`: a path, a memory-mapped dataset, or `data` itself. When the machine went down in the middle of a
-            run with `out=data`, it is unknown which rows reached the disk, and `resume=True` raises. `"trust"`
-            uses the files as they are: right after a clean shutdown. `"redo"` runs every chunk again that is not
-            known to have reached the disk: right for functions that do no harm to rows that they have changed
-            already. With `on_error="skip"`, rows that raise are zeros in the result (None, where objects are), or
-            keep what they had in `out` and in place, and a bool entry `"__valid__"` of `out` becomes False for them
-            and True for the others; `"mark"` adds that entry to a new result; `"drop"` leaves the rows out. A
-            function of `(error, (row, row + 1))`, such as `tdmap.RowErrors(mode="drop")`, is called with each instead
-            of a warning. When every row fails, the first exception is raised. With `resume`, rows that an earlier
-            call skipped are reported again. A result that does not fit the others, or `out`, is an error of its rows,
-            unless it happens to most rows.
+        fn: takes a chunk. Returns a collection or tensor of results, or None after changing the chunk in place. If it
+            changes the chunk and returns a result, the source changes, with a warning. Lambdas, closures and functions
+            of `__main__` work with every start method. An `nn.Module` runs without gradients in its current train or
+            eval mode, and workers share its parameters. A torchvision transform takes the images of a chunk (see
+            `tdmap.functions`).
+        dim: the dimension of the rows; a negative number counts from the last batch dimension.
+        out: destination of results. A path: a folder for a new memory-mapped dataset with the schema of the first
+            result; it holds no dataset until all rows are written. A tensor or collection with as many rows along `dim`
+            as `data`, preferably memory-mapped: it is updated in place and returned. Entries of results that `out`
+            lacks are ignored; entries that results lack do not change. `out=data` writes into the source. Tensors on a
+            CUDA device are filled through page-locked memory while workers compute the next rows; rows that `on_error`
+            skips become zeros. A collection in an HDF5 file or Zarr store raises.
+        device: the device on which `fn` runs: `"cuda"`, `"cuda:1"`, or a list of devices that workers use in turn. Each
+            spawned worker (two per device by default) has its own CUDA context and prefetches chunks to the device.
+            Results are copied back to the CPU unless `out` is on a device. None and `"cpu"` do not move chunks.
+        in_keys, out_keys: call `fn` with the entries `in_keys` of a chunk, and store its results as `out_keys`
+            (default: `in_keys`); other entries stay. See `tdmap.functions.OnKeys`.
+        with_indices: pass the row numbers as second argument, int64 `[rows]` (an int with `chunksize=0`).
+        fn_kwargs: further keyword arguments of `fn`.
+        shard: `(rank, world_size)`: process only the chunks of one rank; or `"auto"`: the rank of this program under
+            torchrun or `torch.distributed`. Every rank makes the same call, at the same time or one after the other.
+            With a path as `out`, all ranks fill one folder; each returns its own rows and keeps a log (`resume` is
+            implied). The folder holds the dataset when the last rank is done (see `tdmap.merge_shards`). With a dataset
+            as `out`, each rank writes its own rows, with `resume` also a log. Without `out`, it returns its own
+            results. With a seed and the same `chunksize`, results have the same bits as without `shard`.
+        index_with_generator: accepted for compatibility, without effect.
+        undo: copy the rows of a chunk before a worker changes them in place, and restore them if the worker dies,
+            raises or is interrupted. So a chunk is changed once or not at all. False makes no copy; the death of a
+            worker then ends the job.
+        **options: see `tdmap.MapOptions`. For `map`:
+
+            - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results.
+            - `spill_dir`: with a path as `out`, the folder for ragged results until their lengths are known.
+            - `resume` needs `out`: a path, a memory-mapped dataset, or `data` itself. It warns again about rows that an
+              earlier call skipped. After a power loss during a run with `out=data`, it is unknown which rows reached
+              the disk, and `resume=True` raises. `"trust"` uses the files as they are: pass it if the machine was shut
+              down cleanly. `"redo"` runs every chunk again that may not have reached the disk: pass it if running `fn`
+              twice on a row does no harm.
+            - `on_error="skip"`: failing rows are zeros in a new result (None for objects), and keep their values in
+              `out` and in place. If `out` has a bool entry `"__valid__"`, it becomes False for them and True for all
+              other rows. `"mark"` adds this entry to a new result. `"drop"` leaves the rows out. A function, such as
+              `tdmap.RowErrors(mode="drop")`, is called with `(error, (row, row + 1))` instead of a warning. If every
+              row fails, the first exception is raised. Rows whose results do not fit the other results or `out` fail
+              too, unless most rows do not fit.
 
     Returns:
-        `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
-        the ones that are None, with a warning; None when all are. Without rows, what the function makes of
-        zero rows. With `shard` and a path, the rows of this rank as they lie in the files. With `shard`, None for a
-        rank without rows.
+        `out` if given; otherwise the results, concatenated along `dim` (stacked with `chunksize=0`). Results that are
+        None are left out with a warning; if all are None, so is the return value. For data without rows, the result of
+        `fn` for zero rows. With `shard` and a path, the rows of this rank; with `shard`, None for a rank without rows.
 
     Raises:
         IndexError: `dim` is out of range.
         ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
-        ValueError: a device does not exist, `out` lies on two, or the options about workers rule a device out.
+        ValueError: a device does not exist, `out` is on two devices, or an option about workers excludes `device`.
         OutputMismatch: a result does not fit `out`.
-        FileExistsError: `out` is a path where something else is.
-        FolderInUse: another call writes the folder at this moment, in this process or another; says who.
-        UntrustedFile: the hidden folder of `out` holds what this library does not put there, such as a link.
-        ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
+        FileExistsError: `out` is the path of an existing dataset or file.
+        FolderInUse: another call, in this or another process, is writing the folder; names it.
+        UntrustedFile: the hidden folder of `out` holds a file that tdmap did not write, such as a link.
+        ResumeMismatch: with `resume`, the log is of another function, source, chunk size or seed; names the difference.
         SerializationError: `fn` cannot be sent to workers.
-        MemoryError: chunks are larger than the memory that is free on `device`; nothing was run.
+        MemoryError: chunks are larger than the free memory of `device`; raised before any chunk runs.
         WorkerLost: workers died on the same chunk more than `retries` times.
         ChunkTimeout: a chunk exceeded `timeout` more than `retries` times.
-        Exception: whatever `fn` raised, with a note that names the rows. Rows already written stay.
+        Exception: the exception of `fn`, with a note that names the rows. Rows that are already written remain.
 
     Example:
         >>> import torch

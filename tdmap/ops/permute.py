@@ -27,25 +27,25 @@ def permute(
     """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
             the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
             moved to shared memory, 8 bytes a row.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for *m* rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with at least *m* rows.
         method: `"gather"` or `"scatter"` (see `tdmap.output.permute`); None chooses: scatter where a row is small and
             the data does not fit into memory. The result is the same.
         **options: see `tdmap.Options`. Scatter spills 8 bytes a row, and with other libraries' workers as much as the
             result.
 
     Returns:
-        `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.
+        The first *m* rows of `out`, the dataset loaded from the folder, or a new one.
 
     Raises:
         IndexError: an element of `order` is no row of the data.
         TypeError: `order` is not int64, or not one-dimensional.
-        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         ValueError: `out` shares memory with the data.
-        OSError: there is no room.
+        OSError: not enough space.
 
     Example:
         >>> import torch

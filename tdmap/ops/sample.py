@@ -37,9 +37,9 @@ def sample(
     """Rows drawn at random, each at most once unless `replace`.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         n: how many rows.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         frac: instead of `n`, their share of all rows.
         weights: sampling weight of each row: the name of an entry, or a tensor, array or list of `[rows]` non-negative
             numbers. They need not sum to one. Takes 16 bytes of memory per row. Default: all rows alike.

@@ -36,22 +36,21 @@ def shuffle(
     reading the result in its own order gives the epoch that shuffled reading gives, without random reads.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0. It is not changed.
+        data: a tensor or collection with rows in dimension 0. It is not changed.
         seed: decides the order. None draws one from torch's global random stream, as `torch.randperm` does.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
-            which must not share memory with the data.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows, which must
+            not share memory with the data.
         method: how rows that do not fit into memory are brought to their places; as `tdmap.ops.permute.permute`.
         **options: see `tdmap.Options`.
 
     Returns:
-        `out`, cut to as many rows as there are; the dataset loaded from the folder; or a new one. Zero rows give zero
-        rows.
+        The first rows of `out`, the dataset loaded from the folder, or a new one. Zero rows give zero rows.
 
     Raises:
         ValueError: `out` is, or shares memory with, the data.
-        OutputMismatch: `out` is too small, or has other shapes or dtypes.
-        OSError: there is no room. The order takes 8 bytes a row of memory, the result as much as the data, and the
-            way over the disk 8 bytes a row meanwhile; with `resume=True` or Ray as much again as the result.
+        OutputMismatch: `out` has too few rows, or other shapes or dtypes.
+        OSError: not enough space. The order takes 8 bytes a row of memory, the result as much as the data, and the way
+            over the disk 8 bytes a row meanwhile; with `resume=True` or Ray as much again as the result.
 
     Example:
         >>> from tensordict_lite import TensorDict

@@ -54,11 +54,11 @@ def sort(
     are small and do not fit into memory travel with their keys, with two sequential passes over the disk.
 
     Args:
-        data: a tensor or a collection, with rows in dimension 0.
+        data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry (a tuple of strings), a list of entries (the first one counts most), or a
             function of a chunk that returns one value a row; of the kinds that `tdmap.group_by` takes. NaN is larger
             than every number, as for `torch.sort`.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some
@@ -66,14 +66,14 @@ def sort(
             names another; rows that do not fit into memory wait within `out`, with 8 bytes more each.
 
     Returns:
-        `out`, cut to the number of rows; the dataset loaded from the folder; or a new one. The same bits for any
-        number of workers.
+        The first rows of `out`, the dataset loaded from the folder, or a new one. The same bits for any number of
+        workers.
 
     Raises:
-        KeyError: there is no such entry; lists the entries.
+        KeyError: unknown entry; lists the entries.
         TypeError, ValueError: an entry that cannot be a key, or an option out of range.
-        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
-        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        ResumeMismatch: with `resume`, the folder holds another run; names the difference.
+        OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         Exception: as `tdmap.map`.
 
     Example:

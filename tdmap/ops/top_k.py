@@ -30,15 +30,15 @@ def top_k(
     """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
 
     Args:
-        data: a collection, with rows in dimension 0.
+        data: a collection with rows in dimension 0.
         key: an entry with one value a row: numbers, of which NaN rank last, or strings.
         k: how many rows; all of them where there are fewer.
-        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         largest: False: the smallest values, smallest first.
         **options: see `tdmap.Options`.
 
     Raises:
-        KeyError: there is no such entry.
+        KeyError: unknown entry.
         ValueError: `k` is less than 1, or a row has several values.
 
     Example:

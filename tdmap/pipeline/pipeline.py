@@ -428,7 +428,7 @@ class Pipeline(Chain):
 
         Raises:
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
-            ResumeMismatch: `resume`, and the folder holds another run; names what differs.
+            ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         """
         settings = RunSettings.of(ctx, self._used_seed)
         return terminals.write(self._opened(settings), settings, ctx)

@@ -31,7 +31,7 @@ def ragged_in(rows: Data, key: str | tuple[str, ...]) -> Ragged:
     """The ragged column of some rows.
 
     Raises:
-        KeyError: there is no such entry.
+        KeyError: unknown entry.
         TypeError: it holds no strings, bytes or lists of numbers.
     """
     entry = rows.get(key, None)

@@ -1,15 +1,15 @@
-"""The options of operations: what they mean, which operation takes which, and defaults for a block.
+"""The options of operations: their meaning, the operations that take them, and defaults for a block.
 
-    WorkerOptions      who works
-    RunOptions         and chunks, failures            describe
+    WorkerOptions      workers
+    RunOptions         workers, chunks, failures       describe
     SeedOptions        random numbers
-    FunctionOptions    run, seed, rows that raise      reduce, map_reduce
-    OutputOptions      where rows go
+    FunctionOptions    run, seed, failing rows         reduce, map_reduce
+    OutputOptions      destination of rows
     Options            output, run                     sort, shuffle, join, ...
     MapOptions         output, function                filter, flat_map
     MapGroupsOptions   output, run, seed               GroupBy.map_groups
 
-Each set adds to those that it names.
+Each set includes the sets that it names.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Resume: TypeAlias = "bool | str"
 
 
 class RunOptions(WorkerOptions, total=False):
-    """Options about chunks and failures, and those about workers.
+    """Options about chunks, failures and workers.
 
     Attributes:
-        chunksize: rows of a chunk. Default: so many that a chunk is worth a call and stays small in memory.
-        retries: how many times a chunk is run again when its worker dies. Default: 2.
-        timeout: seconds that a chunk may take; None for any time. A worker that takes longer is replaced.
+        chunksize: rows per chunk. Default: chosen from the row size, so that a chunk fits in the CPU cache.
+        retries: how many times a chunk runs again after its worker dies. Default: 2.
+        timeout: maximum seconds per chunk; a worker that takes longer is replaced. Default: no limit.
     """
 
     chunksize: int | None
@@ -53,13 +53,13 @@ class RunOptions(WorkerOptions, total=False):
 
 
 class SeedOptions(TypedDict, total=False):
-    """Options about the chunks that a function of the caller gets, and its random numbers.
+    """Options about the number of chunks and the random numbers of a function.
 
     Attributes:
-        num_chunks: instead of `chunksize`, the number of chunks.
-        seed: seeds torch, numpy and `random` before each chunk (in `map_groups`, each range of keys) by its number: the
-            same bits for any number of workers.
-        generator: draws the seed.
+        num_chunks: the number of chunks, instead of `chunksize`.
+        seed: seeds torch, numpy and `random` for each chunk (in `map_groups`, each range of keys): the same bits for
+            any number of workers.
+        generator: a `torch.Generator` that draws the seed.
     """
 
     num_chunks: int | None
@@ -68,28 +68,28 @@ class SeedOptions(TypedDict, total=False):
 
 
 class FunctionOptions(SeedOptions, RunOptions, total=False):
-    """Options where a function of the caller gets chunks.
+    """Options of operations that call a function with chunks.
 
     Attributes:
-        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that is
-            called with each error and its rows, such as `tdmap.RowErrors()`.
+        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that takes
+            each error and its rows, such as `tdmap.RowErrors()`.
     """
 
     on_error: OnError
 
 
 class OutputOptions(TypedDict, total=False):
-    """Options about the rows that an operation makes.
+    """Options about the output of an operation.
 
     Attributes:
-        overwrite: replace the dataset in the folder `out`. It stays until the new one is complete.
-        rows_per_shard: write a sharded dataset with so many rows a shard. The rows are made in one folder first, in
-            `out/.tdmap` or among the temporary files, and copied.
-        storage_options: of the file system, for an `out` that is a URL.
+        overwrite: replace the dataset in the folder `out` when the new one is complete.
+        rows_per_shard: write a sharded dataset with this many rows per shard. Operations other than `map` write one
+            folder first, in `out/.tdmap` or the temporary folder, and copy it.
+        storage_options: options of fsspec's file system, if `out` is a URL.
         resume: keep a log in a hidden folder of `out`, a path or URL. The same call resumes after any interruption,
-            `kill -9` of every process included, and the result has the same bits. A text is for `map` alone.
-        spill_dir: folder for intermediate files. Default: within `out`, where that is a path, else the temporary
-            folder. With `resume`, they lie within `out`.
+            also after `kill -9` of every process, and the result has the same bits. Only `map` takes a string.
+        spill_dir: folder for intermediate files. Default: `out` if it is a path, otherwise the temporary folder. With
+            `resume`, always `out`.
     """
 
     overwrite: bool
@@ -100,11 +100,11 @@ class OutputOptions(TypedDict, total=False):
 
 
 class Options(OutputOptions, RunOptions, total=False):
-    """Options of operations that make rows: where they go, chunks and failures, and workers."""
+    """Options of operations that write rows: output, chunks, failures and workers."""
 
 
 class MapOptions(OutputOptions, FunctionOptions, total=False):
-    """Options of operations that make rows by a function of the caller."""
+    """Options of operations that write rows of a function's results."""
 
 
 class MapGroupsOptions(SeedOptions, Options, total=False):
@@ -112,7 +112,7 @@ class MapGroupsOptions(SeedOptions, Options, total=False):
 
 
 def _complete(*sets: tuple[type, ...]) -> None:
-    """Have the documentation of a set of options tell those of the sets that it consists of, too."""
+    """Add the documentation of the included options to that of each set."""
     own = {part: (part.__doc__ or "").partition("Attributes:\n") for each in sets for part in each}
     for whole, *parts in sets:
         listed = "".join(own[part][2].rstrip(" ") for part in (*parts, whole))
@@ -128,7 +128,7 @@ _complete(
 )
 
 
-# -- which operation takes which -----------------------------------------------------------------------
+# -- options of an operation ---------------------------------------------------------------------------
 
 
 @functools.cache
@@ -164,7 +164,7 @@ HINTS = {
     "ordered": " States always merge with their neighbours, in the order of the rows, which costs nothing: a function "
     "of two states must be associative, f(f(a, b), c) == f(a, f(b, c)), and need not be commutative.",
 }
-"""What else there is to say about an option."""
+"""A further explanation of an option."""
 
 
 def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
@@ -175,27 +175,25 @@ def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
     hint = f" Did you mean {close[0]!r}?" if close else ""
     hint = HINTS.get(option, hint)
     if option in Options.__annotations__ or option in FunctionOptions.__annotations__:
-        hint = " Other operations take it; it has no meaning here."
+        hint = " Other operations take it."
     return TypeError(f"{name}() has no option {option!r}.{hint} It takes {', '.join(known)}.")
 
 
 # -- defaults for a block ------------------------------------------------------------------------------
 
 WORKERS = ("pool", "executor", "num_workers", "mp_start_method")
-"""Options that say together who works: one of them in a call replaces all of them in the block."""
+"""Options that together choose the workers: one of them in a call replaces all of them of the block."""
 
 _DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=MappingProxyType({}))
 
 
 @contextlib.contextmanager
 def options(**defaults: Unpack[RunOptions]) -> Iterator[None]:
-    """Options for all operations that are called in a block, unless the call says otherwise.
-
-    Blocks nest: the inner one adds to the outer one. They hold for this thread, or task of asyncio, alone. Functions
-    that workers run are not in the block.
+    """Set default options for all calls of operations in a block. Blocks nest: the inner block adds to the outer one.
+    They apply to the current thread or asyncio task only, and not to calls within functions that workers run.
 
     Args:
-        defaults: any of `RunOptions`. Those that an operation does not take are left out of its call.
+        defaults: any of `RunOptions`. An operation ignores defaults that it does not take.
 
     Raises:
         TypeError: an unknown option.
