@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Chain(torch.utils.data.IterableDataset[Any]):
-    """A dataset and stages. Chains are never changed: each further stage makes a new one.
+    """A dataset and stages. A chain is immutable: each further stage makes a new one.
 
     Args:
         data: a tensor or a collection of tensors, with rows in dimension 0.

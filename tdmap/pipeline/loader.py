@@ -29,9 +29,9 @@ NO_SHARE = Share()
 class PipelineIterator(Iterator[Any]):
     """Yields rows, or batches after `.batch`, in order.
 
-    `state_dict()` says where it is, at any element; `load_state_dict()` of an iterator of an equal pipeline, in a
-    later program too, resumes there with the same bits. After an exception, Ctrl-C too, the iterator keeps its
-    position: the next call retries the same element. With `.shuffle(buffer=n)` it cannot, and raises.
+    `state_dict()` holds its position, at any element. `load_state_dict()` of an iterator of an equal pipeline, also in
+    a later program, resumes at this position with the same bits. After an exception or Ctrl-C, the iterator keeps its
+    position: the next call retries the same element. With `.shuffle(buffer=n)` the next call raises.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -145,14 +145,14 @@ class PipelineIterator(Iterator[Any]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
-        """Stop the work; the workers are free again."""
+        """Stop the work and release the workers."""
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
         self._close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator is: plain numbers, and with `.shuffle(buffer=n)` the rows of the buffer."""
+        """The position of the iterator: plain numbers, and with `.shuffle(buffer=n)` the rows of the buffer."""
         return {
             "version": VERSION,
             "pipeline": self._description,
@@ -165,15 +165,16 @@ class PipelineIterator(Iterator[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with its seed, epoch and chunks, whatever this iterator has yielded so far.
+        """Resume at the position of `state`, with its seed, epoch and chunks. The position of this iterator is
+        discarded.
 
         Args:
-            state: what `state_dict` gave, of an iterator of a pipeline with the same stages over as many rows. Where
-                these end with `.shard()` after `.batch()`, of any rank: all ranks load the state of one, and there may
-                be more or fewer of them than there were.
+            state: a `state_dict` of an iterator of a pipeline with the same stages and number of rows. If the stages
+                end with `.shard()` after `.batch()`, all ranks load the state of any rank, and the number of ranks may
+                change.
 
         Raises:
-            ValueError: it is of another pipeline, or no state at all; the iterator stays as it was.
+            ValueError: `state` is of another pipeline, or invalid; the iterator does not change.
         """
         self.at_first = None
         own = self.state_dict()

@@ -52,14 +52,15 @@ from tdmap.seeding import drawn_seed
 
 @on_host
 class Pipeline(Chain):
-    """A lazy chain of stages over the rows of a dataset. Each call returns a new pipeline; nothing runs before the end.
+    """A lazy chain of stages over the rows of a dataset. Each method returns a new pipeline; nothing runs until you
+    iterate, collect, write or reduce it.
 
     Args:
         data: a tensor or a collection of tensors, with rows in dimension 0.
-        seed: of the random streams of functions (torch, numpy, random, and generators that they hold): each chunk has
-            its own, derived from (seed, epoch, number of its first row), so that augmentations are the same for any
-            number of workers and after a resume. None: each `iter` draws one from torch's random stream, and its
-            `state_dict` keeps it; other endings leave the streams of workers alone.
+        seed: seed of the functions' random streams (torch, numpy, random, and generators that the functions hold). Each
+            chunk has its own streams, derived from (seed, epoch, number of its first row): augmentations are the same
+            for any number of workers and after a resume. None: each `iter` draws a seed from torch's global generator
+            and stores it in its `state_dict`; `collect`, `write` and `reduce` do not seed.
 
     Raises:
         TypeError: `data` has no rows.
@@ -80,41 +81,42 @@ class Pipeline(Chain):
     def map(self, fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None) -> Pipeline:
         """Apply `fn` to chunks of rows.
 
-        Before `.batch`, a chunk is a collection of some consecutive rows, and the result must have as many: where
-        chunks are cut is a matter of speed, so `fn` must treat rows independently. After `.batch(n)`, `fn` gets the
-        batches, and may return anything.
+        Before `.batch`, a chunk is a collection of some consecutive rows, and the result must have the same number of
+        rows. tdmap chooses chunk boundaries for speed, so `fn` must treat rows independently. After `.batch(n)`, `fn`
+        takes a batch and may return anything.
 
         Args:
             fn: a function, an `nn.Module` (called without gradients) or a torchvision transform (called with the
-                pictures). It must not change its argument's tensors in place.
-            in_keys, out_keys: call `fn` with these entries, and put its results there (`out_keys`, by default
-                `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
+                images). It must not change the dataset's tensors in place.
+            in_keys, out_keys: call `fn` with the entries `in_keys`, and store its results as `out_keys` (default:
+                `in_keys`); other entries stay. See `tdmap.functions.OnKeys`.
         """
         return self._then(Map(as_function(fn, in_keys, out_keys)))
 
     def map_rows(self, fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None) -> Pipeline:
-        """Apply `fn` to single rows, without the row dimension; results are stacked again. Arguments as `map`."""
+        """Apply `fn` to single rows, without the row dimension, and stack the results. Arguments as `map`."""
         return self._then(MapRows(as_function(fn, in_keys, out_keys)))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Pipeline:
-        """Keep rows. `predicate` gets a chunk and returns one bool a row; after `.batch`, one bool for the batch.
+        """Keep rows. `predicate` takes a chunk and returns one bool per row; after `.batch`, one bool for the batch.
 
         Raises:
-            KeyError: a formula (`tdmap.col`) names no entry; at once where no function comes before.
+            KeyError: an expression (`tdmap.col`) names an unknown entry; raised at once if no function precedes the
+                filter.
         """
         for key in sorted(predicate.keys, key=str) if isinstance(predicate, Expression) else ():
             self._require_entry(key, f"a column of the predicate {predicate!r}")
         return self._then(Filter(as_function(predicate)))
 
     def flat_map(self, fn: Callable[[Any], Any]) -> Pipeline:
-        """Apply `fn` to chunks of rows; it returns any number of rows, in order, or None for none."""
+        """Apply `fn` to chunks of rows. It returns any number of rows, in order, or None."""
         return self._then(FlatMap(as_function(fn)))
 
     def select(self, *keys: Key | list[Key]) -> Pipeline:
         """Keep some entries. Keys are strings, or tuples of strings for nested entries.
 
         Raises:
-            KeyError: there is no such entry; at once where no function comes before, else when rows are asked for.
+            KeyError: unknown entry; raised at once if no function precedes `select`, otherwise when rows are read.
         """
         flat: list[Any] = []
         for key in keys:
@@ -127,7 +129,7 @@ class Pipeline(Chain):
     # -- rows ------------------------------------------------------------------------------------------
 
     def take(self, n: int) -> Pipeline:
-        """The first `n` rows; after `.batch`, batches. Rows that a filter dropped do not count."""
+        """The first `n` rows that earlier filters keep; after `.batch`, batches."""
         return self._then(Take(n))
 
     def skip(self, n: int) -> Pipeline:
@@ -135,25 +137,25 @@ class Pipeline(Chain):
         return self._then(Skip(n))
 
     def shard(self, index: int | str, count: int | None = None, even: str | None = None) -> Pipeline:
-        """One of `count` shares that together have every row once.
+        """Part `index` of `count` disjoint parts, which together have every row.
 
-        Ranks that train together need the same number of batches, or some wait forever: `even=` ensures it. For them,
-        end the chain with `.batch(n).shard("auto", even="drop")`: each rank computes its own batches only, and another
-        number of ranks can resume from the `state_dict` of any rank.
+        Ranks that train together need the same number of batches (`even=`), otherwise some wait forever. End their
+        chain with `.batch(n).shard("auto", even="drop")`: each rank computes only its own batches, and another number
+        of ranks can resume from the `state_dict` of any rank.
 
         Args:
-            index: which share, from 0; or `"auto"`: the rank that torchrun or `torch.distributed` gives this program.
-            count: how many there are; left out with `"auto"`.
-            even: None: sizes may differ by one. `"drop"`: the last few rows belong to no share. `"pad"`: the first few
-                rows are in two shares. After `.batch`, or where counting has begun, the last few elements are dropped,
-                or given to several shares.
+            index: number of the part, from 0; or `"auto"`: the rank of this program under torchrun or
+                `torch.distributed`.
+            count: number of parts; omit it with `"auto"`.
+            even: None: sizes may differ by one. `"drop"`: the last few rows are in no part. `"pad"`: the first few rows
+                are in two parts. After `.batch`, or if the row count is unknown (after `flat_map`, or `take` or `skip`
+                behind a filter), both apply to the last few elements.
 
         Raises:
-            ValueError: an argument is out of range; with `"auto"`, nothing tells the rank, or a shuffle has no `seed`.
+            ValueError: an argument is out of range; with `"auto"`, the rank is unknown or a shuffle has no `seed`.
 
-        Shares are runs of consecutive rows of the source as long as these can be numbered (a filter may have come
-        before: then each share filters its own rows). After `.batch`, or where counting has begun, a share is every
-        `count`-th element.
+        A part consists of consecutive rows of the source; after a filter, each part filters its own rows. After
+        `.batch`, or if the row count is unknown, a part has every `count`-th element.
         """
         if count is None and isinstance(index, str):
             index, count = rank_of(index)
@@ -161,48 +163,50 @@ class Pipeline(Chain):
         return self._then(Shard(index, count, even))  # type: ignore[arg-type]
 
     def shuffle(self, seed: int | None = None, buffer: int | None = None) -> Pipeline:
-        """Another order, and another one in each epoch.
+        """Shuffle rows, in another order in each epoch.
 
-        Without `buffer`: an exact permutation of all rows, drawn from the seed. It is done by reading rows in another
-        order, so nothing is moved, and it is the same as that of `map_iter(shuffle=True, seed=seed)`. Stages before it
-        may be functions of rows and filters.
+        Without `buffer`: an exact permutation of all rows, drawn from the seed, the same as that of
+        `map_iter(shuffle=True, seed=seed)`. Workers read rows in this order; no data are copied. Functions of rows and
+        filters may precede it.
 
         Args:
-            seed: of the order. The first epoch has this seed, later ones have seeds derived from it and their number
-                (see `set_epoch`). None draws one from torch's random stream, now.
-            buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
+            seed: seed of the order in the first epoch. Later epochs derive theirs from it and the number of the epoch
+                (see `set_epoch`). None draws a seed now from torch's global generator.
+            buffer: shuffle approximately, in a buffer of this many rows. Needed if the number of rows is unknown (after
+                `flat_map`, or after `take` or `skip` behind a filter).
         """
         drawn = drawn_seed() if seed is None else seed
         return self._then(Shuffle(drawn, buffer, drawn=seed is None))
 
     def repeat(self, n: int | None = None) -> Pipeline:
-        """`n` epochs, or epochs without end. Each one has its own order and its own random streams."""
+        """`n` epochs, or infinitely many. Each epoch has its own order and random streams."""
         return self._then(Repeat(n))
 
     # -- batches ---------------------------------------------------------------------------------------
 
     def batch(self, n: int, drop_last: bool = False) -> Pipeline:
-        """Batches of `n` rows; the last one may be shorter, or is left out with `drop_last`."""
+        """Batches of `n` rows. The last batch may have fewer; `drop_last` drops it then."""
         return self._then(Batch(n, drop_last))
 
     def unbatch(self) -> Pipeline:
-        """Rows again: dimension 0 of each batch."""
+        """Split batches into rows along dimension 0."""
         return self._then(Unbatch())
 
     # -- ragged columns --------------------------------------------------------------------------------
 
     def pad(self, key: str, to: int | None = None, *, value: float = 0, left: bool = False) -> Pipeline:
-        """Make a tensor of a ragged column, and a mask.
+        """Pad a ragged column to a tensor, and add a mask.
 
         Args:
-            key: the column. It becomes `[n, to, ...]`, and the bool entry `f"{key}_mask"` `[n, to]` is True where
-                elements are. Strings are their bytes.
-            to: that length: longer rows lose their end. None, after `.batch`: that of the longest row of a batch.
+            key: the column. It becomes `[n, to, ...]`; the bool entry `f"{key}_mask"` `[n, to]` is True for elements of
+                the row and False for padding. Strings become bytes.
+            to: length to pad to; longer rows are truncated. None, after `.batch`: the length of the longest row of the
+                batch.
             value, left: as `Ragged.pad`.
 
         Raises:
             KeyError: there is no such column.
-            ValueError: `to` is missing where there are no batches.
+            ValueError: `to` is None before `.batch`.
         """
         if to is None and not self._has_batches:
             raise ValueError(f"rows of {key!r} need one length before .batch(n): pass to=, or call .pad after it.")
@@ -212,18 +216,18 @@ class Pipeline(Chain):
         return self.map(PadRows(key, to, value, left))
 
     def pack(self, key: str, n: int, *, window: int = 1024, value: float = 0, columns: Sequence[str] = ()) -> Pipeline:
-        """Make blocks of `n` elements of a ragged column, whose rows lie in them one after the other.
+        """Concatenate the rows of a ragged column and cut them into blocks of `n` elements.
 
-        So many rows at a time, `window`, are packed together, and what is left of them fills up a last block with
-        `value`. `tdmap.datasets.pack` packs all rows of a dataset together, in the order that they have.
+        Each `window` rows are packed together; `value` fills up their last block. `tdmap.datasets.pack` packs all rows
+        of a dataset together, in order.
 
         Args:
             key: the column. It becomes `[blocks, n, ...]`; other columns are left out.
-            n: elements of a block.
-            window: rows that are packed together.
-            value: behind the last element.
-            columns: what else a block has, int32 `[n]` each: `"document"`, the number within the window of the row that
-                an element is of, -1 behind the last one; and `"position"`, its place in that row.
+            n: elements per block.
+            window: number of rows that are packed together.
+            value: fill value after the last element.
+            columns: further columns, int32 `[n]` per block: `"document"`, the number of each element's row within the
+                window, -1 for fill values; and `"position"`, the position of each element in its row.
 
         Raises:
             KeyError: there is no such column.
@@ -237,13 +241,13 @@ class Pipeline(Chain):
         return self.batch(window).map(stage).unbatch()
 
     def bucket(self, key: str, n: int, *, window: int = 100, shuffle: bool = True) -> Pipeline:
-        """Batches of `n` rows that are of about one length in a ragged column, so that `.pad(key)` adds little.
+        """Batches of `n` rows with similar lengths in a ragged column, so that `.pad(key)` adds little.
 
         Args:
-            key: the column whose lengths count.
-            n: rows in a batch; the last one may have fewer.
+            key: the ragged column.
+            n: rows per batch; the last batch may have fewer.
             window: number of batches that are sorted together.
-            shuffle: put the batches of a window into a random order, another one in each epoch.
+            shuffle: shuffle the batches of a window, in another order in each epoch.
 
         Raises:
             KeyError: there is no such column.
@@ -266,17 +270,18 @@ class Pipeline(Chain):
     # -- several datasets ------------------------------------------------------------------------------
 
     def zip(self, other: Pipeline | Dataset[Any]) -> Pipeline:
-        """Entries of both, row by row. Both must have as many rows, and no entry in common. Seeds: see `concat`."""
+        """Entries of both pipelines, row by row. Both must have the same number of rows, and no common entry. Seeds:
+        see `concat`."""
         return self._then(ZipWith(_pipeline(other, "zip")))
 
     def concat(self, other: Pipeline | Dataset[Any]) -> Pipeline:
         """The rows of `other` after these. Both must have the same entries, dtypes and row shapes.
 
-        All parts draw from one seed: this pipeline's `seed=`, or if it has none, that of the first part which has one.
+        All parts use one seed: this pipeline's `seed=`, or the first `seed=` of a part.
 
         Raises:
-            OutputMismatch: rows of the two do not look alike; where functions make them, that is found out when rows
-                of both are in one batch.
+            OutputMismatch: entries, dtypes or row shapes differ. If functions make the rows, this is raised when a
+                batch has rows of both.
         """
         other = _pipeline(other, "concat")
         mine, theirs = self._example(), other._example()
@@ -288,15 +293,15 @@ class Pipeline(Chain):
         return self._then(ConcatWith(other))
 
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
-        """Write the rows to a folder the first time that they are needed, and read them there from then on.
+        """Write the rows to a folder when they are first needed, and read them from the folder afterwards.
 
-        The writing can be interrupted and is resumed. Another source, function or stage before it makes another
-        pipeline (see `tdmap.map`, `resume`), whose folder is refused.
+        An interrupted write resumes. If the folder is the cache of a pipeline with another source, function or earlier
+        stage (see `tdmap.map`, `resume`), the pipeline raises.
 
         Args:
             path: the folder.
-            overwrite: a cache of another pipeline is replaced instead, when the new one is whole; any other dataset
-                is refused all the same.
+            overwrite: replace the cache of another pipeline when the new one is complete. Any other dataset in the
+                folder raises.
         """
         return self._then(Cache.at(path, overwrite))
 
@@ -317,22 +322,23 @@ class Pipeline(Chain):
         """Yield rows, or batches after `.batch`, in order.
 
         Args:
-            device: where the tensors should be; copies run while you compute. None leaves them where they are.
-            prefetch: batches that workers may be ahead of you; at least 1. Default: three a worker, or a few megabytes
-                of small ones.
-            epoch: number of the epoch: another one shuffles and augments differently. Default: that of `set_epoch`.
-            shard: `(rank, world_size)` or `"auto"`: one of so many shares, as `.shard()` at the end of the chain.
-            even: as `.shard()`: `"drop"` or `"pad"` gives every rank as many elements.
-            **options: see `tdmap.FunctionOptions`. `chunksize` and `num_chunks` count where no batch decides; `seed`
-                takes the place of the pipeline's. With `on_error="skip"` or a function, a batch lacks the rows that
-                raise, and its function is called with the others.
+            device: copy tensors to this device while you compute. None does not copy them.
+            prefetch: how many batches workers may compute ahead, at least 1. Default: three per worker, or a few
+                megabytes of small batches.
+            epoch: number of the epoch; each epoch has its own order and augmentations. Default: the number of
+                `set_epoch`.
+            shard: `(rank, world_size)` or `"auto"`: the part of one rank, as `.shard()` at the end of the chain.
+            even: as in `.shard()`: `"drop"` or `"pad"` gives every rank the same number of elements.
+            **options: see `tdmap.FunctionOptions`. `chunksize` and `num_chunks` apply if workers do not build the
+                batches. `seed` overrides the pipeline's seed. With `on_error="skip"` or a function, failing rows are
+                left out of their batch, and functions of batches take the other rows.
 
         Returns:
-            An iterator with `state_dict()` and `load_state_dict()`, and a length where it is known: rows that
-            `on_error` leaves out count.
+            An iterator with `state_dict()` and `load_state_dict()`, and with a length if it is known. The length
+            includes rows that `on_error` leaves out.
 
         Raises:
-            ValueError: an option is out of range; or `on_error`, and a function is not called with chunks of rows by
+            ValueError: an option is out of range; or with `on_error`, a function does not run on chunks of rows in
                 workers.
         """
         rank = None if shard is None else rank_of(shard)
@@ -375,10 +381,10 @@ class Pipeline(Chain):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the epoch that the next iteration has: another one shuffles and augments differently.
+        """Set the epoch of the next iteration; each epoch has its own order and augmentations.
 
-        It applies to every pipeline that was made from this one, and to the workers of a torch DataLoader. Call it
-        before persistent workers start.
+        It also applies to pipelines derived from this one, and to the workers of a torch DataLoader. Call it before
+        persistent workers start.
 
         Example:
             >>> import torch
@@ -415,19 +421,19 @@ class Pipeline(Chain):
 
     @operation_method
     def write(self, ctx: Context, out: Dataset[Any] | str | os.PathLike[str], **options: Unpack[MapOptions]) -> Any:
-        """Write all rows; batches are joined.
+        """Write all rows; batches are concatenated.
 
         Args:
-            out: a folder for a new memory-mapped dataset, which appears there when it is whole; or a dataset with room
-                for the rows, which is written into, and must not share memory with the pipeline's.
-            **options: see `tdmap.MapOptions`, and `iter`. With `resume`, stages must be such that workers do them one
-                chunk at a time; else put `.cache(path)` before the stage that is not.
+            out: a folder for a new memory-mapped dataset, which appears when it is complete; or a dataset with enough
+                rows, which must not share memory with the pipeline's dataset.
+            **options: see `tdmap.MapOptions`, and `iter`. With `resume`, workers must be able to run all stages chunk
+                by chunk; otherwise put `.cache(path)` before the stage that the error names.
 
         Returns:
             The dataset.
 
         Raises:
-            OutputMismatch: `out` has too few rows, or others than the pipeline's.
+            OutputMismatch: `out` has too few rows, or rows that differ from the pipeline's.
             ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         """
         settings = RunSettings.of(ctx, self._used_seed)
@@ -440,23 +446,23 @@ class Pipeline(Chain):
         reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
         **options: Unpack[FunctionOptions],
     ) -> Any:
-        """Fold all rows in one pass; see `tdmap.reduce`, whose answers these are, bit for bit, for the same chunks."""
+        """Reduce all rows in one pass, with the same bits as `tdmap.reduce` for the same chunks."""
         settings = RunSettings.of(ctx, self._used_seed)
         return terminals.reduce(self._opened(settings), settings, as_reducer(reducer))
 
     @operation_method
     def collect(self, ctx: Context, **options: Unpack[FunctionOptions]) -> Any:
-        """All rows in memory; batches are joined. Options as `iter`.
+        """Return all rows in memory; batches are concatenated. Options as `iter`.
 
         Raises:
-            ValueError: no row is left, and a function does not work on zero rows, so their schema is not known.
+            ValueError: the result has no rows, and its schema is unknown because a function fails on zero rows.
         """
         settings = RunSettings.of(ctx, self._used_seed)
         return terminals.collect(self._opened(settings), settings)
 
     @operation_method
     def count(self, ctx: Context, **options: Unpack[FunctionOptions]) -> int:
-        """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known.
+        """Number of rows, or of batches after `.batch`. Runs the stages only if the number is unknown.
 
         With `on_error="skip"` or a function, rows that raise do not count.
         """
@@ -477,13 +483,13 @@ class Pipeline(Chain):
     def explain(
         self, *, num_workers: int | None = None, prefetch: int | None = None, probe: bool = True
     ) -> Explanation:
-        """How the stages will run: passes, fused stages, bytes and memory. It prints as text, and is a picture in
-        notebooks; `explain().svg` is the picture.
+        """The plan of the stages: passes, fused stages, bytes and memory. It prints as text and displays as a picture
+        (`explain().svg`) in notebooks.
 
         Args:
-            num_workers: processes that will run it. Default: the cores that this process may use.
+            num_workers: number of worker processes. Default: the cores that this process may use.
             prefetch: batches ahead, as `iter`.
-            probe: call the functions on the first row, to know the bytes of a result.
+            probe: call the functions on the first row, to measure the bytes of a result.
 
         Example:
             >>> import torch

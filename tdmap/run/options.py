@@ -189,8 +189,10 @@ _DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=Mappin
 
 @contextlib.contextmanager
 def options(**defaults: Unpack[RunOptions]) -> Iterator[None]:
-    """Set default options for all calls of operations in a block. Blocks nest: the inner block adds to the outer one.
-    They apply to the current thread or asyncio task only, and not to calls within functions that workers run.
+    """Set default options for all calls of operations in a block.
+
+    Blocks nest: the inner block adds to the outer one. They apply to the current thread or asyncio task only, and not
+    to calls within functions that workers run.
 
     Args:
         defaults: any of `RunOptions`. An operation ignores defaults that it does not take.

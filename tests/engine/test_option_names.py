@@ -79,9 +79,7 @@ def test_a_folder_for_intermediate_files_needs_results_that_wait_in_files(target
 
 
 def test_an_option_of_other_operations_has_no_meaning_here(table):
-    with pytest.raises(
-        TypeError, match=r"no option 'resume'\. Other operations take it\. It takes "
-    ):
+    with pytest.raises(TypeError, match=r"no option 'resume'\. Other operations take it\. It takes "):
         list(tdmap.map_iter(table, len, resume=True))
 
 
