@@ -28,8 +28,8 @@ class Summary(dict[str, Any]):
     `histogram`, and `time`, the type of times. Printed as a table.
 
     Attributes:
-        rows: how many there are.
-        others: columns that are no real numbers, and what they are.
+        rows: number of rows.
+        others: the types of columns that are not real numbers.
     """
 
     def __init__(self, found: dict[str, Any], rows: int, others: dict[str, str]) -> None:
@@ -55,12 +55,10 @@ class Summary(dict[str, Any]):
 def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) -> Summary:
     """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
 
-    All elements of a column count alike; figures are of the finite ones. Dates and times (`arrow_types`) are printed
-    as such.
+    Figures cover all finite elements of a column. Dates and times (`arrow_types`) are printed as text.
 
     Args:
-        data: a collection with rows in dimension 0. Strings, bytes (in bytes) and lists count by the lengths of
-            their rows.
+        data: a collection with rows in dimension 0. For strings, bytes and lists, figures are of the lengths of rows.
         **options: see `tdmap.RunOptions`.
 
     Example:

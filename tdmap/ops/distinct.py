@@ -28,17 +28,17 @@ def unique(
     dropna: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """The different keys of a dataset, sorted.
+    """The distinct keys of a dataset, sorted.
 
     Args:
         data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
+        dropna: leave out keys with a NaN. If False, NaN is one key, the last.
         **options: see `tdmap.Options`.
 
     Returns:
-        A TensorDict with the key columns (a function's is called `"key"`), of batch size `[keys]`.
+        A TensorDict with the key columns, of batch size `[keys]`. The column of a key function is `"key"`.
 
     Raises:
         KeyError, TypeError: the entry is unknown, or cannot be a key.
@@ -65,19 +65,19 @@ def value_counts(
     name: str = "count",
     **options: Unpack[Options],
 ) -> Any:
-    """How often each key occurs.
+    """Count the rows of each key.
 
     Args:
         data, key, out, dropna, **options: as `unique`.
-        sort: the most frequent first, equally frequent ones by key; False: all by key.
-        name: of the entry with the counts.
+        sort: sort by count, the most frequent key first, then by key. False sorts by key.
+        name: name of the entry with the counts.
 
     Returns:
         A TensorDict with the key columns and the counts (int64), of batch size `[keys]`.
 
     Raises:
         KeyError, TypeError: the entry is unknown, or cannot be a key.
-        ValueError: a key has the name of the counts.
+        ValueError: `name` is the name of a key.
 
     Example:
         >>> from tensordict_lite import TensorDict

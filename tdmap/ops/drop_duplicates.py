@@ -42,17 +42,16 @@ def drop_duplicates(
     out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[Options],
 ) -> R:
-    """The rows of a dataset without those whose key another row has, in their order, with all their entries.
+    """Keep one row per key, with all entries, in the order of the dataset.
 
     Args:
         data: a tensor or collection with rows in dimension 0. It is not changed.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes. Rows are
             duplicates if all entries of the key are equal. NaN equals NaN, and -0.0 equals 0.0.
-        keep: which row of each key is kept: the `"first"`, or the `"last"`; None: only rows whose key occurs once.
+        keep: the row of each key to keep: `"first"` or `"last"`. None keeps only rows whose key occurs once.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time. Intermediate
-            files take at most 17 bytes a row, and 8 more for every 8 bytes of its key. Distinct strings are kept in
-            memory.
+            files take at most 17 bytes per row, and 8 for each 8 bytes of its key. Distinct strings are held in memory.
 
     Returns:
         The kept rows: the first rows of `out`, the dataset loaded from the folder, or a new one. The same bits for any
@@ -60,7 +59,7 @@ def drop_duplicates(
 
     Raises:
         KeyError, TypeError: the entry is unknown, or cannot be a key.
-        ValueError: `keep` is something else; or `out` is, or shares memory with, the data.
+        ValueError: `keep` is another value; or `out` is the data or shares memory with it.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
 
     Example:

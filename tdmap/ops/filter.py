@@ -56,26 +56,26 @@ def filter(
     out: Dataset[Any] | str | os.PathLike[str] | None = None,
     **options: Unpack[MapOptions],
 ) -> R:
-    """The rows of a dataset for which a predicate is true, in their order.
+    """Keep the rows for which a predicate is true, in the order of the dataset.
 
     Args:
         data: a tensor or collection with rows in dimension 0. It is not changed.
-        predicate: called once with each chunk; returns a bool for each of its rows: a tensor or numpy array of shape
-            `[rows]`, or a list. With `chunksize=0` it is called with single rows, and returns one bool. Or a formula,
-            `tdmap.col("v") > 0`, which reads the columns that it names alone, and costs no call a chunk.
+        predicate: takes a chunk and returns one bool per row: a tensor or NumPy array of shape `[rows]`, or a list.
+            With `chunksize=0` it takes a single row and returns one bool. Or an expression such as
+            `tdmap.col("v") > 0`, which reads only the columns that it names, without a Python call per chunk.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows, which must
             not share memory with the data.
-        **options: see `tdmap.MapOptions`. Rows on which the predicate raises are left out, with `on_error="skip"` or a
-            function. Intermediate files take a byte a row.
+        **options: see `tdmap.MapOptions`. With `on_error="skip"` or a function, rows on which the predicate raises are
+            left out. Intermediate files take one byte per row.
 
     Returns:
-        The kept rows: the first rows of `out`, the dataset loaded from the folder, or a new one. When no row is kept,
-        zero rows with the keys and dtypes of the data.
+        The kept rows: the first rows of `out`, the dataset loaded from the folder, or a new one. If no row is kept, the
+        result has zero rows, with the keys and dtypes of the data.
 
     Raises:
-        OutputMismatch: the predicate returned something else, or `out` is too small or has other shapes or dtypes;
-            names what was wanted and found.
-        ValueError: `out` is, or shares memory with, the data.
+        OutputMismatch: the predicate returned another type or shape, or `out` has too few rows, or other shapes or
+            dtypes; names the expected and the actual one.
+        ValueError: `out` is the data or shares memory with it.
         ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         Exception: the exception of the predicate, with a note that names the rows.
 

@@ -30,21 +30,20 @@ def flat_map(
 
     Args:
         data: a tensor or collection with rows in dimension 0.
-        fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
-            columns, None for none, or an iterable of those: a generator's rows are written as they come. With
-            `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
+        fn: takes a chunk, and returns any number of rows in dimension 0: a tensor, a collection, a dict of columns,
+            None (no rows), or an iterable of these. Rows of a generator are written as it yields them. With
+            `chunksize=0` it takes a single row, without the row dimension, and returns rows.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        **options: see `tdmap.MapOptions`. Rows on which `fn` raises give no rows, with `on_error="skip"` or a function.
-            Rows wait in intermediate files until it is known how many there are: as many bytes as the result.
+        **options: see `tdmap.MapOptions`. With `on_error="skip"` or a function, rows on which `fn` raises are left out.
+            Intermediate files take as many bytes as the result.
 
     Returns:
-        The first rows of `out`, the dataset loaded from the folder, or a new one. When there are no rows, the first
-        empty result tells what they would look like; for data without rows, what `fn` makes of them.
+        The first rows of `out`, the dataset loaded from the folder, or a new one. If the result has no rows, the first
+        empty result defines its entries; for data without rows, the result of `fn` for zero rows.
 
     Raises:
-        OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
-        ValueError: the result has no rows and its schema is unknown; or `out` shares memory
-            with the data.
+        OutputMismatch: results differ in keys, dtypes or row shapes, or do not fit `out`; names them.
+        ValueError: the result has no rows and an unknown schema; or `out` shares memory with the data.
         ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         Exception: the exception of `fn`, with a note that names the rows.
 

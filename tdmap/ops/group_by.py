@@ -47,21 +47,21 @@ def group_by(
     name: str = "key",
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> GroupBy:
-    """The rows of a dataset by their key: `.reduce({...})` makes one row of each group, `.map_groups(fn)` any number.
+    """Group rows by key. `.reduce({...})` returns one row per group, `.map_groups(fn)` any number of rows.
 
     Args:
         data: a tensor or collection with rows in dimension 0.
-        key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns
-            one value a row. Values are bool, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
+        key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns one
+            value per row. Values are bools, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
             `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
-        dropna: rows whose key is NaN raise ValueError (None), are left out (True), or are a group of their own, the
-            last one (False).
-        name: what the column of a function's values is called in the result.
-        spill_dir: folder for the intermediate files. Default: within `out` when that is a path, else the temporary
-            folder; the temporary folder always for `reduce` with keys that are strings.
+        dropna: treatment of rows with a NaN key: None raises ValueError, True leaves them out, False makes them the
+            last group.
+        name: name of the column of a key function in the result.
+        spill_dir: folder for intermediate files. Default: `out` if it is a path, otherwise the temporary folder; for
+            `reduce` with string keys, always the temporary folder.
 
     Returns:
-        A `GroupBy`. Nothing is read before one of its methods is called.
+        A `GroupBy`, whose methods read the data.
 
     Raises:
         TypeError: `key` is of another type.
@@ -110,28 +110,27 @@ class GroupBy:
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
     ) -> Any:
-        """One row for each key: what `tdmap.reduce` gives for the rows of its group.
+        """One row per key: the result of `tdmap.reduce` for the rows of its group.
 
-        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` work on all groups at once, and so does a
-        reducer with a method `grouped()` (`tdmap.keys.Grouped`). Others fold group by group, in Python.
+        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` are vectorised over groups, and so are reducers
+        with a method `grouped()` (`tdmap.keys.Grouped`). Other reducers run group by group, in Python.
 
         Args:
-            reducers: names of the result's entries (a tuple for a nested one), and what they are; a single reducer
-                makes an entry `"result"`.
+            reducers: reducers by the names of their entries in the result (a tuple for a nested entry). A single
+                reducer makes the entry `"result"`.
             out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with at least a row per
                 key.
-            **options: see `tdmap.Options`. Intermediate files lie where `group_by(spill_dir=)` says.
+            **options: see `tdmap.Options`. `group_by(spill_dir=)` sets the folder of intermediate files.
 
         Returns:
             A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size
-            `[keys]`. Zero rows give zero keys. The same bits for any number of workers; where sums round, they
-            do so in the order of the rows, or of the chunks, of a group.
+            `[keys]`. The same bits for any number of workers, because floating-point sums have a fixed order.
 
         Raises:
             KeyError: unknown entry; lists the entries.
-            ValueError: a key is NaN; `reducers` is empty or has the name of a key; answers of one reducer differ
-                in shape.
-            TypeError: a value that is no reducer.
+            ValueError: a key is NaN; `reducers` is empty or has the name of a key; results of a reducer differ in
+                shape.
+            TypeError: a value of `reducers` is not a reducer.
             OutputMismatch: `out` has too few rows or other dtypes.
             ResumeMismatch: with `resume`, the folder holds another run; names the difference.
             Exception: as `tdmap.map`.
@@ -147,25 +146,25 @@ class GroupBy:
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[MapGroupsOptions],
     ) -> Any:
-        """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
+        """Apply a function to each group, and concatenate its results in the order of the keys.
 
-        Rows go through files, a range of keys at a time. The rows of a group of more than 64 MiB are mapped from
-        such a file, so that they need not fit into memory.
+        Workers write rows to files by range of keys. A group of more than 64 MiB is memory-mapped from its file, so it
+        need not fit into memory.
 
         Args:
-            fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the
-                function's own. It returns rows (any number, the same entries in each call), one row (a
-                collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
+            fn: takes all rows of a group, in the order of the dataset, as a collection that it may change. It returns
+                any number of rows (the same entries in each call), one row (a collection of batch size `[]`), a dict of
+                columns or of single values, or None.
             out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-            **options: see `tdmap.MapGroupsOptions`. A function that returns None leaves a group out: one that may fail
-                catches its exceptions itself.
+            **options: see `tdmap.MapGroupsOptions`. To leave out a group on which `fn` fails, catch the exception in
+                `fn` and return None.
 
         Returns:
             The rows that the function returned, sorted by key.
 
         Raises:
             KeyError: unknown entry; lists the entries.
-            ValueError: a key is NaN; or no call returned any rows, so that nothing tells what the result looks like.
+            ValueError: a key is NaN; or no call returned rows, so the schema of the result is unknown.
             OutputMismatch: results differ in entries, dtypes or shapes.
             Exception: the exception of `fn`, with a note that names the key.
 
@@ -193,28 +192,28 @@ class GroupBy:
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
         **options: Unpack[Options],
     ) -> Any:
-        """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
+        """One row per key, with statistics given by name, in one pass if possible.
 
         Args:
-            spec: for each entry of the result what it is:
+            spec: entries of the result:
 
                 - `{"price": "mean"}`: the mean of the entry `"price"`;
                 - `{"price": ["mean", "max"]}`: a collection of both, `result["price", "mean"]`;
-                - `{"most": ("price", "max")}`: of another entry;
+                - `{"most": ("price", "max")}`: the maximum of `"price"`, as `"most"`;
                 - `{"most": tdmap.reducers.Max("price")}`: any reducer.
 
                 Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
-                `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
-                list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
-                the entry, with 16 bytes of memory a row.
+                `"last"`, `"median"`, `"nunique"` (number of distinct values), and `("quantile", q)` for a number or a
+                list of numbers from 0 to 1. Quantiles and `"nunique"` are exact and ignore NaN. They sort the entry,
+                with 16 bytes of memory per row.
             out, **options: as `reduce`.
 
         Returns:
             As `reduce`.
 
         Raises:
-            ValueError: there is no such statistic.
-            TypeError: a value of another form, or quantiles are wanted of groups by a function.
+            ValueError: unknown statistic.
+            TypeError: a value has another form, or quantiles are requested with a key function.
             Exception: as `reduce`.
 
         Example:
@@ -253,12 +252,12 @@ class GroupBy:
         largest: bool = True,
         **options: Unpack[Options],
     ) -> Any:
-        """The `k` rows of each group with the largest values of an entry: group by group, largest first.
+        """The `k` rows of each group with the largest values of an entry, group by group, largest first.
 
         Args:
-            key: an entry with one number a row; NaN rank last, ties go to the earlier row.
-            k: how many rows; all of a group that has fewer.
-            largest: False: the smallest, smallest first.
+            key: an entry with one number per row. NaN come last; among ties the earlier row comes first.
+            k: maximum number of rows per group.
+            largest: False selects the smallest values, smallest first.
             out, **options: as `reduce`.
 
         Returns:
@@ -266,7 +265,7 @@ class GroupBy:
 
         Raises:
             KeyError: unknown entry.
-            TypeError: the key is a function, or the entry has no one number a row.
+            TypeError: the key is a function, or the entry does not have one number per row.
             ValueError: `k` is less than 1.
 
         Example:

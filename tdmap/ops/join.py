@@ -78,39 +78,38 @@ def join(
     indicator: str = "__matched__",
     **options: Unpack[Options],
 ) -> Any:
-    """Join two datasets by key: the rows of `a`, each beside the rows of `b` with the same key.
+    """Join two datasets by key: each row of `a` with each row of `b` that has the same key.
 
     Args:
         a, b: collections with rows in dimension 0.
-        on: an entry that both have, a nested one (a tuple of strings), a list of entries, or a mapping of entries of
-            `a` to entries of `b`. Of the kinds that `tdmap.group_by` takes, and of one dtype in both; integers may
-            have different widths. A NaN equals nothing, not even a NaN.
+        on: an entry of both, a nested entry (a tuple of strings), a list of entries, or a mapping of entries of `a` to
+            entries of `b`. `tdmap.group_by` lists the types. Dtypes must be equal; integers may have different widths.
+            NaN equals no key, not even NaN.
         how: the type of join.
 
             - `"inner"`: pairs of rows with equal keys.
-            - `"left"`: these, and rows of `a` without a partner, with zeros in the entries of `b`, and None where
-              these are strings or Python objects. Ragged rows of numbers or bytes are empty.
-            - `"right"`: the same the other way round, in the order of `b`.
-            - `"outer"`: those of `"left"`, and then the rows of `b` without a partner. Keys are those of either side.
-            - `"semi"`: rows of `a` that have a partner, once each, and nothing of `b`.
-            - `"anti"`: rows of `a` that have none.
+            - `"left"`: these pairs, and unmatched rows of `a`, whose entries of `b` are zeros, None (strings and
+              Python objects) or empty (ragged rows of numbers or bytes).
+            - `"right"`: these pairs, and unmatched rows of `b`, in the order of `b`.
+            - `"outer"`: the rows of `"left"`, and then unmatched rows of `b`, with their own keys.
+            - `"semi"`: rows of `a` with a match, once each, without entries of `b`.
+            - `"anti"`: rows of `a` without a match.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        left_on, right_on: instead of `on`, the keys of `a` and of `b`. The result has the names of the former.
-        suffix: added to the names of entries of `b` that `a` has too.
-        suffixes: instead of `suffix`, what is added to such names of `a`, and of `b`.
-        indicator: with `how="left"` and `"right"`, what the bool entry is called that is False in rows without a
-            partner; with `"outer"`, the collection of two bools `"left"` and `"right"`: whether `a`, and `b`, has the
-            row.
+        left_on, right_on: the keys of `a` and of `b`, instead of `on`. The result has the names of `left_on`.
+        suffix: suffix for entries of `b` with a name that `a` has too.
+        suffixes: suffixes for such entries of `a` and of `b`, instead of `suffix`.
+        indicator: with `how="left"` and `"right"`, the name of a bool entry that is True for matched rows. With
+            `"outer"`, the name of a collection of two bools, `"left"` and `"right"`: whether `a`, and `b`, has the row.
         **options: see `tdmap.Options`. `chunksize` is the number of rows of `a` that are looked up at a time.
 
     Returns:
-        A TensorDict with the entries of `a` and those of `b` but its keys: rows in the order of `a`, those with one
-        row of `a` in the order of `b`. The same bits for any number of workers.
+        A TensorDict with the entries of `a` and the entries of `b` except its keys. Rows are in the order of `a`; rows
+        with the same row of `a` are in the order of `b`. The same bits for any number of workers.
 
     Raises:
         KeyError: unknown entry; lists the entries.
-        TypeError: the keys have other dtypes on the two sides, or cannot be keys.
-        ValueError: a name is taken even with the suffix; an unknown `how`.
+        TypeError: the keys of `a` and `b` have different dtypes, or cannot be keys.
+        ValueError: a name with its suffix exists already; or `how` is unknown.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         Exception: as `tdmap.map`.

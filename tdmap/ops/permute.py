@@ -28,20 +28,19 @@ def permute(
 
     Args:
         data: a tensor or collection with rows in dimension 0.
-        order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
-            the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
-            moved to shared memory, 8 bytes a row.
+        order: row numbers, int64 `[m]`: a permutation, a selection, or repeated rows. A memory-mapped tensor is not
+            copied; any other is copied to shared memory, 8 bytes per row.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with at least *m* rows.
-        method: `"gather"` or `"scatter"` (see `tdmap.output.permute`); None chooses: scatter where a row is small and
-            the data does not fit into memory. The result is the same.
-        **options: see `tdmap.Options`. Scatter spills 8 bytes a row, and with other libraries' workers as much as the
-            result.
+        method: `"gather"` or `"scatter"` (see `tdmap.output.permute`), with the same result. None chooses scatter if
+            rows are small and the data do not fit into memory.
+        **options: see `tdmap.Options`. Scatter writes 8 bytes per row of intermediate files, and with another library's
+            workers as much as the result.
 
     Returns:
         The first *m* rows of `out`, the dataset loaded from the folder, or a new one.
 
     Raises:
-        IndexError: an element of `order` is no row of the data.
+        IndexError: an element of `order` is not a row number of the data.
         TypeError: `order` is not int64, or not one-dimensional.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         ValueError: `out` shares memory with the data.

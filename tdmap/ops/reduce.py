@@ -97,34 +97,33 @@ def map_reduce(
 ) -> Any:
     """Fold `mapper(chunk)` over all chunks of a dataset.
 
-    Workers fold their chunks into states; states merge in a fixed binary tree over the chunk numbers. So the
-    answer is the same, bit for bit, for any number of workers, any executor and any crash. It depends on the chunk
-    size where the arithmetic rounds (`tdmap.reducers` says which does).
+    Workers fold their chunks into states; states merge in a fixed binary tree over the chunk numbers. So the result has
+    the same bits for any number of workers, any executor and any crash. With rounding arithmetic it depends on the
+    chunk size (see `tdmap.reducers`).
 
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
-        mapper: applied to each chunk before it is folded, a module or a transform too (see `tdmap.functions`); the
-            reducer takes dimension 0 of its result for rows. None folds the chunk itself, whose rows are moved from
-            `dim` to dimension 0.
-        reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
-            TensorDict), or an associative function of two mapped chunks.
+        mapper: a function, module or transform (see `tdmap.functions`) that is applied to each chunk; rows are in
+            dimension 0 of its result. None folds the chunk itself, with rows moved from `dim` to dimension 0.
+        reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (the result is a TensorDict), or an
+            associative function of two mapped chunks.
         dim: the dimension of the rows.
-        resume: a folder for the states of a run that is interrupted: the same call resumes from there, and the answer
-            has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
-            not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
-            the reducer's own module, or declared with `torch.serialization.add_safe_globals`.
-        **options: see `tdmap.FunctionOptions`. Rows that are skipped are left out of the answer.
+        resume: a folder for states: after an interruption the same call resumes, and the result has the same bits. If
+            the run is complete, the call warns and returns its result. States are stored without pickle: tensors,
+            arrays, numbers, strings, containers of them, and instances of top-level classes of the reducer's module, or
+            of classes declared with `torch.serialization.add_safe_globals`.
+        **options: see `tdmap.FunctionOptions`. Skipped rows are left out of the result.
 
     Returns:
-        What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
+        `reducer.finish(state)` of the merged state; for zero rows, of `reducer.init()`.
 
     Raises:
-        ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
-            is out of range.
-        KeyError: a reducer reads an entry that the dataset lacks; at once where there is no mapper.
-        ResumeMismatch: the folder holds another run; names what differs.
-        FolderInUse: another call works in the folder.
-        SerializationError: `resume`, and a state holds something that is no data.
+        ValueError: the reduction of zero rows is undefined, `merge` changes its arguments, or an option is out of
+            range.
+        KeyError: a reducer reads an unknown entry; without a mapper, raised before the job starts.
+        ResumeMismatch: the folder holds another run; names the difference.
+        FolderInUse: another call uses the folder.
+        SerializationError: with `resume`, a state holds an object that needs pickle.
         Exception: as `tdmap.map`.
 
     Example:
@@ -195,7 +194,7 @@ def _fold_logged(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any]
     """Run a reduction that keeps its log in a folder, and return its merged state.
 
     Raises:
-        ResumeMismatch: the folder holds another run; names what differs.
+        ResumeMismatch: the folder holds another run; names the difference.
         FileNotFoundError: the run was complete before, and the file of its answer is gone.
     """
     path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length

@@ -34,24 +34,24 @@ def sample(
     seed: int | None = None,
     **options: Unpack[Options],
 ) -> R:
-    """Rows drawn at random, each at most once unless `replace`.
+    """Draw rows at random, each at most once unless `replace`.
 
     Args:
         data: a tensor or collection with rows in dimension 0.
-        n: how many rows.
+        n: number of rows.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        frac: instead of `n`, their share of all rows.
+        frac: share of the rows, instead of `n`.
         weights: sampling weight of each row: the name of an entry, or a tensor, array or list of `[rows]` non-negative
-            numbers. They need not sum to one. Takes 16 bytes of memory per row. Default: all rows alike.
-        replace: a row may be drawn again.
-        shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
-        seed: the same seed draws the same rows. None draws one from torch's global random stream.
+            numbers. They need not sum to one, and take 16 bytes of memory per row. Default: equal weights.
+        replace: draw with replacement.
+        shuffle: return rows in the order of drawing; otherwise in the order of the data, which reads faster.
+        seed: the same seed draws the same rows. None draws a seed from torch's global generator.
         **options: see `tdmap.Options`.
 
     Raises:
-        TypeError: not one of `n` and `frac`.
-        ValueError: more rows than there are, or than have a weight; or a weight that is negative or not finite.
-        KeyError: there is no such entry of weights.
+        TypeError: both or neither of `n` and `frac` are given.
+        ValueError: `n` exceeds the number of rows (with a positive weight); or a weight is negative or not finite.
+        KeyError: unknown entry of weights.
 
     Example:
         >>> from tensordict_lite import TensorDict

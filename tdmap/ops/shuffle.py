@@ -29,28 +29,29 @@ def shuffle(
     method: str | None = None,
     **options: Unpack[Options],
 ) -> R:
-    """Write the rows of a dataset in a random order.
+    """Write the rows of a dataset in random order.
 
-    Every order is equally likely, over the whole dataset, and it depends on the number of rows and the seed alone: it
-    is `torch.randperm` with a CPU generator of that seed, which `map_iter(shuffle=True, seed=seed)` draws as well. So
-    reading the result in its own order gives the epoch that shuffled reading gives, without random reads.
+    The order is `torch.randperm` with a CPU generator of the seed, so it depends only on the number of rows and the
+    seed. `map_iter(shuffle=True, seed=seed)` draws the same order: reading the result from beginning to end gives the
+    same epoch without random reads.
 
     Args:
         data: a tensor or collection with rows in dimension 0. It is not changed.
-        seed: decides the order. None draws one from torch's global random stream, as `torch.randperm` does.
+        seed: seed of the order. None draws a seed from torch's global generator.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows, which must
             not share memory with the data.
-        method: how rows that do not fit into memory are brought to their places; as `tdmap.ops.permute.permute`.
+        method: method for data larger than memory, see `tdmap.ops.permute.permute`.
         **options: see `tdmap.Options`.
 
     Returns:
-        The first rows of `out`, the dataset loaded from the folder, or a new one. Zero rows give zero rows.
+        The first rows of `out`, the dataset loaded from the folder, or a new one.
 
     Raises:
-        ValueError: `out` is, or shares memory with, the data.
+        ValueError: `out` is the data or shares memory with it.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
-        OSError: not enough space. The order takes 8 bytes a row of memory, the result as much as the data, and the way
-            over the disk 8 bytes a row meanwhile; with `resume=True` or Ray as much again as the result.
+        OSError: not enough space. The order takes 8 bytes of memory per row. The result takes as much space as the
+            data; shuffling on disk takes 8 bytes more per row during the run, and with `resume=True` or Ray the size of
+            the result again.
 
     Example:
         >>> from tensordict_lite import TensorDict

@@ -48,22 +48,21 @@ def sort(
     descending: bool | Sequence[bool] = False,
     **options: Unpack[Options],
 ) -> R:
-    """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
+    """Sort rows by key. The sort is stable.
 
-    Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order. Rows that
-    are small and do not fit into memory travel with their keys, with two sequential passes over the disk.
+    Workers sort ranges of keys and then gather the rows in this order. Small rows that do not fit into memory are moved
+    with their keys, in two sequential passes over the disk.
 
     Args:
         data: a tensor or collection with rows in dimension 0.
-        key: an entry, a nested entry (a tuple of strings), a list of entries (the first one counts most), or a
-            function of a chunk that returns one value a row; of the kinds that `tdmap.group_by` takes. NaN is larger
-            than every number, as for `torch.sort`.
+        key: an entry, a nested entry (a tuple of strings), a list of entries (the first is the primary key), or a
+            function of a chunk that returns one value per row. `tdmap.group_by` lists the types. NaN is larger than
+            every number, as for `torch.sort`.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
-            then, too.
+        descending: sort from large to small; with several keys also a list of bools. Stable too.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some
-            hundred thousand. Keys take 24 bytes a row of intermediate files, in the temporary folder unless `spill_dir`
-            names another; rows that do not fit into memory wait within `out`, with 8 bytes more each.
+            hundred thousand. Intermediate files of keys take 24 bytes per row, in `spill_dir` or the temporary folder.
+            Rows that do not fit into memory take their size and 8 bytes each within `out`.
 
     Returns:
         The first rows of `out`, the dataset loaded from the folder, or a new one. The same bits for any number of
@@ -71,7 +70,7 @@ def sort(
 
     Raises:
         KeyError: unknown entry; lists the entries.
-        TypeError, ValueError: an entry that cannot be a key, or an option out of range.
+        TypeError, ValueError: an entry cannot be a key, or an option is out of range.
         ResumeMismatch: with `resume`, the folder holds another run; names the difference.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         Exception: as `tdmap.map`.

@@ -27,14 +27,14 @@ def top_k(
     largest: bool = True,
     **options: Unpack[Options],
 ) -> R:
-    """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
+    """The `k` rows with the largest values of an entry, largest first. Among ties the earlier row comes first.
 
     Args:
         data: a collection with rows in dimension 0.
-        key: an entry with one value a row: numbers, of which NaN rank last, or strings.
-        k: how many rows; all of them where there are fewer.
+        key: an entry with one value per row: numbers (NaN come last) or strings.
+        k: maximum number of rows.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        largest: False: the smallest values, smallest first.
+        largest: False selects the smallest values, smallest first.
         **options: see `tdmap.Options`.
 
     Raises:

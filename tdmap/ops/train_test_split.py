@@ -32,23 +32,24 @@ def train_test_split(
     shuffle: bool = True,
     **options: Unpack[Options],
 ) -> tuple[R, R]:
-    """Two parts of the rows: one to train with, and one to test with.
+    """Split the rows into a training part and a test part.
 
     Args:
         data: a collection with rows in dimension 0.
-        test_size: rows of the second part: their share, between 0 and 1, or their number.
-        seed: of the choice. The same seed, the same parts, whatever the number of workers. Default: torch's own stream.
-        stratify: an entry of numbers or strings, or one of them a row: each of its values has about the same share of
-            both parts.
-        shuffle: False: the first rows train, the last ones test.
-        out: folder, or the URL of a place in a store, for two datasets, `train` and `test`. None: in memory.
-        **options: see `tdmap.Options`, for each part. With `resume=True` a seed is needed.
+        test_size: size of the test part: a share between 0 and 1, or a number of rows.
+        seed: the same seed gives the same parts, for any number of workers. None draws a seed from torch's global
+            generator.
+        stratify: an entry of numbers or strings, or one value per row. Each value has about the same share in both
+            parts.
+        shuffle: False takes the last rows as the test part, without shuffling.
+        out: a folder or URL for the two datasets `train` and `test`. None returns them in memory.
+        **options: see `tdmap.Options`. `resume=True` needs a seed.
 
     Returns:
-        Both parts, each in a random order.
+        Both parts, each in random order.
 
     Raises:
-        ValueError: a part would have no rows, or options do not go together.
+        ValueError: a part would have no rows, or options exclude each other.
 
     Example:
         >>> train, test = train_test_split(torch.arange(8), 2, seed=0, num_workers=0)

@@ -35,8 +35,8 @@ class _Rows:
 class MapIterator(Iterator[Result], Generic[Result]):
     """Yields the results of `map_iter` in order.
 
-    Its position can be saved and loaded into the iterator of a later program over the same rows: it goes on with
-    the chunk after the last one that was yielded, in the same shuffled order and with the same random streams.
+    You can save its position and load it into an iterator over the same rows, also in a later program. That iterator
+    continues with the next chunk, in the same shuffled order and with the same random streams.
 
     Example:
         >>> import torch, tdmap
@@ -72,13 +72,13 @@ class MapIterator(Iterator[Result], Generic[Result]):
         return value
 
     def close(self) -> None:
-        """Stop the work; the workers are free again."""
+        """Stop the work and release the workers."""
         close = getattr(self._stream, "close", None)
         if close is not None:
             close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator is: plain numbers, which JSON and `torch.save` can keep."""
+        """The position of the iterator: plain numbers, for JSON or `torch.save`."""
         plan = self._rows.plan
         return {
             "version": VERSION,
@@ -92,15 +92,15 @@ class MapIterator(Iterator[Result], Generic[Result]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, whatever this iterator has yielded so far. The seeds are those of `state`.
+        """Resume at the position of `state`, with its seeds. The position of this iterator is discarded.
 
         Args:
-            state: what `state_dict` gave, of an iterator over as many rows with the same chunk size; where that was
-                left to the library, it is that of `state`.
+            state: a `state_dict` of an iterator over the same number of rows with the same chunk size. A default chunk
+                size is taken from `state`.
 
         Raises:
-            ValueError: it is of other rows or chunks, shuffled where this one is not, or no state at all; names
-                what differs. The iterator stays as it was.
+            ValueError: `state` is invalid, or of another number of rows, chunk size or shuffling; names the difference.
+                The iterator does not change.
         """
         own, state = self.state_dict(), {"first_chunk_rows": 0, **state}
         missing = [key for key in own if key not in state]

@@ -72,33 +72,31 @@ def map_iter(
 ) -> MapIterator[Any]:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
-    A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
-    The arguments are those of `map`, and `fn` may return any value that can be pickled. Results of tensors lie in
-    shared memory that is used again when the consumer lets go of them.
-    Where `fn` runs in this process (`num_workers=0`, `executor="serial"` or `"thread"`), entries of the chunk that it
-    returns unchanged are views of `data`: clone them before they are changed, to keep `data` as it is.
+    A bounded number of chunks is in flight; leaving the loop stops the workers. Arguments are those of `map`, and `fn`
+    may return any picklable value. Tensors of results lie in shared memory, which is reused when you drop the result.
+    If `fn` runs in this process (`num_workers=0`, `executor="serial"` or `"thread"`), entries of the chunk that it
+    returns unchanged are views of `data`: clone them before you change them.
 
     Args:
-        with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]`, or one int with
-            `chunksize=0`; with `shuffle`, those that the rows have in `data`.
-        fn_kwargs: call `fn` with these keyword arguments.
-        device: yield results there, copied ahead on a stream of its own; `fn` runs on the CPU, as ever.
-        prefetch: with `device`, how many results to copy ahead of the one that is yielded.
-        shuffle: chunks take their rows from a random permutation, drawn with `seed`, `generator` or torch's own
-            random stream.
+        with_indices: pass the row numbers in `data` as second argument, int64 `[rows]` (an int with `chunksize=0`).
+        fn_kwargs: further keyword arguments of `fn`.
+        device: copy results to this device ahead of the loop, on a separate stream. `fn` runs on the CPU.
+        prefetch: with `device`, the number of results to copy ahead.
+        shuffle: take the rows of chunks from a random permutation, drawn with `seed`, `generator` or torch's global
+            generator.
         undo: as `map`.
         index_with_generator: accepted for compatibility; must be True with `shuffle`.
-        **options: see `tdmap.FunctionOptions`. With `on_error`, results lack the rows that were skipped, and are None
-            where none is left.
+        **options: see `tdmap.FunctionOptions`. With `on_error`, skipped rows are left out of results; a result without
+            rows is None.
 
     Returns:
-        An iterator over the result of each chunk, None included. Its `state_dict()` says how far it is, and
-        `load_state_dict()` continues there, in the middle of a shuffled epoch too.
+        An iterator over the results of chunks, including None. `state_dict()` returns its position; `load_state_dict()`
+        resumes there, also in the middle of a shuffled epoch.
 
     Raises:
         RuntimeError: `shuffle` without `index_with_generator`.
-        ValueError: at once, as `map`: the device does not exist, or an option is out of range.
-        Exception: as `map`, at the first step of the iteration or when it occurs.
+        ValueError: as `map`, raised by the call itself: the device does not exist, or an option is out of range.
+        Exception: as `map`, raised during the iteration.
 
     Example:
         >>> import torch

@@ -15,23 +15,23 @@ from tdmap.memory.links import Device, DeviceLink, Mark, is_copied, open_link, r
 
 
 def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2) -> Iterator[Any]:
-    """Yield `values` with their tensors on `device`, copying the next ones while the consumer uses the last.
+    """Yield `values` with their tensors on `device`, and copy the next values meanwhile.
 
-    Copies run on a stream of their own, from page-locked memory. The consumer's current stream waits for the copy of
-    the value that it is given, the consumer itself does not. The first value is yielded as soon as it is there; the
-    number of values ahead then grows to `prefetch`. An exception of `values` is raised after the values before it.
+    Copies run on a separate stream, from page-locked memory. The consumer's current stream waits for the copy of its
+    value; its Python code does not. The first value is yielded as soon as it is copied; the number of values ahead then
+    grows to `prefetch`. An exception of `values` is raised after the earlier values.
 
     Args:
-        values: tensors, collections of tensors, and tuples, lists and dicts of them. Anything else in them is
-            passed on as it is. Their memory is used until their copies are done, not after.
-        device: where to; on `"cpu"` the values are yielded as they are.
-        prefetch: how many values to copy ahead of the one that is yielded.
+        values: tensors, collections of tensors, and tuples, lists and dicts of them. Other objects are passed
+            unchanged. Source memory is not used after its copy is complete.
+        device: target device; `"cpu"` yields values unchanged.
+        prefetch: number of values to copy ahead.
 
     Returns:
         An iterator; closing it closes `values`.
 
     Raises:
-        ValueError: at once: the device does not exist, or `prefetch` is negative.
+        ValueError: raised by the call itself: the device does not exist, or `prefetch` is negative.
 
     Example:
         >>> import torch
