@@ -17,7 +17,7 @@ from tdmap.rowerrors import RowError
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """A job is about to give out its first chunk."""
+    """A job is about to assign its first chunk."""
 
     job: int
     """Number of the job, unique in this process."""
@@ -44,7 +44,7 @@ class JobStarted:
 
 
 class Measures(NamedTuple):
-    """Where the time of a lease went, measured in its worker for callbacks that ask for it (`Callback.meter`)."""
+    """The time of a lease by activity, measured in its worker for callbacks with a `Callback.meter`."""
 
     began: float
     """`time.monotonic()` when it began, the same clock in all processes."""
@@ -132,7 +132,7 @@ class LeaseDone:
 
 @dataclass(frozen=True, slots=True)
 class ResultTaken:
-    """The consumer of a stream of results, such as the body of a loop over `map_iter`, comes back for more."""
+    """The consumer of a stream of results, such as a loop over `map_iter`, requests the next result."""
 
     job: int
     """Number of the job."""
@@ -146,7 +146,7 @@ class ResultTaken:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRetried:
-    """A chunk goes back to the queue, because its worker died or was stuck."""
+    """A chunk runs again, because its worker died or was stuck."""
 
     job: int
     """Number of the job."""
@@ -180,7 +180,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: completed, failed, or abandoned by its consumer."""
+    """The job has ended: it completed, failed, or its consumer left the loop."""
 
     job: int
     """Number of the job."""
@@ -198,7 +198,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class RowsSkipped:
-    """A chunk is safe but for rows on which the function raised (`on_error`)."""
+    """A chunk is done except for rows on which the function raised (`on_error`)."""
 
     job: int
     """Number of the job."""
@@ -209,7 +209,7 @@ class RowsSkipped:
 
 
 class Callback:
-    """Base class of everything that watches a job; override the methods that you need.
+    """Base class of callbacks, which receive the events of a job. Override the methods that you need.
 
     Example:
         >>> class Count(Callback):
@@ -222,25 +222,25 @@ class Callback:
     """What measures leases in the workers, as `LeaseDone.measures`; None: leases are not measured, at no cost."""
 
     def on_job_started(self, event: JobStarted) -> None:
-        """Called once, before the first chunk is given out."""
+        """Called once, before the first chunk is assigned."""
 
     def on_lease_done(self, event: LeaseDone) -> None:
-        """Called whenever a worker has committed a run of chunks."""
+        """Called when a worker has committed a run of chunks."""
 
     def on_chunk_retried(self, event: ChunkRetried) -> None:
-        """Called when a chunk goes back to the queue."""
+        """Called when a chunk must run again."""
 
     def on_worker_died(self, event: WorkerDied) -> None:
-        """Called when a worker process has ended unasked."""
+        """Called when a worker process has ended unexpectedly."""
 
     def on_rows_skipped(self, event: RowsSkipped) -> None:
-        """Called when a chunk is safe but for rows on which the function raised."""
+        """Called when a chunk is done except for rows on which the function raised."""
 
     def on_result_taken(self, event: ResultTaken) -> None:
-        """Called when the consumer of a stream comes back from the result of a chunk."""
+        """Called when the consumer of a stream requests the result after that of a chunk."""
 
     def on_tick(self, time: float) -> None:
-        """Called after every message of a worker, and at least twice a second; not while the consumer is at work.
+        """Called after every message of a worker, and at least twice a second while the driver waits for workers.
 
         Args:
             time: `time.monotonic()`.
@@ -323,7 +323,7 @@ def watching() -> tuple[Callback, ...]:
 
 @contextmanager
 def watch(callback: Callback) -> Iterator[None]:
-    """Have a callback receive the events of every operation that is called in the block, by this thread or task."""
+    """Send the events of every operation in the block to a callback, for the current thread or task only."""
     token = _watching.set((*_watching.get(), callback))
     try:
         yield

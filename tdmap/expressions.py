@@ -69,13 +69,13 @@ ATOM = 9
 
 
 class Expression:
-    """A formula over the entries of a dataset; made by `col`.
+    """An expression over the entries of a dataset; made by `col`.
 
-    It is a function of a chunk, so it goes wherever one does: a predicate of `tdmap.filter`, a key of
-    `tdmap.group_by` and `tdmap.sort`, a function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work
-    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`. Dates
-    and times (`TensorDict.arrow_types`) compare with those of Python, NumPy and pandas, and with text:
-    `col("day") >= datetime.date(2024, 6, 1)`, or `>= "2024-06-01"`.
+    It is a function of a chunk: pass it as the predicate of `tdmap.filter`, as a key of `tdmap.group_by` and
+    `tdmap.sort`, or as the function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work as in NumPy.
+    Use `&`, `|` and `between` instead of `and`, `or` and `0 < col("v") < 1`. Dates and times (`TensorDict.arrow_types`)
+    compare with those of Python, NumPy and pandas, and with text: `col("day") >= datetime.date(2024, 6, 1)`, or
+    `>= "2024-06-01"`.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -99,14 +99,14 @@ class Expression:
         raise NotImplementedError
 
     def time(self, chunk: Data) -> TimeType | None:
-        """What the numbers stand for, where `arrow_types` says that they are times."""
+        """The type of the values, if `arrow_types` declares times."""
         return None
 
     def __call__(self, chunk: Data) -> Tensor:
-        """The values as a tensor with the rows in dimension 0; a row alone, without it, has one value.
+        """The values as a tensor with rows in dimension 0; for a single row, without that dimension.
 
         Raises:
-            KeyError: there is no such entry.
+            KeyError: unknown entry.
             TypeError: values cannot be compared or computed with.
         """
         with np.errstate(all="ignore"):  # as torch has it
@@ -122,7 +122,7 @@ class Expression:
         )
 
     def isin(self, values: Iterable[Any]) -> Expression:
-        """Whether each value is one of some."""
+        """Whether each value is one of `values`."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"isin takes several values, as a list: got {values!r}.")
         if isinstance(values, np.ndarray) and values.dtype.kind in "mM":  # whose tolist is of numbers without a unit
@@ -138,7 +138,7 @@ class Expression:
         return Method(self, "is_nan", ())
 
     def any(self) -> Expression:
-        """Whether any value of each row is true, of entries with further dimensions."""
+        """Whether any value of each row is true, for entries with further dimensions."""
         return Method(self, "any", ())
 
     def all(self) -> Expression:
@@ -165,7 +165,7 @@ class Expression:
         return Method(self, "abs", ())
 
     def abs(self) -> Expression:
-        """Values without their sign."""
+        """The absolute values."""
         return Method(self, "abs", ())
 
     def __invert__(self) -> Expression:
@@ -343,13 +343,13 @@ class Method(Expression):
 
 
 def col(key: Key, *more: str) -> Expression:
-    """An entry of a dataset, for formulas; see `Expression`.
+    """An entry of a dataset, for expressions; see `Expression`.
 
     Args:
-        key: its name; a tuple of strings, or several strings, for a nested one.
+        key: name of the entry; a tuple of strings, or several strings, for a nested entry.
 
     Raises:
-        TypeError: `key` is something else.
+        TypeError: `key` is of another type.
 
     Example:
         >>> from tensordict_lite import TensorDict

@@ -33,10 +33,10 @@ class RowError:
 
 
 class RowErrors(Sequence[RowError]):
-    """The failing rows of a job, in order. Pass one as `on_error=` to have it filled instead of a warning.
+    """The failing rows of a job, in order. Pass an object as `on_error=`; the job adds rows to it instead of a warning.
 
     Args:
-        mode: how the rows are treated: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
+        mode: treatment of the rows: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
 
     Example:
         >>> import torch, tdmap
@@ -75,7 +75,7 @@ class RowErrors(Sequence[RowError]):
         return valid
 
     def summary(self) -> str:
-        """How many rows failed and how the first of them did."""
+        """The number of failing rows, and the first errors."""
         if not self._found:
             return "no row failed"
         rows = self.rows

@@ -21,15 +21,15 @@ from tdmap.seeding import derive
 
 @on_host
 class RowSampler(Sampler[int]):
-    """Numbers of rows, an order for each epoch; for `DataLoader(sampler=)`, or `for rows in sampler.batches(n)`.
+    """Row numbers, in another order in each epoch; for `DataLoader(sampler=)`, or `for rows in sampler.batches(n)`.
 
     Args:
-        num_samples: numbers in an epoch.
-        seed: of the orders.
+        num_samples: row numbers per epoch.
+        seed: seed of the orders.
 
     Attributes:
-        epoch: the one that is iterated; see `set_epoch`.
-        position: numbers that were taken of it. A `DataLoader` with workers takes some ahead.
+        epoch: the current epoch; see `set_epoch`.
+        position: how many numbers of the epoch were taken. A `DataLoader` with workers takes some ahead.
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:
@@ -63,11 +63,11 @@ class RowSampler(Sampler[int]):
                 yield row
 
     def batches(self, batch_size: int, *, one_by_one: bool = False) -> Iterator[Tensor]:
-        """int64 `[batch_size]`, as in `data[rows]`; the last one may be shorter. At the end of an epoch, also where its
-        last number was taken by another iterator or lies before a loaded state, the next epoch begins.
+        """int64 `[batch_size]`, as in `data[rows]`; the last batch may be shorter. After the last number of an epoch,
+        the next epoch begins, also with another iterator or after `load_state_dict`.
 
         Args:
-            batch_size: rows in a batch.
+            batch_size: rows per batch.
             one_by_one: the caller counts what it takes, in `position`.
         """
         if self.position >= self.num_samples:
@@ -81,14 +81,14 @@ class RowSampler(Sampler[int]):
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is; plain numbers."""
+        """The position: plain numbers."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "num_samples": self.num_samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was.
+        """Resume at the position of another sampler.
 
         Raises:
-            ValueError: that one had another seed, or another number of samples.
+            ValueError: the other sampler has another seed or number of samples.
         """
         mine = self.state_dict()
         for name in ("seed", "num_samples"):
@@ -99,12 +99,12 @@ class RowSampler(Sampler[int]):
 
 @on_host
 class WeightedSampler(RowSampler):
-    """Rows with a probability in proportion to their weight.
+    """Draw rows with probabilities proportional to their weights.
 
     Args:
-        weights: `[n]`, not negative.
-        num_samples: numbers in an epoch. Default: as many as there are weights.
-        replacement: a row may come again. Else no row does, heavy ones come early, and those of weight 0 never.
+        weights: `[n]` non-negative numbers.
+        num_samples: row numbers per epoch. Default: the number of weights.
+        replacement: draw with replacement. Without, rows of large weight come early, and rows of weight 0 never.
         seed: of the orders.
 
     Example:
@@ -143,11 +143,11 @@ class WeightedSampler(RowSampler):
 
 @on_host
 class BalancedSampler(RowSampler):
-    """The same number of rows (±1) of each class. A small class repeats rows once all of its rows were used.
+    """Draw the same number of rows (±1) of each class. A small class repeats rows after all of its rows were used.
 
     Args:
         labels: int64 `[n]`.
-        num_samples: numbers in an epoch. Default: as many as there are labels.
+        num_samples: row numbers per epoch. Default: the number of labels.
         seed: of the orders.
 
     Example:
@@ -171,13 +171,13 @@ class BalancedSampler(RowSampler):
 
 @on_host
 class MixedSampler(RowSampler):
-    """Rows of several datasets by ratio. Numbers index the concatenation of the datasets, as in `ConcatDataset`.
+    """Draw rows of several datasets by ratio. Numbers index the concatenation of the datasets, as in `ConcatDataset`.
 
     Args:
-        lengths: rows of each dataset, or the datasets.
-        ratios: `[datasets]`, how much of each.
-        num_samples: numbers in an epoch. Default: as many as all have.
-        seed: of the orders. A dataset repeats rows once all of its rows were used.
+        lengths: number of rows of each dataset, or the datasets.
+        ratios: `[datasets]`, the share of each dataset.
+        num_samples: row numbers per epoch. Default: the number of all rows.
+        seed: seed of the orders. A dataset repeats rows after all of its rows were used.
 
     Example:
         >>> order = MixedSampler([100, 10], [3, 1], 8, seed=0).order()

@@ -43,10 +43,10 @@ HEARD = 256
 
 
 class Profiler(Callback):
-    """Measures every operation in its block: where workers spend their time, what bounds them, and what to do.
+    """Profiles every operation in its block: how workers spend their time, the bottleneck, and the option to set.
 
-    `profile=True` on an operation is the same for one call, and prints the summary. It costs about one percent. An
-    operation that fails leaves what was seen until then.
+    `profile=True` profiles one call and prints the summary. Profiling costs about one percent. If an operation fails,
+    its profile covers the time until the failure.
 
     Example:
         >>> import torch, tdmap
@@ -94,16 +94,16 @@ class Profiler(Callback):
             sampler.stop()
 
     def flame(self, path: str | os.PathLike[str], rate: int = 100) -> None:
-        """Sample the stacks of the workers' functions from here to the end of the block, by py-spy.
+        """Sample the stacks of the workers' functions until the end of the block, by py-spy.
 
         Args:
-            path: a `.svg` picture, a `.json` file for speedscope.app, or a `.txt` file with a line a stack.
-            rate: samples a second of each worker.
+            path: a `.svg` picture, a `.json` file for speedscope.app, or a `.txt` file with one line per stack.
+            rate: samples per second and worker.
 
         Raises:
-            ModuleNotFoundError: py-spy is not installed; says how to install it.
-            RuntimeError: not within the block.
-            PermissionError: the system does not let processes look into others; says what to change.
+            ModuleNotFoundError: py-spy is not installed; names the extra to install.
+            RuntimeError: called outside the block.
+            PermissionError: the system forbids reading other processes; names the setting to change.
         """
         if self._block is None:
             raise RuntimeError(
@@ -178,7 +178,7 @@ class Profiler(Callback):
 
     @property
     def jobs(self) -> list[JobProfile]:
-        """One for each job: an operation such as a sort has several."""
+        """Profiles of jobs. An operation such as a sort has several jobs."""
         self._add_up()
         return self._jobs
 
@@ -189,11 +189,11 @@ class Profiler(Callback):
 
     @property
     def verdict(self) -> Verdict:
-        """What bounds all that was run, and what to do."""
+        """The bottleneck of all jobs, and advice."""
         return judge(self.seen)
 
     def summary(self, width: int | None = None) -> str:
-        """A table of jobs and workers that ends in the verdict and in one line of advice.
+        """A table of jobs and workers, followed by the bottleneck and one line of advice.
 
         Args:
             width: columns. Default: those of the terminal.
@@ -227,10 +227,10 @@ class Profiler(Callback):
         draw_profile(self.seen, self.verdict, Path(path))
 
     def compare(self, other: Profiler, width: int | None = None) -> str:
-        """A table of this profile beside another one, such as one from before a change.
+        """A table of this profile beside another one, for example before and after a change.
 
         Args:
-            other: its figures come first; ratios are this one's over those.
+            other: the other profile. Its figures come first; ratios are this profile over the other.
             width: columns. Default: those of the terminal.
         """
         return comparison(other.seen, self.seen, other.verdict, self.verdict, width)

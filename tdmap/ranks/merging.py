@@ -26,20 +26,20 @@ from tensordict_lite.memmap.disk.format import META
 
 @entry_point
 def merge_shards(folder: str | os.PathLike[str]) -> Any:
-    """Open the dataset that the ranks of `map(shard=...)` have made, once every row of it is there.
+    """Open the dataset that the ranks of `map(shard=...)` have written, if all its rows are written.
 
-    The rank that finishes last makes it whole, so most often there is nothing left to do; where that one was killed
-    in its last moment, this call does it. It may be made by any program, several times, and does not wait.
+    The last rank to finish completes the dataset. If it was killed before that, this call completes it. Any program may
+    call it, repeatedly; it does not wait.
 
     Args:
-        folder: what was passed as `out`, or the folder of the dataset that was.
+        folder: the path that was passed as `out`, or the folder of the dataset that was.
 
     Returns:
-        The whole dataset, memory-mapped.
+        The memory-mapped dataset.
 
     Raises:
-        FileNotFoundError: no ranks have begun anything there.
-        ShardsMissing: rows are missing; says which, and which ranks are to do them.
+        FileNotFoundError: no rank has written to the folder.
+        ShardsMissing: rows are missing; names the rows, and the ranks that must compute them.
 
     Example:
         >>> import tempfile, torch, tdmap

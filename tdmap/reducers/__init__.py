@@ -1,8 +1,8 @@
 """Ready-made reductions: per key, per channel, several in one pass.
 
-Sums of integers, counts, extrema, histograms, quantile sketches, distinct values and checksums are exact, so they
-are the same bits for every chunk size. Floating point sums and moments are computed in float64 and merged in a
-fixed tree over the chunks: the same bits for any number of workers, and equal up to rounding across chunk sizes.
+Sums of integers, counts, extrema, histograms, quantile sketches, distinct values and checksums do not round, so they
+have the same bits for every chunk size. Floating-point sums and moments are computed in float64 and merged in a fixed
+tree over the chunks. They have the same bits for any number of workers; other chunk sizes round differently.
 """
 
 from __future__ import annotations

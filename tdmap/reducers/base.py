@@ -1,11 +1,11 @@
-"""What a reduction is: a state that chunks are folded into and that merges with others.
+"""Reductions: chunks are folded into states, and states merge.
 
     rows ──chunk k──► update(init(), chunk k) = s_k          (in a worker)
     s_0 s_1 s_2 s_3 ...
       \\_/     \\_/
       s_01     s_23        merge(left, right), always with the same neighbours
          \\_____/
-          s_0123 ──► finish(state) = the answer
+          s_0123 ──► finish(state) = the result
 
 States merge in a fixed binary tree over the chunk numbers. Which worker computed which chunk, and when, does not
 change the shape of the tree, so the same rows give the same bits for any number of workers, any executor, any
@@ -37,11 +37,11 @@ Node = tuple[int, int, Any]
 
 
 class Reducer(ABC, Generic[S]):
-    """A reduction over rows. States must survive pickling; :meth:`merge` must not change its arguments.
+    """A reduction over rows. States must be picklable; :meth:`merge` must not change its arguments.
 
     Attributes:
-        numbers_rows: the answer depends on the ``start`` of :meth:`update`. A mapper must return one row for each then,
-            and behind stages of a pipeline that add or drop rows, the caller folds. Default: whether the code of
+        numbers_rows: whether the result depends on the ``start`` of :meth:`update`. Then a mapper must return one row
+            per row, and after pipeline stages that add or drop rows, the caller folds. Default: whether the code of
             :meth:`update` reads its third argument.
 
     Example:
@@ -65,7 +65,7 @@ class Reducer(ABC, Generic[S]):
 
     @abstractmethod
     def init(self) -> S:
-        """The state of no rows at all."""
+        """The state of zero rows."""
 
     @abstractmethod
     def update(self, state: S, chunk: Any, start: int = 0) -> S:
@@ -76,11 +76,11 @@ class Reducer(ABC, Generic[S]):
         """The state of the rows of ``a`` followed by those of ``b``. Neither argument changes."""
 
     def finish(self, state: S) -> Any:
-        """The answer: a tensor, a number, a collection or any object. The state itself by default."""
+        """The result: a tensor, a number, a collection or any object. Default: the state."""
         return state
 
     def serves(self, other: Reducer[Any]) -> bool:
-        """Whether this reducer's states are good for the :meth:`finish` of ``other`` too, so that one fold does."""
+        """Whether :meth:`finish` of ``other`` can use this reducer's states, so that both need only one fold."""
         return False
 
 
@@ -141,7 +141,7 @@ class Associative(Reducer[Any]):
 
 
 class Several(Reducer[dict[str, Any]]):
-    """Several named reductions in one pass over the rows; the answer is a TensorDict where all parts fit one."""
+    """Several named reductions in one pass over the rows. The result is a TensorDict if all parts fit into one."""
 
     numbers_rows = False  # of an instance: whether a part does
 

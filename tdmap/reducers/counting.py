@@ -28,17 +28,17 @@ _LARGEST = torch.finfo(torch.float64).max
 
 
 class Histogram(_Keyed):
-    """Counts of values in equal bins, per channel when ``dim`` leaves dimensions out.
+    """Counts of values in equal bins, per channel if ``dim`` omits dimensions.
 
-    Answer: a TensorDict with ``count`` (int64 ``[..., bins]``), ``edges`` (float64 ``[bins + 1]``), ``below`` and
-    ``above`` (int64 ``[...]``): values outside of the range, so that nothing disappears silently.
-    The last bin contains its upper edge, as :func:`numpy.histogram`; NaN are counted nowhere.
+    Result: a TensorDict with ``count`` (int64 ``[..., bins]``), ``edges`` (float64 ``[bins + 1]``), and ``below`` and
+    ``above`` (int64 ``[...]``), the numbers of values outside the range. The last bin includes its upper edge, as in
+    :func:`numpy.histogram`. NaN are not counted.
 
     Args:
         key: entry to reduce.
         bins: number of bins.
         range: lower edge of the first and upper edge of the last bin.
-        dim: dimensions of the whole entry that are counted together, rows being 0; ``None`` for all.
+        dim: dimensions of the entry that are counted together; 0 is the rows, ``None`` all.
     """
 
     def __init__(
@@ -95,19 +95,18 @@ class Histogram(_Keyed):
 
 
 class Quantile(_Keyed):
-    """Quantiles of all values of an entry, by a DDSketch: within ``relative_error`` of a true quantile value.
+    """Approximate quantiles of all values of an entry, with a bounded relative error (DDSketch).
 
     The sketch (Masson, Rim and Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
-    guarantees", VLDB 2019) counts values in buckets whose bounds grow geometrically, so states merge by addition
-    and the answer does not depend on the order: the libraries at hand either draw random numbers when they merge
-    or take one value a call. Magnitudes below 1e-9 count as zero. NaN are left out.
+    guarantees", VLDB 2019) counts values in buckets with geometrically growing bounds. States merge by addition, so the
+    result does not depend on the order. Magnitudes below 1e-9 count as zero. NaN are ignored.
 
     Args:
         key: entry to reduce.
-        q: quantiles in [0, 1]; the answer has one float64 for each.
-        relative_error: of each answer with respect to the true value.
-        about: where values lie that are far from zero and close together, such as times: the error is then relative to
-            their distance from it. Anything that is the same for all parts, such as the first value.
+        q: quantiles in [0, 1]; the result has one float64 for each.
+        relative_error: maximum error of each quantile, relative to its true value.
+        about: a reference value; the error is relative to the distance of values from it. Set it for values that are
+            far from zero and close together, such as times. Any fixed value near them, such as the first.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -216,15 +215,14 @@ def _sorted(flat: Tensor) -> Tensor:
 
 
 class ValueCounts(_Keyed):
-    """Every distinct value of an entry with the number of times it occurs, sorted.
+    """The distinct values of an entry, sorted, with their counts.
 
-    Answer: a TensorDict of batch size ``[distinct]`` with ``value`` and ``count`` (int64). A state holds every
-    distinct value, so bound them with ``max_values``. Strings and other Python objects that can be hashed count as
-    well; None comes first.
+    Result: a TensorDict of batch size ``[distinct]`` with ``value`` and ``count`` (int64). A state holds every distinct
+    value; ``max_values`` limits them. Values may be strings and other hashable Python objects; None comes first.
 
     Args:
-        key: entry to reduce, with any number of elements a row.
-        max_values: error when there are more distinct values.
+        key: entry to reduce, with any number of elements per row.
+        max_values: raise if an entry has more distinct values.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -287,14 +285,14 @@ class Unique(ValueCounts):
 
 
 class TopK(Reducer[Any]):
-    """The rows with the largest (or smallest) values of a scalar entry; ties go to the earlier row.
+    """The rows with the largest (or smallest) values of a scalar entry. Among ties the earlier row comes first.
 
-    Answer: a TensorDict of batch size ``[min(k, rows)]`` with ``value`` and ``row`` (int64), best first. NaN rank
-    below every number. Strings are ranked in their own order, None left out.
+    Result: a TensorDict of batch size ``[min(k, rows)]`` with ``value`` and ``row`` (int64), best first. NaN come last.
+    Strings are compared by code point; None is ignored.
 
     Args:
-        key: entry with one value a row.
-        k: how many.
+        key: entry with one value per row.
+        k: number of rows.
         largest: largest first, or smallest first.
     """
 
@@ -372,8 +370,8 @@ class TopK(Reducer[Any]):
 class Checksum(Reducer[int]):
     """A 64-bit checksum of the bytes of entries and their order; the same for every chunk size.
 
-    Every byte is multiplied by an odd weight that depends on its position and on its key, and the products are
-    added modulo 2**64. A swap or a flip anywhere changes the sum; it is no defence against an adversary.
+    Every byte is multiplied by an odd weight that depends on its position and key; the products are added modulo 2**64.
+    A swapped or flipped byte changes the sum. The checksum is not cryptographic.
 
     Args:
         key: one entry, or ``None`` for all leaves.

@@ -91,9 +91,9 @@ class _Keyed(Reducer[Any]):
 class Sum(_Keyed):
     """Sum over ``dim`` (rows, by default): int64 for integers and bools, float64 or complex128 otherwise.
 
-    Sums of integers are exact, whatever they add up to on the way; one that an int64 does not hold is an
-    OverflowError. Floats are added in float64, a chunk at a time: of a hundred million float32 numbers of one sign,
-    the first 12 digits of the sum are right. Zero for no rows.
+    Sums of integers are exact, also if intermediate sums exceed int64; a result beyond int64 raises OverflowError.
+    Floats are added in float64, chunk by chunk: the sum of 10^8 float32 numbers of one sign is right to 12 digits. The
+    sum of zero rows is zero.
 
     Args:
         key: entry to reduce; ``None`` when rows are plain tensors.
@@ -190,7 +190,7 @@ class Var(_Moments):
     Args:
         key: entry to reduce.
         dim: dimensions of the whole entry, rows being 0.
-        correction: degrees of freedom taken off (1: the sample variance, as torch).
+        correction: subtracted from the number of values (1: the sample variance, as in torch).
     """
 
     def __init__(self, key: Key | None = None, dim: int | tuple[int, ...] | None = 0, correction: int = 1) -> None:
@@ -213,7 +213,7 @@ class Std(Var):
 class MinMax(_Keyed):
     """Smallest and largest value over ``dim``, in the entry's dtype, as a TensorDict with ``min`` and ``max``.
 
-    NaN, where there is one, is both. Complex numbers have no order: a TypeError.
+    If any value is NaN, both are NaN. Complex numbers raise TypeError.
     """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -243,11 +243,12 @@ class Max(MinMax):
 
 
 class CovarianceMatrix(_Keyed):
-    """Covariance of the features of an entry: rows flattened to ``[features]``, answer ``[features, features]``.
+    """Covariance of the features of an entry. Rows are flattened to
+    ``[features]``; the result is ``[features, features]``.
 
     Args:
         key: entry to reduce.
-        correction: degrees of freedom taken off (1, as :func:`torch.cov`).
+        correction: subtracted from the number of rows (1, as in :func:`torch.cov`).
     """
 
     def __init__(self, key: Key | None = None, correction: int = 1) -> None:

@@ -44,15 +44,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def versioned(version: str) -> Callable[[F], F]:
     """Identify a function by a version, instead of its code and what it holds, when a call is resumed.
 
-    Without it, a call with `resume=` is refused after any change of the function, of functions and classes of its
-    module that it uses, and of other modules of yours that these use, related or not. With it, the version alone
-    counts: change it with the results. Arguments in a `functools.partial` count beside it.
+    Without a version, `resume=` raises after any change of the function, of functions and classes of its module that it
+    uses, and of your other modules that these import. With a version, only the version and the arguments of a
+    `functools.partial` count: change the version when results change.
 
     Args:
-        version: any text. The message of a refused call names the version that resumes it.
+        version: any string. The message of `ResumeMismatch` names the version that resumes the run.
 
     Returns:
-        A decorator of functions and classes, which returns what it is given.
+        A decorator of functions and classes that returns its argument.
 
     Example:
         >>> import tdmap

@@ -34,26 +34,26 @@ def open(
     *,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
-    """Open a dataset by its folder or URL, or several of them as one.
+    """Open a dataset by its folder or URL, or several datasets as one.
 
     Args:
-        source: a folder that `memmap` or an operation wrote; a folder with a manifest (`out=..., rows_per_shard=`);
-            a URL of either, such as `"s3://bucket/set"` or `"gs://bucket/set"`, for any file system of fsspec; a Zarr
-            store (`.zarr`) or an HDF5 file (`.h5`, `.hdf5`) of this machine, whose arrays are the columns; a
-            `tdmap.types.RowSource`; or a list of these, whose rows come one after another.
-        storage_options: what fsspec's file system is made with. Credentials are best left to where it finds them by
-            itself (environment, configuration files, roles).
+        source: a folder that `memmap` or an operation wrote, with or without `rows_per_shard=`; the URL of such a
+            folder, such as `"s3://bucket/set"`, in any file system of fsspec; a local Zarr store (`.zarr`) or HDF5 file
+            (`.h5`, `.hdf5`), whose arrays become columns; a `tdmap.types.RowSource`; or a list of these, whose rows are
+            concatenated.
+        storage_options: options of fsspec's file system. It finds credentials in the environment, configuration files
+            and roles.
 
     Returns:
-        A memory-mapped collection for one folder, as `TensorDict.load_memmap` gives it; else a `ShardedDataset`.
+        For one folder the result of `TensorDict.load_memmap`, otherwise a `ShardedDataset`.
 
     Raises:
-        DatasetError: a folder is no dataset, or is not what its manifest says; names it.
-        DatasetNotFoundError: a folder, or a bucket, is not there.
+        DatasetError: a folder is not a dataset, or differs from its manifest; names it.
+        DatasetNotFoundError: a folder or bucket does not exist.
         OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
         ValueError: the list is empty, or names a folder twice.
-        ImportError: a URL, and the packages for it are not installed; says which extra to install.
-        PermissionError: the store refuses to show it.
+        ImportError: a package for the URL is not installed; names the extra to install.
+        PermissionError: the store denies access.
 
     Example:
         >>> import tempfile, torch, tdmap
@@ -87,15 +87,15 @@ def open(
 
 @on_host
 def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
-    """Datasets one after another as one, without copying a row.
+    """Concatenate datasets without copying rows.
 
     Args:
-        datasets: collections with rows in dimension 0: memory-mapped, in memory, or what `open` and `concat` gave.
+        datasets: collections with rows in dimension 0, memory-mapped or in memory, or results of `open` and `concat`.
 
     Raises:
         OutputMismatch: (a ValueError) they differ in keys, dtypes or row shapes.
-        ValueError: there are none, or two are the same folder.
-        TypeError: one is no collection.
+        ValueError: `datasets` is empty, or has a folder twice.
+        TypeError: a dataset is not a collection.
 
     Example:
         >>> import torch, tdmap

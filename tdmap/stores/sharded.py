@@ -37,15 +37,15 @@ SAMPLE_ROWS = 8
 
 @on_host
 class ShardedDataset(Rows, EngineOps):
-    """A dataset whose rows are read where they lie: in several folders, in an object store, in arrays of Zarr.
+    """A read-only dataset over several folders, an object store, a Zarr store or an HDF5 file.
 
-    Made by `tdmap.open` and `tdmap.concat`. Every operation takes it, and it has the methods `map`, `map_iter`,
-    `map_reduce` and `pipeline` of a TensorDict. It is read only, and no collection: `data[rows]` is a collection of
-    these rows, which the caller may change without an effect on the files; `data["key"]` is a whole column, in memory.
+    `tdmap.open` and `tdmap.concat` return it. Every operation takes it, and it has the methods `map`, `map_iter`,
+    `map_reduce` and `pipeline` of a TensorDict. `data[rows]` is a collection of these rows; changes to it do not reach
+    the files. `data["key"]` loads a whole column into memory.
 
     Attributes:
         shards: the names of the folders, in order.
-        ends: one-past-last row of each.
+        ends: one-past-last row of each folder.
 
     Example:
         >>> import torch, tdmap
@@ -194,17 +194,17 @@ class ShardedDataset(Rows, EngineOps):
         raise TypeError("the types of a sharded dataset are those in its folders: write it anew, by map or filter.")
 
     def items(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
-        """Keys and columns. Each column is loaded when it is its turn."""
+        """Keys and columns. The iterator loads one column at a time."""
         for key in list(self.keys(*args, **kwargs)):
             yield key, self.get(key)
 
     def values(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """The columns. Each is loaded when it is its turn."""
+        """The columns. The iterator loads one column at a time."""
         for _, value in self.items(*args, **kwargs):
             yield value
 
     def get(self, key: Any, default: Any = ..., **kwargs: Any) -> Any:
-        """A whole column, in memory. Of a part of the rows: `data[rows][key]`."""
+        """Load a whole column into memory. For some rows use `data[rows][key]`."""
         if key not in self:
             return self.like.get(key) if default is ... else default
         return self._with_column(key).get(key)
@@ -217,7 +217,7 @@ class ShardedDataset(Rows, EngineOps):
         return TensorDict({key: _without_tensors(self.like.get(key), len(self))}, [len(self)])
 
     def select(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
-        """The same rows with some of the entries; the others are not read."""
+        """The same rows with some of the entries; other entries are not read."""
         chosen = self.like.select(*keys, **kwargs)
         names, columns = entry_names(chosen), self._columns
         if columns is not None:
@@ -361,7 +361,7 @@ class ShardedDataset(Rows, EngineOps):
         return self[list(rows)]
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> Any:
-        """Rows as pieces of so many rows; as `TensorDict.split`, along dimension 0."""
+        """Split the rows into pieces, as `TensorDict.split` along dimension 0."""
         if dim not in (0, -len(self._batch_size)):
             raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
         sizes = split_size if not isinstance(split_size, int) else [split_size] * (-(-len(self) // split_size))

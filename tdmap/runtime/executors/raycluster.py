@@ -20,24 +20,24 @@ TRANSPORTS = ("auto", "memory", "folder", "store")
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Runs jobs on a Ray cluster: give it as `executor=` to any operation. `executor="ray"` is `RayCluster()`.
+    """Runs jobs on a Ray cluster: pass it as `executor=` to any operation. `executor="ray"` is `RayCluster()`.
 
-    A worker is a Ray actor, which stays for the next jobs until it has idled for a minute. It gets the same chunks and
-    seeds as a process here, and a chunk that its death has left undone runs again elsewhere, so results are the same,
-    bit for bit. Workers on the caller's machine read rows from shared memory and files, and write results there.
-    Workers elsewhere get rows through Ray's object store, and so do their results come back.
+    A worker is a Ray actor, which later jobs reuse until it has been idle for a minute. It gets the same chunks and
+    seeds as a local process, and if it dies, another worker runs its chunks again. So results have the same bits.
+    Workers on the caller's machine use shared memory and files. Workers on other machines use files of a shared folder,
+    or receive rows and return results through Ray's object store.
 
     Args:
-        address: of the cluster: `"auto"`, `"host:port"`. Default: the one that this program is connected to, else the
-            one of `RAY_ADDRESS` or of this machine, else a new one on this machine.
-        num_cpus: CPUs that one worker takes.
-        num_gpus: GPUs that one worker takes; may be a fraction.
-        resources: custom resources that one worker takes.
-        runtime_env: packages, files and environment variables of workers, as Ray wants them.
-        scheduling_strategy: where Ray puts workers: `"DEFAULT"`, `"SPREAD"`, or one of its strategy objects.
-        transport: how rows get to workers. `"auto"` finds out for each of them. `"memory"`: only workers that can open
-            this program's memory take part. `"folder"`: workers open files of a shared folder, and other rows go
-            through the object store. `"store"`: all rows do.
+        address: address of the cluster: `"auto"` or `"host:port"`. Default: the cluster that this program is connected
+            to, else that of `RAY_ADDRESS`, else that of this machine, else a new cluster on this machine.
+        num_cpus: CPUs per worker.
+        num_gpus: GPUs per worker; may be a fraction.
+        resources: custom resources per worker.
+        runtime_env: packages, files and environment variables of workers, as in Ray.
+        scheduling_strategy: Ray's placement of workers: `"DEFAULT"`, `"SPREAD"`, or a strategy object of Ray.
+        transport: how rows reach workers. `"auto"` tests each worker. `"memory"` uses only workers that can open this
+            program's memory. With `"folder"`, workers open files of a shared folder, and other rows go through the
+            object store. With `"store"`, all rows go through the object store.
         start_timeout: seconds to wait for the first worker.
 
     Raises:
@@ -108,7 +108,7 @@ class RayCluster:
 
         Raises:
             ModuleNotFoundError: Ray is not installed.
-            ConnectionError: there is no cluster at the address.
+            ConnectionError: no cluster at the address.
         """
         self.require()
         import ray

@@ -174,17 +174,17 @@ class PoolMember:
 
 
 class WorkerPool:
-    """Worker processes that stay for many calls.
+    """Worker processes that many calls use.
 
     Args:
-        num_workers: how many; None: the cores that this process may use.
-        start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver (spawn
-            where the system has none).
-        worker_threads: threads that torch uses in each worker.
-        idle_seconds: workers without work leave after so long; they are started again when needed.
-        max_tasks_per_child: a worker is replaced by a fresh one after so many chunks; None: never.
-        max_memory: a worker is replaced, between leases, when the memory that it has gained since it started exceeds so
-            many bytes; None: never. Memory-mapped files and shared memory do not count.
+        num_workers: number of workers. None: the cores that this process may use.
+        start_method: `"fork"`, `"forkserver"` or `"spawn"`. None: fork if it is safe, otherwise forkserver (spawn if
+            the system has no forkserver).
+        worker_threads: number of torch's threads in each worker.
+        idle_seconds: idle workers end after this time; the pool starts them again when needed.
+        max_tasks_per_child: replace a worker after this many chunks. None: never.
+        max_memory: replace a worker, between leases, if its memory has grown by this many bytes since its start,
+            without memory-mapped files and shared memory. None: never.
 
     Raises:
         ValueError: an argument is out of range.
@@ -361,15 +361,15 @@ class WorkerPool:
     # -- for users ---------------------------------------------------------------------------------
 
     def warm_up(self, wait: bool = True) -> None:
-        """Start every worker now, so that the first `map` finds them ready.
+        """Start all workers now, so that the first call need not wait for them.
 
         Args:
-            wait: return when all are ready. False: return at once, and let them start while the program reads its
-                data. Under forkserver that is the process that workers are forked from, which takes most of a
-                second for the first pool of a program; it stays when workers leave after `idle_seconds`.
+            wait: return when all workers are ready. False returns at once, and workers start in the background. Under
+                forkserver only the server process starts, which takes most of a second for the first pool of a program;
+                it does not end after `idle_seconds`.
 
         Raises:
-            WorkerStartError: a worker ends before it is ready (with `wait`; otherwise the first `map` says so).
+            WorkerStartError: a worker ends before it is ready (with `wait`; otherwise the first call raises it).
 
         Example:
             >>> import tdmap, torch
@@ -403,13 +403,13 @@ class WorkerPool:
                     raise WorkerStartError(f"a worker ended while it started (exit status {code})")
 
     def stats(self) -> dict[str, Any]:
-        """Numbers about the pool.
+        """Statistics of the pool.
 
         Returns:
-            `num_workers`: the size; `pids`, `alive`: its processes now; `started`, `lost` (died), `recycled`
-            (replaced for `max_tasks_per_child` or `max_memory`) and `restarts` (both) since it was made;
-            `total_rows`: rows done since then. By process id, for those alive: `chunks` and `rows` done,
-            `memory` gained since it started and `peak_memory` (the whole resident set), in bytes.
+            `num_workers`: the size; `pids`, `alive`: its current processes; `started`, `lost` (died), `recycled`
+            (replaced for `max_tasks_per_child` or `max_memory`), `restarts` (lost and recycled) and `total_rows` since
+            the pool was made. By process id of living workers: finished `chunks` and `rows`, growth of `memory` and
+            `peak_memory` (resident set), in bytes.
 
         Example:
             >>> import tdmap, torch
@@ -436,7 +436,7 @@ class WorkerPool:
         }
 
     def close(self) -> None:
-        """End every worker. The pool cannot be used afterwards."""
+        """End all workers. The pool cannot be used afterwards."""
         if self._closed or not self._owner.is_here:
             return
         self._closed = True
@@ -505,7 +505,7 @@ def give_back(pool: WorkerPool) -> None:
 
 
 def close_pools() -> None:
-    """End every worker of this process, and the template that they are forked from."""
+    """End all workers of this process, and the forkserver."""
     with _warm_lock:
         _warm.clear()
     for pool in list(_all_pools):
