@@ -86,7 +86,7 @@ class DevicePlan:
         if self.out_device is None or out is data:
             return
         if resume:
-            raise ValueError(f"resume=True needs an output that outlives the program: out lies on {self.out_device}.")
+            raise ValueError(f"resume=True needs an output in files: out is on {self.out_device}.")
         if on_error != "raise" and VALID in getattr(out, "_source", {}):
             raise ValueError(
                 f"{VALID!r} is not kept up to date on {self.out_device}: use an out on the CPU, or drop it."
@@ -185,7 +185,7 @@ def check_device_out(out: Data) -> torch.device | None:
         for key, leaf in out.items(include_nested=True, leaves_only=True):
             found[leaf.device] = found.get(leaf.device) or repr(key)
         places = ", ".join(f"{key} on {device}" for device, key in found.items())
-        raise ValueError(f"out must lie on one device: it has {places}. Move it with out.to(device), or write to two.")
+        raise ValueError(f"all tensors of out must be on one device: got {places}. Move them with out.to(device).")
     if not _all_dense(out):
         raise TypeError(
             f"out on {next(iter(found))} must be a tensor, a TensorDict or a tensorclass: got a {type(out).__name__}, "

@@ -1,8 +1,8 @@
 """The exceptions of the engine.
 
-Each subclasses the builtin that fits, so `except ValueError` and `except TypeError` keep working, and each
-message says what was asked, what was found and what to do. An exception raised by the user's own function keeps
-its type: it is only given a note that names the rows and the worker (see `add_note`).
+Each is a subclass of a builtin exception, so `except ValueError` and `except TypeError` work. Messages state the
+request, the finding and the remedy. An exception of the user's function keeps its type and gets a note that names the
+rows and the worker (see `add_note`).
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 
 
 class TdmapError(Exception):
-    """Root of the exceptions that the engine itself raises."""
+    """Base class of the engine's exceptions."""
 
 
 class SerializationError(TdmapError, TypeError):
-    """The function, or something that it refers to, cannot be sent to a worker process."""
+    """The function, or an object that it refers to, cannot be pickled for a worker process."""
 
 
 class OutputMismatch(TdmapError, ValueError):
-    """A result does not fit the output: the message names the key, what was wanted and what came."""
+    """A result does not fit the output. The message names the key, the expected and the actual form."""
 
 
 class WorkerLost(TdmapError, RuntimeError):
-    """A worker process died while it ran a chunk, as often as the job allows.
+    """Workers died while they ran a chunk, more than `retries` times.
 
     Attributes:
-        rows: first and one-past-last row of the chunk that was running, or None when none was.
+        rows: first and one-past-last row of the chunk that was running, or None.
         signal: number of the signal that ended the worker, or None.
-        exit_code: exit code of the worker, or None when a signal ended it or the code is not known.
-        peak_memory: the largest resident set that the worker reported, in bytes, or None.
+        exit_code: exit code of the worker, or None if a signal ended it or the code is unknown.
+        peak_memory: largest resident set that the worker reported, in bytes, or None.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class WorkerLost(TdmapError, RuntimeError):
 
 
 class ChunkTimeout(TdmapError, TimeoutError):
-    """A chunk ran longer than `timeout` seconds, as often as the job allows.
+    """A chunk ran longer than `timeout` seconds, more than `retries` times.
 
     Attributes:
-        rows: first and one-past-last row of the chunk that was stuck.
+        rows: first and one-past-last row of the chunk.
     """
 
     def __init__(self, message: str, rows: tuple[int, int] | None = None) -> None:
@@ -62,10 +62,10 @@ class ChunkTimeout(TdmapError, TimeoutError):
 
 
 class ResumeMismatch(TdmapError, ValueError):
-    """A folder holds another run than the one that was asked for.
+    """A folder holds a run that differs from this call.
 
     Attributes:
-        changes: what differs, one sentence each.
+        changes: the differences, one sentence each.
     """
 
     def __init__(self, message: str, changes: tuple[str, ...] = ()) -> None:
@@ -74,12 +74,12 @@ class ResumeMismatch(TdmapError, ValueError):
 
 
 class ShardsMissing(TdmapError, RuntimeError):
-    """Ranks have not done all rows of a dataset yet.
+    """Ranks have not yet written all rows of a dataset.
 
     Attributes:
-        rows: those that are missing, as (first, one past the last).
-        ranks: who is to do them, where that is known.
-        world_size: how many ranks there are; 0 where that is not known.
+        rows: missing rows, as (first, one past the last).
+        ranks: ranks that must compute them, if known.
+        world_size: number of ranks; 0 if unknown.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class ShardsMissing(TdmapError, RuntimeError):
 
 
 class AlreadyComplete(UserWarning):
-    """A resumable run had come to its end before: nothing was done."""
+    """A run with `resume` was already complete; nothing was computed."""
 
 
 class FolderInUse(TdmapError, BlockingIOError):
-    """Another call writes the folder at this moment.
+    """Another call is writing the folder.
 
     Attributes:
-        folder: which one.
-        pid, host: of the process that writes; None where that is not known.
-        since: when it began, in seconds since 1970, or None.
-        call: what it does, such as `"map(double)"`, or None.
+        folder: the folder.
+        pid, host: process and machine of the writer, or None.
+        since: start of the writer, in seconds since 1970, or None.
+        call: the writer's call, such as `"map(double)"`, or None.
     """
 
     def __init__(
@@ -133,16 +133,16 @@ class FolderInUse(TdmapError, BlockingIOError):
 
 
 class UnreadableFile(TdmapError, OSError, ValueError):
-    """A file of another tool is damaged, or of another format than its name says; the message names it."""
+    """A file of another tool is damaged, or its format differs from its name; the message names it."""
 
 
 class UntrustedFile(TdmapError, PermissionError):
-    """What lies in the hidden folder of a dataset is not what this library puts there: a link, a device, a file of
-    another user, or one that is too large. It was not opened, or not read.
+    """A file in the hidden folder of a dataset was not written by tdmap: a link, a device, a file of another user, or a
+    file that is too large. It was not opened, or not read.
 
     Attributes:
         path: the file or folder.
-        reason: what is wrong with it.
+        reason: the defect.
     """
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
@@ -151,10 +151,7 @@ class UntrustedFile(TdmapError, PermissionError):
         super().__init__(errno.EPERM, reason, self.path)
 
     def __str__(self) -> str:
-        return (
-            f"{self.path} {self.reason}. This library has not made it so; nothing was read from it or written to it. "
-            "If you know nothing of it, remove it."
-        )
+        return f"{self.path} {self.reason}. tdmap did not write it. Remove it if you do not need it."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.reason)
@@ -165,10 +162,10 @@ class WorkerStartError(TdmapError, RuntimeError):
 
 
 class RemoteError(TdmapError, RuntimeError):
-    """The user's function raised an exception that could not itself be brought back from the worker.
+    """The user's function raised an exception that cannot be pickled.
 
     Attributes:
-        type_name: qualified name of the original exception's type.
+        type_name: qualified name of the type of the original exception.
     """
 
     def __init__(self, message: str, type_name: str = "") -> None:
@@ -177,7 +174,7 @@ class RemoteError(TdmapError, RuntimeError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback, as text, of an exception that was raised in a worker; set as its `__cause__`."""
+    """The traceback of a worker's exception, as text; set as its `__cause__`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -188,7 +185,7 @@ class RemoteTraceback(Exception):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Attach `note` to `error`, as `BaseException.add_note` of Python 3.11 does, on every Python.
+    """Attach `note` to `error`, like `BaseException.add_note`.
 
     Example:
         >>> error = ValueError("bad pixel")
@@ -204,7 +201,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def describe_rows(start: int, stop: int) -> str:
-    """How messages name rows: `row 7`, or `rows 0:64`.
+    """Rows as text for messages: `row 7`, or `rows 0:64`.
 
     Example:
         >>> describe_rows(7, 8), describe_rows(0, 64)
@@ -217,7 +214,7 @@ class SkippedRows(UserWarning):
     """Rows were skipped because the function raised on them.
 
     Attributes:
-        errors: which, and why.
+        errors: the rows and their exceptions.
     """
 
     def __init__(self, message: str, errors: Any) -> None:

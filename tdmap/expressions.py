@@ -278,8 +278,9 @@ class Applied(Expression):
         shapes = [np.shape(side) for side in (left, right)]
         if all(shapes) and shapes[0] != shapes[1]:
             raise TypeError(
-                f"{self!r}: the rows of {self.left!r} have shape {list(shapes[0][1:])}, and those of {self.right!r} "
-                f"{list(shapes[1][1:])}. Reduce one of them first: .any(), .all(), .sum(), .mean(), .min(), .max()."
+                f"{self!r}: rows of {self.left!r} have shape {list(shapes[0][1:])}, and rows of "
+                f"{self.right!r} have shape {list(shapes[1][1:])}. Reduce one of them first: .any(), .all(), "
+                ".sum(), .mean(), .min(), .max()."
             )
         for column, one, text in ((self.left, left, right), (self.right, right, left)):
             if isinstance(text, (str, bytes)) and isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
@@ -372,8 +373,8 @@ def _operand(value: object) -> Expression:
             return Constant(value)
         if value.ndim:
             raise TypeError(
-                f"a formula takes single values beside columns, and this is an array of shape {list(value.shape)}: "
-                "make it an entry of the dataset, or use isin."
+                f"an expression takes columns and single values: got an array of shape {list(value.shape)}. "
+                "Make it an entry of the dataset, or use isin."
             )
         value = value.item()
     return Constant(value)
@@ -408,8 +409,7 @@ def _require_alike(formula: Expression, sign: str, kind: TimeType, other: TimeTy
     )
     if not same:
         raise TypeError(
-            f"{formula!r}: one column is {kind.name} and the other {other.name}, whose numbers mean different times: "
-            "bring both to one unit before, as in col('seconds') * 1000, beside plain numbers."
+            f"{formula!r}: one column is {kind.name} and the other {other.name}: convert both to one unit first."
         )
 
 

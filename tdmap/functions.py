@@ -80,12 +80,11 @@ def as_function(
 def require_function(fn: object) -> None:
     """Raise TypeError for what cannot be called, or whose result would have to be awaited."""
     if not callable(fn):
-        raise TypeError(f"a function, a module or a transform is needed, got {fn!r}.")
+        raise TypeError(f"fn must be a function, a module or a transform: got {fn!r}.")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
         name = function_name(fn)
         raise TypeError(
-            f"{name} is async, and nothing would wait for what it returns: pass a function that runs it, as in "
-            f"lambda chunk: asyncio.run({name}(chunk))."
+            f"{name} is async: pass a function that runs it, as in lambda chunk: asyncio.run({name}(chunk))."
         )
 
 
@@ -306,14 +305,14 @@ class OnKeys(Named):
         arguments = [chunk.get(key, None) for key in self.in_keys]
         for key, value in zip(self.in_keys, arguments):
             if value is None:
-                raise KeyError(f"in_keys: there is no entry {key!r}; there are {list(chunk.keys(True, True))}")
+                raise KeyError(f"in_keys: unknown entry {key!r}. Entries: {list(chunk.keys(True, True))}")
         call = fn.call if isinstance(fn, (ModuleFunction, _MovedModule)) else fn
         results = call(*arguments, *more, **self.options)
         if len(self.out_keys) == 1:
             results = (results,)
         elif not isinstance(results, (tuple, list)) or len(results) != len(self.out_keys):
             found = f"{len(results)} results" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
-            raise ValueError(f"out_keys={self.out_keys} wants a tuple of {len(self.out_keys)}: got {found}.")
+            raise ValueError(f"out_keys={self.out_keys} needs a tuple of {len(self.out_keys)} results: got {found}.")
         new = chunk.clone(False) if self.keep else chunk.select()
         for key, value in zip(self.out_keys, results):
             new.set(key, value)
@@ -541,8 +540,7 @@ def plain_rows(result: object, chunk: Data, dim: int = 0) -> Any:
         return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
     except (RuntimeError, TypeError, ValueError) as error:
         raise OutputMismatch(
-            f"the function returned a dict ({', '.join(map(repr, result))}), whose columns are no rows of one "
-            f"length: {error}"
+            f"the function returned a dict ({', '.join(map(repr, result))}), whose columns differ in length: {error}"
         ) from error
 
 
@@ -576,8 +574,8 @@ def _listed(name: object, rows: list[Any]) -> Any:
         row = next(number for number, value in enumerate(rows) if value is None)
         blank = "an empty one" if what == "bytes" else "0 or NaN"
         raise OutputMismatch(
-            f"the function returned {name!r} with None among {what}, in row {row} of its {len(rows)}: {what} have no "
-            f"value for it. Return {blank} there, and a column of bools, {f'{name}.valid'!r}, that is False there."
+            f"the function returned {name!r} with None among {what}, in row {row} of {len(rows)}: {what} "
+            f"cannot be None. Return {blank} for such rows, and False in a bool column {f'{name}.valid'!r}."
         )
     return Ragged.from_list(rows) if what == "bytes" else rows
 

@@ -73,8 +73,8 @@ class Owner:
         """Raise RuntimeError in a fork; `what` names the object."""
         if os.getpid() != self.pid:
             raise RuntimeError(
-                f"{what} belongs to process {self.pid}, and this is process {os.getpid()}, a fork of it: its "
-                "workers serve that process only. Make a new one in this process."
+                f"{what} belongs to process {self.pid}, and cannot be used in its fork, process "
+                f"{os.getpid()}. Make a new one in this process."
             )
 
 

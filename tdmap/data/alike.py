@@ -37,8 +37,8 @@ def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
     shape = tuple(out.shape)
     if len(shape) <= plan.dim or shape[plan.dim] != plan.length:
         raise OutputMismatch(
-            f"out must have {plan.length} rows along dimension {plan.dim}, as the data of shape "
-            f"{tuple(source_shape)} has: got an out of shape {shape}."
+            f"out must have {plan.length} rows along dimension {plan.dim}, like the data of shape "
+            f"{tuple(source_shape)}: got an out of shape {shape}."
         )
 
 
@@ -140,8 +140,8 @@ def unlike_the_others(rows: Data, result: Data, objects: Iterable[KeyPath] = ())
 def wrong_shape(key: str, wanted: Sequence[int], found: Sequence[int], whose: str) -> OutputMismatch:
     """The error for rows of another shape than those of the output."""
     return OutputMismatch(
-        f"{key}: out wants shape {tuple(wanted)} for {whose} {tuple(found)}. Allocate out with that shape, or leave "
-        "out=None."
+        f"{key}: out has shape {tuple(wanted)} for {whose} shape {tuple(found)}. Change the function, "
+        "allocate out with its shape, or leave out=None."
     )
 
 
@@ -152,8 +152,8 @@ def check_dtype(key: str, wanted: torch.dtype, found: torch.dtype, whose: str) -
     """
     if not torch.can_cast(found, wanted):
         raise OutputMismatch(
-            f"{key}: out wants dtype {wanted} and {whose} {found}, which does not cast to it safely. Convert it, or "
-            "allocate out with that dtype."
+            f"{key}: out has dtype {wanted}, and {whose} {found}, which cannot be cast to it safely. Convert "
+            f"the result, or allocate out with dtype {found}."
         )
 
 

@@ -84,7 +84,7 @@ def row_numbers(index: object, rows: int) -> Tensor:
         index = torch.as_tensor(array)
     if index.dtype is torch.bool:
         if index.shape != (rows,):
-            raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")
+            raise IndexError(f"a mask needs one bool per row, shape [{rows}]: got shape {list(index.shape)}.")
         return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
     if not index.numel():
         return torch.zeros(0, dtype=torch.int64)

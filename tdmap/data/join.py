@@ -68,8 +68,9 @@ def join(parts: list[Any], plan: ChunkPlan) -> Data:
     for part in parts:
         if not is_data(part):
             raise TypeError(
-                f"map joins tensors or collections of tensors, and the function returned a {type(part).__name__}. "
-                "Return one of those or None, or use map_iter, which yields any value."
+                "map concatenates tensors or collections of tensors, and the function returned a "
+                f"{type(part).__name__}. Return a tensor, a collection or None, or use map_iter, which yields "
+                "any value."
             )
     if len(parts) == 1 and not plan.unbind:
         return parts[0]
@@ -100,8 +101,8 @@ def called_with_none(fn: Callable[[Any], Any], chunk: Data) -> Any:
         if comes_from_handler(error, installed_handlers()):
             raise
         raise ValueError(
-            f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
-            f"looks like ({type(error).__name__}: {error}). {_ADVICE}"
+            "the data has no rows, and the function fails on zero rows, so the schema of the result is "
+            f"unknown ({type(error).__name__}: {error}). {_ADVICE}"
         ) from error
 
 

@@ -225,8 +225,8 @@ def require_writable(out: object) -> None:
     file = read_only_file(tensors_of(out))
     if file is not None:
         raise PermissionError(
-            f"out lies in {file}, which may only be read here, so no result would reach the file: load the dataset "
-            "with mode='r+' from files that you may write, or pass out=the path of a new folder."
+            f"out is mapped from {file}, which is read-only: load the dataset with mode='r+' from writable "
+            "files, or pass the path of a new folder as out=."
         )
 
 
@@ -234,8 +234,9 @@ def _require_views(out: Data, path: tuple[str, ...]) -> None:
     if is_read_anew(out):
         where = f"the entry {path[0] if len(path) == 1 else path!r} of out" if path else "out"
         raise ValueError(
-            f"{where} is a {type(out).__name__}, whose rows are copies in memory, so no result would reach its file: "
-            "pass out=the path of a new folder or out=None, and assign the result, as in data[:] = result."
+            f"{where} is a {type(out).__name__}, whose rows are copies in memory, so results would not reach "
+            "its file: pass the path of a new folder as out=, or out=None and assign the result, as in "
+            "data[:] = result."
         )
     if is_dense(out):
         for key, entry in out._source.items():

@@ -668,8 +668,8 @@ def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Data) -> 
     if wanted is not None and found is not None and wanted != found:
         name = repr(path[0] if len(path) == 1 else path)
         raise OutputMismatch(
-            f"{name}: out holds rows of {describe_form(wanted)}, and those of the result are {describe_form(found)}: "
-            "convert them, or give out an entry for such rows."
+            f"{name}: rows of out are {describe_form(wanted)}, and rows of the result are "
+            f"{describe_form(found)}: convert the result, or give out an entry of its type."
         )
 
 

@@ -249,7 +249,7 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
     hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""
     if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
         hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
-    raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
+    raise KeyError(f"{what} is {name!r}, which is not an entry of the data. Entries: {there}.{hint}")
 
 
 def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:

@@ -243,7 +243,7 @@ def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
         raise ModuleNotFoundError("a picture needs matplotlib: pip install matplotlib", name=error.name) from None
     shown = [(name, stats) for name, stats in columns if stats.histogram]
     if not shown:
-        raise ValueError("there is nothing to draw: no entry holds a finite number")
+        raise ValueError("nothing to draw: no entry holds a finite number")
     across = min(3, len(shown))
     down = -(-len(shown) // across)
     figure = Figure(figsize=(4.2 * across, 2.6 * down), layout="constrained")

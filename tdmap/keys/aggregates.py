@@ -472,9 +472,9 @@ def stack_answers(answers: list[Any], name: str) -> Any:
     except (RuntimeError, ValueError, KeyError) as error:
         shapes = list(dict.fromkeys(str(list(one.shape)) for one in answers))
         raise ValueError(
-            f"the answers of {name!r} become a column of the result, so they must have one shape, and there are "
-            f"{', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''}. Use map_groups(fn), whose results may have "
-            "any number of rows."
+            f"results of {name!r} must have one shape, because they become a column: got "
+            f"{', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''}. Use map_groups(fn), whose results "
+            "may have any number of rows."
         ) from error
 
 

@@ -155,7 +155,7 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
         data = rows.select(*entry_names(sample))  # the entries of all folders in one order
     if payload is None and not is_columnar(sample):
         raise TypeError(
-            "a reducer that is not ready-made reads whole rows, and these are not all tensors of one length: "
+            "a custom reducer reads whole rows, and not all entries are tensors of one length: call "
             "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
         )
     return data

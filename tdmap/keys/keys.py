@@ -157,9 +157,7 @@ def strings_of(values: Any, what: str) -> list[Any]:
         else next(type(one).__name__ for one in values if not isinstance(one, str))
     )
     advice = ": have a string stand for None ('' for one), or filter those rows out before" * (found == "NoneType")
-    raise TypeError(
-        f"{what} holds values that are not tensors, which must be strings to be a key: found {found}{advice}."
-    )
+    raise TypeError(f"{what} must hold tensors or strings: found {found}{advice}.")
 
 
 @dataclass(frozen=True)
@@ -216,8 +214,8 @@ class KeyReader:
         rows = np.flatnonzero(missing)
         named = ", ".join(str(start + row) for row in rows[:SHOWN].tolist()) + (", ..." if len(rows) > SHOWN else "")
         raise ValueError(
-            f"{self.what}: the key is NaN in {'row' if len(rows) == 1 else 'rows'} {named}. Pass dropna=True to leave "
-            "such rows out, or dropna=False for a group of their own, the last one."
+            f"{self.what}: the key is NaN in {'row' if len(rows) == 1 else 'rows'} {named}. Pass dropna=True "
+            "to leave these rows out, or dropna=False to make them the last group."
         )
 
     def _missing(self, values: Sequence[Tensor]) -> NDArray[np.bool_] | None:

@@ -118,15 +118,15 @@ def _add(asked: Asked, path: Path, key: Key, what: object) -> None:
     else:
         known = ", ".join(map(repr, (*NAMED, "median", "nunique")))
         raise ValueError(
-            f"agg: {what!r} for {path!r} is none of {known}, ('quantile', q), or a Reducer. A function of the "
-            "rows of a group goes to map_groups(fn)."
+            f"agg: {what!r} for {path!r} is none of {known}, ('quantile', q), or a Reducer. Pass a function "
+            "of the rows of a group to map_groups(fn)."
         )
 
 
 def _quantiles(q: Any) -> float | tuple[float, ...]:
     several = tuple(q) if isinstance(q, (list, tuple)) else (q,)
     if not several or not all(isinstance(one, (int, float)) and 0 <= one <= 1 for one in several):
-        raise ValueError(f"quantiles lie in [0, 1]: got {q!r}.")
+        raise ValueError(f"quantiles must be in [0, 1]: got {q!r}.")
     return tuple(map(float, several)) if isinstance(q, (list, tuple)) else float(q)
 
 

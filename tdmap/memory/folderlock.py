@@ -268,11 +268,11 @@ def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float) ->
         return
     if ended:
         text = (
-            f"{folder} was being written by {holder.describe()}, which has ended; but something that it started has "
-            f"not, and holds {path}. End that, or wait for it."
+            f"{folder} was being written by {holder.describe()}, which has ended. A process that it started "
+            f"is still running and holds {path}: end that process, or wait for it."
         )
     else:
-        text = f"{folder} is being written by {holder.describe()}. Wait until that is done, or choose another folder."
+        text = f"{folder} is being written by {holder.describe()}. Wait until it has ended, or choose another folder."
     known = () if holder is UNKNOWN else (holder.process.pid, holder.process.host, holder.since, holder.call)
     raise FolderInUse(text, str(folder), *known)
 
@@ -308,5 +308,5 @@ def without_strays(path: Path) -> FileLock:
         return FileLock(path, STRAY_SECONDS)
     except BlockingIOError:
         folder = path.parent.parent
-        text = f"workers of an earlier run still change rows of {folder} (they hold {path}): end them first."
+        text = f"workers of an earlier run still change rows of {folder} and hold {path}: end them first."
         raise FolderInUse(text, str(folder)) from None

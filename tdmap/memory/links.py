@@ -317,7 +317,7 @@ def resolve_device(device: Device, name: str = "device") -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name}={device!r} is no device of torch: {str(error).partition(chr(10))[0]}") from None
+        raise ValueError(f"{name}={device!r} is not a device of torch: {str(error).partition(chr(10))[0]}") from None
     if found.type == "cpu":
         return torch.device("cpu")
     if found.type not in LINKS:

@@ -36,8 +36,8 @@ class Marked(Around, Wrapped):
         if not is_dense(result) or hasattr(result, "__dataclass_fields__"):
             raise OutputMismatch(
                 f"on_error='mark' adds an entry {VALID!r} to results, and the function returned a "
-                f"{type(result).__name__}: return a TensorDict, or pass on_error=tdmap.RowErrors(), whose mask() tells "
-                "the same."
+                f"{type(result).__name__}: return a TensorDict, or pass on_error=tdmap.RowErrors() and use "
+                "its mask()."
             )
         marked = result.copy()
         marked.set(VALID, torch.ones(result.batch_size, dtype=torch.bool))

@@ -351,8 +351,8 @@ def _place(ctx: Context, pieces: CollectPieces, empty: Callable[[], Schema] | No
     schema = pieces.schema or (None if empty is None else empty())
     if schema is None:
         raise ValueError(
-            "map_groups: the function returned no rows for any group, so nothing tells what the result looks like. "
-            "Return an empty TensorDict with its entries instead of None."
+            "map_groups: the function returned no rows for any group, so the schema of the result is "
+            "unknown. Return an empty TensorDict with its entries instead of None."
         )
     found = pieces.all
     nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)

@@ -202,7 +202,7 @@ class _Join:
         if self.how == "inner":
             self.indicator = ""
         elif any(self.indicator in side.keys() for side in self.names.sides):
-            raise ValueError(f"join: there is an entry {self.indicator!r} already: pass another indicator=.")
+            raise ValueError(f"join: the entry {self.indicator!r} exists already: pass another indicator=.")
 
     # -- semi and anti
 
@@ -428,8 +428,8 @@ class _Join:
         for name, value in zip(self.ours.names, self.theirs.names):
             if not isinstance(name, str):
                 raise ValueError(
-                    f"join: how='right' with entries that are no plain tensors takes no nested key, and {name!r} is "
-                    "one: change the sides and use how='left'."
+                    f"join: how='right' with non-tensor entries does not support the nested key {name!r}: "
+                    "swap the datasets and use how='left'."
                 )
             main.set(name, self.second.get(value))
             other = other.exclude(name)

@@ -199,7 +199,9 @@ def map(
     where, rank = DevicePlan.of(device, given), None if shard is None else rank_of(shard)
     if shards is not None and (dim or rank is not None or where.devices):
         what = "rows_per_shard=" if shards.rows_per_shard is not None else f"out={out!r}"
-        raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")
+        raise ValueError(
+            f"{what} writes shards along dimension 0, and cannot be combined with dim=, device= or shard=."
+        )
     plan = plan_for(
         data,
         dim,
@@ -236,7 +238,9 @@ def map(
 def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
     """The results, joined into a new value."""
     if ctx.resume:
-        raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
+        raise ValueError(
+            "resume=True keeps its log in the output folder: pass the path of a folder as out=, or out=data."
+        )
     if rank is not None:
         whole, job = job, by_ranks.part_of(job, rank)
         if job.plan.length == 0 < whole.plan.length:
@@ -247,10 +251,10 @@ def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
     with placing(ctx.execution) as place:
         result = ctx.run(job, Gather(job.name, job.policy.skip == DROP, place))
     if result is None and (is_read_anew(data) or not rows_of(data).is_view):
-        what = "PersistentTensorDict" if is_read_anew(data) else "dataset of several folders, which is read only"
+        what = "PersistentTensorDict" if is_read_anew(data) else "sharded dataset, which is read-only"
         raise OutputMismatch(
-            f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect "
-            f"on a {what}: let it return the chunk, and pass out=."
+            f"{job.name} returned None for every chunk. Changing a chunk in place has no effect on a {what}: "
+            "return the chunk, and pass out=."
         )
     return result
 

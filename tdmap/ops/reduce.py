@@ -209,7 +209,7 @@ def _fold_logged(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any]
         if len(states) != 1:
             raise FileNotFoundError(
                 errno.ENOENT,
-                "the answer of this reduction was here, and is gone; remove the folder to run anew",
+                "the result of this reduction is missing; remove the folder to run it again",
                 str(path / HIDDEN / f"{STATES}0"),
             )
         return states[0][2]

@@ -69,7 +69,7 @@ def sample(
     if count > possible and (not replace or not possible):
         what = "rows" if odds is None else "rows with a weight"
         raise ValueError(
-            f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
+            f"sample: cannot draw {count} rows from {possible} {what}: pass replace=True, or a smaller number."
         )
     known = ctx.decide("seed", lambda: seed_or_drawn(seed))
     random = np.random.Generator(np.random.Philox(known % (1 << 64)))

@@ -157,8 +157,8 @@ def each_result(result: object) -> Iterator[Data]:
             yield from each_result(part)
     else:
         raise OutputMismatch(
-            "the function must return a tensor or a collection with rows in dimension 0, a dict of columns, None for "
-            f"no rows, or an iterable of those: got a {type(result).__name__}."
+            "the function must return a tensor or a collection with rows in dimension 0, a dict of columns, "
+            f"None, or an iterable of these: got a {type(result).__name__}."
         )
 
 
@@ -376,8 +376,8 @@ def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | No
         schema = take_apart(ctx.output.given[:0]).schema
     if schema is None:
         raise ValueError(
-            f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
-            "TensorDict with its keys instead of None, or handle this case before the call."
+            f"{job.name} returned no rows, so the schema of the result is unknown. Return an empty TensorDict "
+            "with its keys instead of None, or handle this case before the call."
         )
     place_pieces(ctx, pieces.all, schema, spill)
 
@@ -407,7 +407,7 @@ def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schem
         elif empty is not None:
             schema = empty()
         else:
-            raise ValueError("there are no rows, so nothing tells what the dataset looks like.")
+            raise ValueError("without rows, the schema of the dataset is unknown.")
         place_pieces(ctx, kept, schema, spill)
     return ctx.output.result()
 

@@ -171,15 +171,15 @@ def own_folder(data: Data, name: str) -> Path:
     folder = folder_of(data)
     if folder is None:
         raise ValueError(
-            f"resume=True needs {name} to be a whole memory-mapped dataset, which has a folder to keep the journal "
-            f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
-            "out='folder'."
+            f"resume=True needs {name} to be a complete memory-mapped dataset, because it keeps its log in "
+            f"the folder: got a {type(data).__name__} in memory, or a part of a dataset. Save it with "
+            "memmap(folder), or pass out='folder'."
         )
     replaced = replaced_file(data)
     if replaced is not None:
         raise ValueError(
-            f"{name} was mapped before a later save put another file in the place of {replaced}, so that what is "
-            f"written into it is not in {folder}: load the dataset again."
+            f"{name} was opened before a later save replaced {replaced}, so writes into it do not reach "
+            f"{folder}: load the dataset again."
         )
     require_room_for_hidden(data)
     return folder

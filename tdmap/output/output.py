@@ -317,7 +317,7 @@ def _check_entry(target: object, field: Field) -> None:
             raise OutputMismatch(f"{key}: out holds {kinds[0]}, and the result {kinds[1]}.")
         return
     if tuple(target.shape[1:]) != field.shape:
-        raise wrong_shape(key, target.shape[1:], field.shape, "a row and the result has")
+        raise wrong_shape(key, target.shape[1:], field.shape, "a row, and the result has")
     check_dtype(key, target.dtype, field.dtype, "the result has")
 
 

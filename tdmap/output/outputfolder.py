@@ -211,16 +211,19 @@ class OutputFolder:
             return
         if META in names:
             raise FileExistsError(
-                f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which replaces "
-                "it when the new one is whole. To write into its rows, load it and pass it as out=."
+                f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which "
+                "replaces it when the new one is complete. To write into its rows, load it and pass it as "
+                "out=."
             )
         if HIDDEN in names and begun:
             raise FileExistsError(
-                f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
+                f"{self.path} holds an unfinished run: pass resume=True to resume it, or remove the folder."
             )
         others = sorted(names - {HIDDEN})
         if others and not self._can_be_finished:
-            raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
+            raise FileExistsError(
+                f"{self.path} is not empty ({', '.join(others[:3])}...): choose an empty or new folder."
+            )
 
     def _require_no_shards(self, names: set[str]) -> None:
         if SHARDS not in names and not os.path.lexists(f"{self.path}/{SHARDS_RUN}"):
@@ -322,8 +325,8 @@ class OutputFolder:
         if others:
             self._keeps = True
             raise FileExistsError(
-                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}, which was left "
-                f"alone. The result is whole, in {self._data}: move it from there."
+                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}, which "
+                f"tdmap did not change. The complete result is in {self._data}: move it from there."
             )
 
     def _discard(self) -> None:
@@ -435,6 +438,6 @@ def require_room_for_hidden(data: Data) -> None:
     entries = entries_of(data) if is_dense(data) and not is_tensorclass(data) else {}
     if not isinstance(entries.get(HIDDEN, _ABSENT), Tensor):  # a tensor lies in a file of another name
         raise OutputMismatch(
-            f"the entry {HIDDEN!r} would lie in the folder {HIDDEN}, where the state of runs is kept: give it another "
-            "name (rename_key_), or keep the result in memory (out=None)."
+            f"the entry {HIDDEN!r} has the name of the folder that holds the state of runs: rename it "
+            "(rename_key_), or keep the result in memory (out=None)."
         )

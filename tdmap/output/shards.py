@@ -173,7 +173,9 @@ class Shards:
         """Be the only one who writes the target, where it is a folder."""
         target = self.target
         if resume and self.overwrite:
-            raise ValueError("resume=True resumes what is in the folder, and overwrite=True replaces it: pass one.")
+            raise ValueError(
+                "resume=True resumes the run in the folder, and overwrite=True replaces the dataset: pass only one."
+            )
         if not isinstance(target, LocalTarget):
             yield
             return
@@ -399,8 +401,8 @@ class _Run:
                 folder = f"{self.target.name}/{shard_name(name, number)}"
                 if not os.path.exists(f"{folder}/{META}"):
                     raise FileNotFoundError(
-                        f"{folder} was written, and is not here: workers on other machines must share the folder of "
-                        "out, or out must be the URL of a store."
+                        f"{folder} was written, and cannot be found on this machine: workers on other "
+                        "machines must share the folder of out, or out must be a URL."
                     )
 
     def _publish(self, name: str, found: list[WrittenShard]) -> None:
@@ -489,8 +491,8 @@ def _left_in(target: Target, files: set[str], overwrite: bool) -> set[str]:
         if alive is not False:
             ended = "" if alive else " If it has ended, pass overwrite=True."
             raise FolderInUse(
-                f"{target.name} is being written by process {process.pid} on {printable(process.host)}: wait until "
-                f"that is done, or choose another place.{ended}",
+                f"{target.name} is being written by process {process.pid} on {printable(process.host)}. Wait "
+                f"until it has ended, or choose another folder.{ended}",
                 target.name,
             )
     run = str(record.get("run", ""))
@@ -548,8 +550,8 @@ def _compared(target: Target, identity: dict[str, Any], known: bytes, whole: boo
     if not isinstance(name, str) or not name.isalnum():
         raise UntrustedFile(where, "does not say what its run is")
     if changes:
-        what = "the result of another run" if whole else "an unfinished run that is not this one"
-        refuse(target.name, changes, f"holds {what}", "Choose another place, or remove that one.")
+        what = "the result of another run" if whole else "an unfinished run that differs from this one"
+        refuse(target.name, changes, f"holds {what}", "Choose another folder or URL, or remove that one.")
     return header
 
 
@@ -572,7 +574,7 @@ def _noted(where: str, note: bytes) -> tuple[WrittenShard, list[RowError]]:
         skipped = row_errors([value["skipped"]])
         done = WrittenShard(value["rows"], value["meta"], value["nbytes"], value["schema"], [])
     except (ValueError, LookupError, TypeError) as error:
-        raise UntrustedFile(where, f"is not what a writer of shards has noted ({error})") from None
+        raise UntrustedFile(where, f"is not a record of a writer of shards ({error})") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in (done.rows, done.nbytes)):
         raise UntrustedFile(where, f"does not say how many rows it has: {done.rows!r:.40}")
     return done, skipped

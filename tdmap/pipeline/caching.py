@@ -130,13 +130,13 @@ def _changes(note: Path, now: dict[str, str], cache: Cache) -> tuple[str, ...]:
     written = read(note)
     if written is None:
         raise FileExistsError(
-            f"{cache.path} holds a dataset that is no cache of a pipeline: choose another folder for .cache(), or load "
-            "that dataset and begin a pipeline with it."
+            f"{cache.path} holds a dataset that is not the cache of a pipeline: choose another folder for "
+            ".cache(), or load that dataset and begin a pipeline with it."
         )
     try:
         then = parse_json(written)
         if type(then) is not dict:
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except ValueError as error:
         raise UntrustedFile(note, f"does not say of which pipeline it is ({error})") from None
     changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]

@@ -169,7 +169,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def _pending(self, cache: Cache, plan: Plan) -> UnwrittenCache:
         if plan.batched:
-            raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
+            raise ValueError(".cache() stores rows, not batches: put it before .batch(), or after .unbatch().")
         return UnwrittenCache(cache.path, plan.elements, heads_of(plan)[0].view.row_bytes)
 
     def _opened(self, settings: RunSettings) -> Plan:

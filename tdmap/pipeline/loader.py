@@ -205,16 +205,16 @@ class PipelineIterator(Iterator[Any]):
             raise ValueError("the state is of another worker of a DataLoader, or of another number of them.")
         if world_size != self._share.world_size and workers > 1:
             raise ValueError(
-                f"the state is of {world_size} ranks with {workers} workers of a DataLoader each, and there are "
-                f"{self._share.world_size} ranks: no worker knows how far the others are. Save the state of "
-                "pipeline.iter(num_workers=...), which any number of ranks can resume."
+                f"the state of a DataLoader worker is of {world_size} ranks with {workers} workers each, and "
+                f"cannot be loaded by {self._share.world_size} ranks. Save the state of "
+                "pipeline.iter(num_workers=...), which any number of ranks can load."
             )
 
 
 def _cannot_go_back() -> Any:
     raise RuntimeError(
-        "an exception has ended this iteration, and the rows in a shuffle buffer are not those of the last element any "
-        "more: go on from a state_dict() that was saved before, or begin again."
+        "an exception ended this iteration, and .shuffle(buffer=) cannot step back to the last element: load "
+        "a state_dict() that was saved before, or start again."
     )
 
 

@@ -265,7 +265,7 @@ class Pipeline(Chain):
 
     def _require_no_batches(self, stage: str) -> None:
         if self._has_batches:
-            raise ValueError(f".{stage} makes batches of rows, and there is .batch before it: leave that out.")
+            raise ValueError(f".{stage} makes batches of rows: leave out the .batch before it.")
 
     # -- several datasets ------------------------------------------------------------------------------
 

@@ -201,9 +201,7 @@ def _below(plan: Local, change: Callable[[Plan], Plan]) -> Local:
 
 def _change_rows(plan: Plan, stage: Stage) -> Plan:
     if isinstance(stage, FlatMap) and plan.batched:
-        raise ValueError(
-            ".flat_map() works on rows, and there are batches: put it before .batch(), or after .unbatch()."
-        )
+        raise ValueError(".flat_map() takes rows, not batches: put it before .batch(), or after .unbatch().")
     if isinstance(plan, Head) and (plan.first, plan.stop) == (0, None):
         return replace(plan, tail=(*plan.tail, stage))
     if isinstance(plan, Local) and isinstance(plan.stage, (ConcatWith, Repeat)):
@@ -231,7 +229,7 @@ def _pick(plan: Plan, stage: Stage) -> Plan:
 
 def _shuffle(plan: Plan, stage: Shuffle) -> Plan:
     if plan.batched:
-        raise ValueError(".shuffle() is about rows, and there are batches: put it before .batch().")
+        raise ValueError(".shuffle() takes rows, not batches: put it before .batch().")
     if stage.buffer is not None:
         return Local((plan,), stage)
     if isinstance(plan, Head) and plan.epochs == 1 and all(isinstance(s, (*ROW_WISE, Filter)) for s in plan.tail):
@@ -239,13 +237,12 @@ def _shuffle(plan: Plan, stage: Shuffle) -> Plan:
         return replace(plan, view=plan.view.picking(stage))
     if plan.epochs != 1 if isinstance(plan, Head) else isinstance(plan.stage, Repeat):
         raise ValueError(
-            f".{stage} after .repeat() would mix the epochs: put .shuffle() first; each epoch then has an order of its "
-            "own."
+            f".{stage} after .repeat() would mix the epochs: put .shuffle() first, and each epoch has its own order."
         )
     raise ValueError(
-        f".{stage} needs rows that can be numbered, and {_blocker(plan)} makes them unknown until it has run. Put "
-        ".shuffle() before it, use .cache(path) between the two, or shuffle a part at a time with "
-        f".shuffle({stage.seed}, buffer=10_000)."
+        f".{stage} needs the number of rows, which is unknown after {_blocker(plan)}. Put .shuffle() before "
+        f"it, use .cache(path) between the two, or shuffle approximately with .shuffle({stage.seed}, "
+        "buffer=10_000)."
     )
 
 
@@ -265,7 +262,7 @@ def _repeat(plan: Plan, stage: Repeat) -> Plan:
 
 def _batch(plan: Plan, stage: Batch) -> Plan:
     if plan.batched:
-        raise ValueError(f".{stage}: there are batches already: use .unbatch() first to cut them anew.")
+        raise ValueError(f".{stage} takes rows, not batches: use .unbatch() first.")
     # A chunk is read from the rows of one epoch, so it cannot hold those of two where they are others in each.
     if isinstance(plan, Head) and not plan.tail and (plan.epochs == 1 or not is_shuffled(plan.view.over)):
         return replace(plan, tail=(stage,), across=plan.epochs != 1)
@@ -274,7 +271,7 @@ def _batch(plan: Plan, stage: Batch) -> Plan:
 
 def _unbatch(plan: Plan, stage: Unbatch) -> Plan:
     if not plan.batched:
-        raise ValueError(".unbatch() makes rows of batches, and there are none: it belongs after .batch(n).")
+        raise ValueError(".unbatch() takes batches: put it after .batch(n).")
     if isinstance(plan, Head) and (plan.first, plan.stop) == (0, None):
         return replace(plan, tail=(*plan.tail, stage))
     return Local((plan,), stage)

@@ -38,11 +38,11 @@ def ragged_in(rows: Data, key: str | tuple[str, ...]) -> Ragged:
     if is_ragged(entry):
         return entry
     if entry is None:
-        raise KeyError(f"there is no entry {key!r}; there are {', '.join(map(repr, rows.keys())) or 'none'}")
+        raise KeyError(f"unknown entry {key!r}. Entries: {', '.join(map(repr, rows.keys())) or 'none'}")
     if not getattr(entry, "_is_non_tensor", False):
         shape = getattr(entry, "shape", None)
         what = type(entry).__name__ if shape is None else f"{type(entry).__name__} of shape {list(shape)}"
-        raise TypeError(f"rows of {key!r} are to have different lengths, as in a Ragged: it is a {what}")
+        raise TypeError(f"{key!r} must be a Ragged: got a {what}")
     return Ragged.from_list(objects_of(entry))  # type: ignore[no-any-return]
 
 

@@ -86,8 +86,8 @@ def as_rows(value: Any, start: int = 0) -> Data:
     value = plain_rows(value, ANY)
     if not is_data(value) or not value.shape:
         raise TypeError(
-            f"rows are wanted, in tensors or collections, and a batch is a {type(value).__name__}: iterate such a "
-            "pipeline, or leave out its last stage."
+            f"batches must be tensors or collections: got a {type(value).__name__}. Iterate such a pipeline, "
+            "or leave out its last stage."
         )
     return value
 
@@ -128,7 +128,7 @@ def no_rows(plan: Plan) -> Data:
         except Exception as error:
             failure = failure or error
     why = "" if failure is None else f": {type(failure).__name__}: {failure}"
-    raise ValueError(f"no rows are left, and what they would look like cannot be known without one{why}") from failure
+    raise ValueError(f"the result has no rows, so its schema is unknown{why}") from failure
 
 
 def dry_run(plan: Plan, rows: int) -> Any:

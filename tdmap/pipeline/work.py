@@ -212,8 +212,8 @@ def _mapped(stage: Map, value: Data) -> Data:
     got = _count(stage, result)
     if got != rows:
         raise ValueError(
-            f".{stage} got {rows} rows and returned {got}: map keeps the number of rows. Use .filter() or .flat_map() "
-            "to change it, or .batch(n) first for a function of whole batches."
+            f".{stage} must return as many rows as it takes, {rows}: got {got}. Use .filter() or .flat_map() "
+            "to change the number of rows, or .batch(n) first for a function of whole batches."
         )
     return result
 
@@ -243,8 +243,8 @@ def _kept(stage: Filter, value: Data, batched: bool) -> Data:
         size = answer.numel() if isinstance(answer, torch.Tensor) else np.size(answer)
         if size != 1:
             raise ValueError(
-                f".{stage} after .batch() decides about whole batches with one bool, and returned shape "
-                f"{np.shape(answer)}. To filter rows, put it before .batch(), or after .unbatch()."
+                f".{stage} after .batch() must return one bool per batch: got shape {np.shape(answer)}. To "
+                "filter rows, put it before .batch(), or after .unbatch()."
             )
         return value if bool(answer) else NOTHING
     mask = as_mask(answer, (_count(stage, value),)).cpu()

@@ -73,7 +73,7 @@ class RankFolder:
         try:
             lock = FileLock(path, PATIENCE)
         except BlockingIOError:
-            text = f"{self.path}: another rank has held {path} for {PATIENCE:.0f} s; is it stopped?"
+            text = f"{self.path}: another rank has held {path} for {PATIENCE:.0f} s. Check whether it is stopped."
             raise FolderInUse(text, str(self.path), call=call) from None
         with lock:
             if not lock.works:
@@ -138,14 +138,14 @@ class RankFolder:
                 continue
             if kind == IN_PLACE:
                 raise ResumeMismatch(
-                    f"{self.path}: this in-place run was begun by {other.world_size} ranks, and only they know which "
-                    f"rows were being changed: finish it with world size {other.world_size}.",
+                    f"{self.path}: {other.world_size} ranks began this in-place run, and only they can "
+                    f"restore the rows that they were changing: finish it with world size {other.world_size}.",
                     (f"the world size was {other.world_size}, and is {rank.world_size}",),
                 )
             holder = holder_of(home)
             if holder is not None and holder.process.is_alive is not False:
                 raise FolderInUse(
-                    f"{self.path} is being written by {other}, {holder.describe()}: end it before {rank} begins.",
+                    f"{self.path} is being written by {other}, {holder.describe()}: end it before you start {rank}.",
                     str(self.path),
                 )
         home = self.home(rank)
@@ -187,7 +187,7 @@ class RankFolder:
         if os.path.exists(self.path / META):
             return False
         raise DatasetError(
-            str(self._data), "is gone, and with it the rows that ranks have done: remove the whole folder to begin anew"
+            str(self._data), "is missing, with the rows of all ranks: remove the whole folder to start again"
         )
 
     def create(self, example: Data, columns: Iterable[KeyPath]) -> None:

@@ -180,8 +180,8 @@ class RankStore:
             elif self._folder.columns() != columns:
                 others, mine = ([".".join(path) for path in paths] for paths in (self._folder.columns(), columns))
                 raise OutputMismatch(
-                    f"the results of another rank have the entries {others} that are no tensors, and those of this "
-                    f"rank {mine}: return the same kinds of entries for every chunk."
+                    f"the non-tensor entries of results are {others} on another rank and {mine} on this rank: "
+                    "return the same kinds of entries for every chunk."
                 )
             return self._folder.open()
 
@@ -195,8 +195,8 @@ class RankInto(Preallocated):
             rows = describe_rows(*self.writer.plan.span(start, stop))
             keys = ", ".join(".".join(path) for path in self.writer.objects)
             raise OutputMismatch(
-                f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a "
-                "given dataset: leave them out of the results, or pass out='folder', which takes them."
+                f"{rows}: results have non-tensor entries ({keys}), which ranks cannot write into an existing "
+                "dataset: leave them out of the results, or pass out='folder'."
             )
         super().accept(start, stop, kind, values)
 

@@ -134,8 +134,7 @@ class Associative(Reducer[Any]):
     def finish(self, state: Any) -> Any:
         if state is None:
             raise ValueError(
-                "reducing zero rows with a plain function has no result: use a Reducer, whose init() says what "
-                "the answer for no rows is"
+                "reducing zero rows with a plain function has no result: use a Reducer, whose init() defines it"
             )
         return state
 
@@ -223,8 +222,8 @@ def merged(reducer: Reducer[S], a: S, b: S) -> S:
     if any(tensor._version != version for tensor, version in zip(tensors, before)):
         what = getattr(reducer, "fn", None) or type(reducer)
         raise ValueError(
-            f"merging with {getattr(what, '__qualname__', what)!s} changed one of the two states that it was given. A "
-            "state is merged again when a run is resumed: return a new value, as in `a + b` instead of `a.add_(b)`."
+            f"merging with {getattr(what, '__qualname__', what)!s} changed one of its two arguments, which "
+            "may be needed again. Return a new value, as in `a + b` instead of `a.add_(b)`."
         )
     return state
 
@@ -254,7 +253,9 @@ class MergeTree:
         level = (stop - start - 1).bit_length()
         index = start >> level
         if index << level != start or stop != min((index + 1) << level, self.num_chunks):
-            raise ValueError(f"the chunks {start}..{stop} are no node of the merge tree over {self.num_chunks} chunks")
+            raise ValueError(
+                f"the chunks {start}..{stop} are not a node of the merge tree over {self.num_chunks} chunks"
+            )
         while True:
             sibling = index ^ 1
             if index & 1:

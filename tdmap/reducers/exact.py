@@ -140,7 +140,7 @@ def total(pair: Pair, what: str) -> Tensor:
         first = int(too_large.reshape(-1).to(torch.uint8).argmax())
         number = int(high.reshape(-1)[first]) * (1 << 32) + int(low.reshape(-1)[first])
         raise OverflowError(
-            f"{what} is {number}, and int64, the dtype of sums of integers, ends at {(1 << 63) - 1}. Sum them as "
-            "float64: convert the entry in a mapper, or take Mean and Count."
+            f"{what} is {number}, and exceeds int64 (up to {(1 << 63) - 1}). Sum in float64: convert the "
+            "entry in a mapper, or use Mean and Count."
         )
     return (high << 32) | low

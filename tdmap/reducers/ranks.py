@@ -29,7 +29,7 @@ def ranked(values: Tensor, what: str = "the order") -> Tensor:
         tensor(0)
     """
     if values.is_complex():
-        raise TypeError(f"{what} needs numbers with an order, got complex: use abs() or .real.")
+        raise TypeError(f"{what} needs real numbers: got complex numbers. Use abs() or .real.")
     if values.dtype is torch.uint64:
         return values.view(torch.int64) ^ _TOP
     wider = _WIDER.get(values.dtype)

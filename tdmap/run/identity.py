@@ -168,7 +168,7 @@ def check_identity(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
         if "seed" in identity and _is_plan(identity["plan"]):
             return identity
-    raise UntrustedFile(path, "does not say what its run is")
+    raise UntrustedFile(path, "does not identify its run")
 
 
 def _is_plan(description: dict[str, Any]) -> bool:
@@ -187,15 +187,15 @@ def refuse_other(folder: Path, changes: list[str], is_complete: bool) -> NoRetur
     refuse(
         folder,
         changes,
-        "holds the result of another run" if is_complete else "holds an unfinished run that is not this one",
+        "holds the result of another run" if is_complete else "holds an unfinished run that differs from this one",
         "Choose another folder, or pass overwrite=True instead of resume=True to "
-        + ("run anew." if is_complete else "begin anew; or call it as it was called, to resume it."),
+        + ("run again." if is_complete else "start again, or repeat the earlier call to resume it."),
     )
 
 
 WRITTEN_SINCE = (
-    "files of the source were written since: by the function itself, if it changes its chunks in place and returns "
-    "them too. Such a function begins with chunk = chunk.clone()"
+    "files of the source changed after the run began. If the function itself changes its chunk and returns "
+    "it too, begin it with chunk = chunk.clone()"
 )
 
 

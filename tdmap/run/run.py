@@ -161,16 +161,16 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
                 refuse(
                     folder,
                     changes,
-                    "holds an in-place run that is not finished, and is not this one",
-                    "Some rows are changed and some are not: finish that run first, by calling it as it was called; "
-                    "or restore the dataset from a copy and remove the folder.",
+                    "holds an unfinished in-place run that differs from this one",
+                    "Only some rows are changed: finish that run first, by repeating its call; or restore "
+                    "the dataset from a copy and remove the folder.",
                 )
     elif ledgers.has_changes(folder):
         refuse(
             folder,
             ["the log of the run is gone, or cut"],
-            "holds an in-place run that is not finished",
-            "Some rows are changed and some are not: restore the dataset from a copy and remove the folder.",
+            "holds an unfinished in-place run",
+            "Only some rows are changed: restore the dataset from a copy and remove the folder.",
         )
     if os.path.lexists(folder / REPLACED):
         remove(folder / HISTORY)
@@ -212,24 +212,24 @@ def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], o
     refuse(
         folder,
         ["a save has replaced files of the dataset since, and not all of them"],
-        "holds an in-place run that is complete" if over else "holds an in-place run that is not finished",
-        "To change the rows once more, call it without resume=True."
+        "holds a complete in-place run" if over else "holds an unfinished in-place run",
+        "To change the rows again, call it without resume=True."
         if over
-        else "Restore the dataset from a copy, or save all of its columns anew, and remove the folder.",
+        else "Restore the dataset from a copy, or save all of its columns again, and remove the folder.",
     )
 
 
 def _refuse_unsettled(folder: Path) -> None:
     raise ResumeMismatch(
-        f"{folder}: the machine went down while this in-place run was writing, and nothing tells which changes "
-        f"reached the disk.\n{AFTER_CRASH}\nAn out-of-place run (out=a folder) resumes by itself.",
+        f"{folder}: the machine went down during this in-place run, and it is unknown which changes reached "
+        f"the disk.\n{AFTER_CRASH}\nWith a folder as out=, resume=True is enough.",
         ("the machine went down in the middle of an in-place run",),
     )
 
 
 AFTER_CRASH = (
-    f"  - Was it shut down in order, its file systems unmounted? Then everything did: resume={TRUST!r} resumes.\n"
-    f"  - Does the function do no harm to rows that it has changed already? Then resume={REDO!r} runs every chunk "
-    "again that is not known to have reached the disk.\n"
+    f"  - If it was shut down cleanly (file systems unmounted), all changes did: pass resume={TRUST!r}.\n"
+    f"  - If running the function twice on a row does no harm, pass resume={REDO!r}, which runs every chunk again that "
+    "may not have reached the disk.\n"
     "  - Otherwise restore the dataset from a copy and remove the folder."
 )

@@ -148,7 +148,7 @@ def _status_of_shards(path: Path) -> Status | None:
     with contextlib.suppress(ValueError):
         header = hidden.parse_json(data)
     if type(header) is not dict or not str(header.get("run")).isalnum():
-        raise UntrustedFile(str(path / RUN), "does not say what its run is")
+        raise UntrustedFile(str(path / RUN), "does not identify its run")
     identity = check_identity(header, path / RUN)
     rows, size, complete = identity["plan"]["rows"], identity["plan"].get(PER_SHARD), (path / MANIFEST).exists()
     if type(size) is not int or size < 1:

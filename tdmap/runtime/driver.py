@@ -213,8 +213,8 @@ class Driver:
         file = read_only_file(tensors_of(self.job.source.data))
         if file is not None:
             raise PermissionError(
-                f"{self.job.name} changes rows in place, and they lie in {file}, which may only be read: nothing was "
-                "written. Load the dataset with mode='r+' from files that you may write, or return the result."
+                f"{self.job.name} changes rows in place, and {file} is read-only: nothing was written. Load "
+                "the dataset with mode='r+' from writable files, or return the result."
             )
 
     def _warn_of_changes(self) -> None:
@@ -222,9 +222,9 @@ class Driver:
         meant = self._demands.in_place or (writer is not None and writer.aliased)
         if self._mutated and self._has_results and not meant:
             warn_user(
-                f"{self.job.name}: the function changed rows of the source in place, and returned results too: the "
-                "source holds the changed rows now. Begin the function with chunk = chunk.clone() to keep the source, "
-                "or return None where the change is the result."
+                f"{self.job.name}: the function changed rows of the source in place, and also returned "
+                "results: the source now holds the changed rows. To keep the source, begin the function with "
+                "chunk = chunk.clone(). To change it in place, return None."
             )
 
     def _close(self, error: BaseException | None, began: float) -> None:
@@ -505,7 +505,8 @@ class Driver:
         how = how_it_ended(lost)
         if chunk is None:
             return WorkerStartError(
-                f"workers end before they can run anything ({how}). Does the program import, and is there memory?"
+                f"workers end before they run anything ({how}). Check that the program can be imported, and "
+                "that memory is free."
             )
         rows = self.job.plan.original_rows(chunk)
         text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
@@ -514,18 +515,19 @@ class Driver:
             return ChunkTimeout(f"{text}: stopped {times}, because {lost.reason}.", rows)
         if half_changed:
             return WorkerLost(
-                f"{text}: the worker ({self.workers.seat(worker).text}) {how}{_peak(lost)}. The function works in "
-                "place and these rows may be changed in part: they were not kept (undo=False, or chunks too large), so "
-                "the chunk was not run again. Restore them, or use a smaller chunksize.",
+                f"{text}: the worker ({self.workers.seat(worker).text}) {how}{_peak(lost)}. The function "
+                "works in place, and these rows may be partly changed. They have no undo copy (undo=False, "
+                "or chunks too large), so the chunk was not run again. Restore the rows, or use a smaller "
+                "chunksize.",
                 rows,
                 lost.signal,
                 lost.exit_code,
                 lost.peak_memory or None,
             )
         return WorkerLost(
-            f"{text}: {_deaths(attempts, self.workers.seat(worker).text)} {how}"
-            f"{_peak(lost)}. The function crashes on these rows, or needs more memory than there is: run it on "
-            f"them alone, or use a smaller chunksize.",
+            f"{text}: {_deaths(attempts, self.workers.seat(worker).text)} {how}{_peak(lost)}. The function "
+            "crashes on these rows, or needs more memory than is free: run it on these rows alone, or use a "
+            "smaller chunksize.",
             rows,
             lost.signal,
             lost.exit_code,
@@ -544,8 +546,8 @@ def how_it_ended(lost: Lost) -> str:
             name = f"signal {lost.signal}"
         return f"killed by {name}" + (" (the out-of-memory killer uses it)" if name == "SIGKILL" else "")
     if lost.exit_code is not None:
-        return f"left with exit code {lost.exit_code}"
-    return "gone, and nothing tells how"
+        return f"exited with code {lost.exit_code}"
+    return "ended for an unknown reason"
 
 
 def _deaths(attempts: int, worker: str) -> str:

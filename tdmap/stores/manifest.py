@@ -62,7 +62,7 @@ def unpack(path: str, data: bytes) -> list[ShardEntry]:
     """
     value: Any = decode_json(path, data)
     if type(value) is not dict or value.get("format") != FORMAT:
-        raise DatasetError(path, f'is no manifest of shards: it has no "format": "{FORMAT}"')
+        raise DatasetError(path, f'is not a manifest of shards: it lacks "format": "{FORMAT}"')
     if value.get("version") != VERSION:
         raise DatasetError(path, f"version {value.get('version')!r:.40} is not known here (up to {VERSION})")
     entries = value.get("shards")

@@ -152,7 +152,7 @@ class RemoteRows(OpenRows):
         self.store = store
         self.objects = store.find(self.url)
         if META not in self.objects:
-            raise DatasetNotFoundError(self.url, f"is missing: there is no {META}")
+            raise DatasetNotFoundError(self.url, f"is missing: it has no {META}")
         self._ahead: dict[tuple[int, int, Any], Future[Data]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._owner = Owner()
@@ -161,7 +161,7 @@ class RemoteRows(OpenRows):
             raise DatasetError(self.url, "is not the shard that was listed: it has been replaced")
         tree = self._look("", meta)
         if isinstance(tree, Text):
-            raise DatasetError(self.url, "is a column of strings by itself, and no dataset")
+            raise DatasetError(self.url, "is a column of strings, not a dataset")
         self.tree = tree
         shape = self.tree.meta.shape if isinstance(self.tree, _Node) else self._whole(self.tree).shape
         if not shape:

@@ -191,7 +191,9 @@ class ShardedDataset(Rows, EngineOps):
 
     @arrow_types.setter
     def arrow_types(self, types: object) -> None:
-        raise TypeError("the types of a sharded dataset are those in its folders: write it anew, by map or filter.")
+        raise TypeError(
+            "the types of a sharded dataset are fixed by its folders: write a new dataset, by map or filter."
+        )
 
     def items(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """Keys and columns. The iterator loads one column at a time."""
@@ -363,7 +365,7 @@ class ShardedDataset(Rows, EngineOps):
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> Any:
         """Split the rows into pieces, as `TensorDict.split` along dimension 0."""
         if dim not in (0, -len(self._batch_size)):
-            raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+            raise ValueError(f"the rows of a sharded dataset are in dimension 0: dim={dim} is not supported.")
         sizes = split_size if not isinstance(split_size, int) else [split_size] * (-(-len(self) // split_size))
         pieces, first = [], 0
         for size in sizes:
@@ -394,8 +396,8 @@ class ShardedDataset(Rows, EngineOps):
 
     def __setitem__(self, index: object, value: object) -> NoReturn:
         raise TypeError(
-            "a dataset of several folders is read only: take rows (data[10:20]), run an operation (data.map(fn, "
-            "out=folder)), or load all of it into memory (data.contiguous())."
+            "a sharded dataset is read-only: take rows (data[10:20]), run an operation (data.map(fn, "
+            "out=folder)), or load it into memory (data.contiguous())."
         )
 
     def __getattr__(self, name: str) -> NoReturn:

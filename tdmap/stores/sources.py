@@ -335,7 +335,7 @@ def digest_of(folder: str) -> str:
         DatasetNotFoundError: there is no dataset.
     """
     if not os.path.isdir(folder):
-        raise DatasetNotFoundError(folder, "is missing: there is no such folder")
+        raise DatasetNotFoundError(folder, "is missing: the folder does not exist")
     return digest_of_bytes(read_small(f"{folder}/{META}", folder))
 
 

@@ -84,5 +84,5 @@ def text_of_meta(url: str, folder: str, meta: NodeMeta, objects: dict[str, tuple
     for name, needed in ((text.values, text.nbytes), (text.offsets, (text.rows + 1) * OFFSET_BYTES)):
         found, _ = objects.get(name, (0, ""))
         if found < needed:
-            raise DatasetError(f"{url}/{name}", f"has {found} bytes, and {needed} are needed: it has been cut")
+            raise DatasetError(f"{url}/{name}", f"has {found} bytes instead of {needed}: it is truncated")
     return text

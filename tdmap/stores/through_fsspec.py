@@ -110,7 +110,7 @@ def _fsspec(scheme: str) -> Any:
     except ImportError as error:
         raise ImportError(_install(scheme, str(error))) from error
     if scheme not in fsspec.available_protocols():
-        raise ValueError(f"{scheme}:// is no store that fsspec knows: is the URL right?")
+        raise ValueError(f"fsspec does not know {scheme}://: check the URL")
     package = PACKAGES.get(scheme)
     if package is not None and importlib.util.find_spec(package) is None:
         raise ImportError(_install(scheme, f"No module named {package!r}"))

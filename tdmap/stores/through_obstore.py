@@ -194,7 +194,7 @@ class ObstoreFiles:
                 try:
                     store = self._buckets[bucket] = self._stores.S3Store(bucket, **self._how)
                 except Exception as error:  # an option that an older version has not, an endpoint that is none
-                    raise CannotServe(f"obstore refuses the options of {bucket}: {error}") from error
+                    raise CannotServe(f"obstore rejects the options of {bucket}: {error}") from error
         return store, key
 
 
@@ -277,7 +277,7 @@ def _session(profile: str | None) -> Any:
         session = botocore.Session(profile=profile)
         known = session.get_scoped_config()
     except Exception as error:
-        raise CannotServe(f"botocore refuses its configuration: {error}") from error
+        raise CannotServe(f"botocore rejects its configuration: {error}") from error
     if "services" in known or "s3" in known:
         raise CannotServe("the configuration file has settings of S3 that botocore reads")
     return session

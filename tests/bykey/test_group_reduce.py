@@ -329,7 +329,7 @@ def test_a_single_reducer_is_called_result():
 
 
 def test_answers_of_several_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"answers of 'values'.*one shape.*map_groups"):
+    with pytest.raises(ValueError, match=r"results of 'values'.*one shape.*map_groups"):
         data = TensorDict({"k": torch.tensor([0, 0, 1]), "v": torch.tensor([1, 2, 3])}, [3])
         tdmap.group_by(data, "k").reduce({"values": ValueCounts("v")}, num_workers=0)
 

@@ -143,7 +143,7 @@ def test_statistics_of_text() -> None:
                 lambda: groups.reduce({"m": Mean("who")})):  # fmt: skip
         with pytest.raises(TypeError, match="'who'"):
             ask()
-    with pytest.raises(KeyError, match="'m'.*there are 'n', 'shop', 'who'"):
+    with pytest.raises(KeyError, match="'m'.*Entries: 'n', 'shop', 'who'"):
         groups.reduce({"m": Mean("m")})
 
 

@@ -310,7 +310,7 @@ def test_a_misfit_of_nearly_every_row_is_raised(rows, workers, handler, tmp_path
         tdmap.map(rows, odd_first, on_error=handler, out=tmp_path / "out", **WORKERS[workers])
     assert not (tmp_path / "out").exists()
     out = TensorDict({"y": torch.zeros(ROWS, 7)}, [ROWS])
-    with pytest.raises(OutputMismatch, match="'y': out wants shape"):
+    with pytest.raises(OutputMismatch, match="'y': out has shape"):
         tdmap.map(rows, checked, on_error="skip" if handler == "drop" else handler, out=out, **WORKERS[workers])
     assert not out["y"].any()
 

@@ -76,7 +76,7 @@ def test_a_source_that_has_changed_beside_results_is_told_of(
     tmp_path: Path, how: str, num_workers: int, mapped: bool, fn: Any
 ) -> None:
     data = rows_of(tmp_path, mapped)
-    with pytest.warns(RuntimeWarning, match="changed rows of the source in place, and returned results") as found:
+    with pytest.warns(RuntimeWarning, match="changed rows of the source in place, and also returned results") as found:
         collected(data, fn, how, tmp_path, num_workers)
     # The collector may find things of other tests meanwhile, and warn of them.
     assert [warning.filename for warning in found if warning.category is RuntimeWarning] == [__file__]

@@ -75,7 +75,7 @@ def test_rows_that_are_changed_in_place_are_changed_in_the_file(workers, tmp_pat
     tdmap.map(data, increment, out=data, num_workers=2, **workers)
     assert (values[:, 0] == np.arange(1, ROWS + 1)).all()
     assert (np.fromfile(tmp_path / "x.bin", np.float32) == values.ravel()).all()
-    with pytest.raises(PermissionError, match="may only be read"):
+    with pytest.raises(PermissionError, match="is read-only"):
         read_only = dataset(np.memmap(tmp_path / "x.bin", np.float32, "r", shape=(ROWS, WIDTH)))
         tdmap.map(read_only, increment, out=read_only, num_workers=2, **workers)
 

@@ -64,7 +64,7 @@ def test_every_operation_names_the_option_that_is_meant(name, option):
 
 @pytest.mark.parametrize("name", resumable())
 def test_every_operation_resumes_in_a_folder_alone(name):
-    with pytest.raises(ValueError, match="resume=True keeps its journal .*: pass out=a folder"):
+    with pytest.raises(ValueError, match="resume=True keeps its log .*: pass the path of a folder"):
         OPERATIONS[name].call(plain(), resume=True)
     with pytest.raises(ValueError, match="resume must be True.*: got 'redone'"):
         OPERATIONS[name].call(plain(), resume="redone")
@@ -116,7 +116,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: tdmap.map(torch.eye(3).to_sparse(), len), "the data is sparse.*to_dense"),
         (
             lambda d: d.pipeline().map(lambda c: {"a": 1}).collect(),
-            "the function returned a dict .'a'., whose columns are no rows of one length",
+            "the function returned a dict .'a'., whose columns differ in length",
         ),
         (lambda d: d.pipeline().map(lambda c: 3).collect(), "must give rows.*the function returned a int. Return"),
         (lambda d: d.pipeline().map(lambda c: None).collect(), "the function returned None. Return"),

@@ -371,7 +371,7 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
     os.waitpid(child, 0)
     grandchild = int(os.read(read, 16))
     try:
-        with pytest.raises(FolderInUse, match=rf"process {child}, .*which has ended; but something that it started"):
+        with pytest.raises(FolderInUse, match=rf"process {child}, .*which has ended. A process that it started"):
             folderlock.FolderLock(tmp_path, "next", stray_seconds=0.05)
     finally:
         os.kill(grandchild, signal.SIGKILL)

@@ -82,7 +82,7 @@ def test_another_run_does_not_begin_over_rows_that_may_be_changed(data, tmp_path
     for pattern in ("done", "undo-*"):  # the ledger was lost, and rows were not
         for file in (tmp_path / "in" / ".tdmap").glob(pattern):
             file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(ResumeMismatch, match="not finished, and is not this one"):
+    with pytest.raises(ResumeMismatch, match="unfinished in-place run that differs"):
         tdmap.map(data, lambda td: td["x"].mul_(3), out=data, resume=resume, **OPTIONS)
 
 

@@ -318,7 +318,7 @@ def refused(match, *arguments, **options):
 
 def test_another_plan_or_seed_is_named(data, tmp_path):
     fn, out = interrupted(data, tmp_path), tmp_path / "out"
-    assert "begin anew" in refused("chunk size was 5, and is 10", data, fn, out=out, chunksize=10)
+    assert "start again" in refused("chunk size was 5, and is 10", data, fn, out=out, chunksize=10)
     refused("seed was 1, and is 2", data, fn, out=out, seed=2)
     refused("rows was 200, and is 100", data[:100], fn, out=out)
     tdmap.map(data, fn, out=out, resume=True, **OPTIONS, seed=1)
@@ -349,7 +349,7 @@ def test_another_source_is_named(data, tmp_path):
     fn, out = interrupted(data, tmp_path), tmp_path / "out"
     os.utime(tmp_path / "in" / "x.memmap", (86400, 86400))
     wanted = (
-        r"(?s)source's 'x' was .* written at 20\d\d-\d\d-\d\d \d\d:.*by the function itself.* chunk = chunk\.clone\(\)"
+        r"(?s)source's 'x' was .* written at 20\d\d-\d\d-\d\d \d\d:.*the function itself.* chunk = chunk\.clone\(\)"
     )
     refused(wanted, TensorDict.load_memmap(tmp_path / "in"), fn, out=out)
 
@@ -424,7 +424,7 @@ def test_another_run_does_not_begin_over_changes_that_no_log_knows_of(data, tmp_
         assert in_child(work) == signal.SIGKILL
         assert not again or kill_at(1, work, [(Ledger, "room")])
     assert not History(tmp_path / "in" / ".tdmap" / "journal").ranges
-    with pytest.raises(ResumeMismatch, match="not finished, and is not this one"):
+    with pytest.raises(ResumeMismatch, match="unfinished in-place run that differs"):
         tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
 
 

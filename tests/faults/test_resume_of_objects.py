@@ -96,7 +96,7 @@ def test_a_dataset_whose_files_were_replaced_since_is_not_written_into(tmp_path,
         found = TensorDict({"x": chunk["x"] + 10}, chunk.batch_size)
         return found.set("word", ["new"] * len(chunk)) if words else found
 
-    said = r"a later save put another file in the place of .*x\.memmap.*load the dataset again"
+    said = r"a later save replaced .*x\.memmap.*load the dataset again"
     old = rows(1).memmap(tmp_path / "d")
     rows(2).memmap(tmp_path / "d")
     if resume:

@@ -85,9 +85,9 @@ def test_a_dict_of_numbers_is_one_row_of_a_group() -> None:
 
 
 def test_dicts_that_are_no_rows_are_told() -> None:
-    with pytest.raises(OutputMismatch, match=r"a dict \('y', 'z'\), whose columns are no rows of one length"):
+    with pytest.raises(OutputMismatch, match=r"a dict \('y', 'z'\), whose columns differ in length"):
         tdmap.flat_map(DATA, lambda chunk: {"y": chunk["x"], "z": chunk["x"][:1]}, num_workers=0, chunksize=4)
-    with pytest.raises(OutputMismatch, match=r"whose columns are no rows"):
+    with pytest.raises(OutputMismatch, match=r"whose columns differ in length"):
         tdmap.flat_map(DATA, lambda chunk: {"y": chunk["x"].sum()}, num_workers=0)
 
 

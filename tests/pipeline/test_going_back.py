@@ -82,7 +82,7 @@ def test_a_shuffle_buffer_cannot_go_back_and_says_so(data, tmp_path):
     with pytest.raises(ValueError, match="not there yet"):
         list(elements)
     for ask in (elements.__next__, elements.state_dict):
-        with pytest.raises(RuntimeError, match="go on from a state_dict"):
+        with pytest.raises(RuntimeError, match="load a state_dict"):
             ask()
 
 

@@ -411,7 +411,7 @@ def test_ranks_whose_results_differ_are_told(data, tmp_path):
 
 def test_strings_into_a_dataset_that_there_is_are_refused(data, tmp_path):
     out = data.map(words, out=tmp_path / "out", num_workers=0)
-    with pytest.raises(OutputMismatch, match="no tensors.*out='folder'"):
+    with pytest.raises(OutputMismatch, match="non-tensor entries.*out='folder'"):
         data.map(words, out=out, num_workers=0, resume=True, shard=(0, 2))
 
 

@@ -168,7 +168,7 @@ def test_a_function_needs_files_that_workers_have_as_well(cluster: Any, transpor
 
 def test_operations_that_write_files_work_in_a_shared_folder(cluster: Any, transport: str, tmp_path: Path) -> None:
     if transport == "store":
-        pytest.skip("there is no such folder")
+        pytest.skip("the folder does not exist")
     data = rows().memmap(tmp_path / "data")
 
     def run(name: str, how: dict[str, Any]) -> list[Any]:

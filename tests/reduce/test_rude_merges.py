@@ -28,13 +28,13 @@ def test_a_function_that_adds_in_place_reaches_no_row_and_is_refused(tmp_path, w
         lambda: data.pipeline().reduce(lambda a, b: a.apply_(torch.Tensor.add_, b), num_workers=workers),
     ]
     for run in runs[:2]:
-        with pytest.raises(ValueError, match="changed one of the two states"):
+        with pytest.raises(ValueError, match="changed one of its two arguments"):
             run()
         assert TensorDict.load_memmap(tmp_path)["x"].eq(1).all()
     try:
         runs[2]()
     except ValueError as error:
-        assert "changed one of the two states" in str(error)
+        assert "changed one of its two arguments" in str(error)
     assert TensorDict.load_memmap(tmp_path)["x"].eq(1).all()
 
 

@@ -145,7 +145,7 @@ def test_text_and_bytes_that_end_in_zeros_are_compared_whole(words: list[Any]) -
 def test_bad_formulas_say_what_is_wrong() -> None:
     data = table(10)
     cases: dict[str, tuple[type[Exception], Any]] = {
-        "there is no such entry": (KeyError, col("w") > 0),
+        "not an entry": (KeyError, col("w") > 0),
         "cannot be computed": (TypeError, col("word") > 3),
         "Reduce one of them first": (TypeError, col("wide") > col("v")),
         "must return bools": (tdmap.errors.OutputMismatch, col("v") + 1),

@@ -200,7 +200,7 @@ def test_expanded_and_read_only_data(tmp_path):
         for method in ("gather", "scatter"):
             assert bits(tdmap.shuffle(source, 1, num_workers=2, method=method)) == wanted
         assert torch.equal(tdmap.filter(source, lambda td: td["x"] < 7, num_workers=2)["c"], data["c"][:7])
-    with pytest.raises(PermissionError, match="may only be read"):
+    with pytest.raises(PermissionError, match="is read-only"):
         tdmap.shuffle(data, 1, out=locked, num_workers=2)
 
 

@@ -187,7 +187,7 @@ def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any], throug
             tdmap.open(source, storage_options=options)
     with pytest.raises(FileNotFoundError, match="no such bucket"):
         tdmap.map(numbers(0, 4), keep, num_workers=0, out="s3://no-such-bucket-here/set", storage_options=options)
-    with pytest.raises(ValueError, match="no store that fsspec knows"):
+    with pytest.raises(ValueError, match="fsspec does not know"):
         tdmap.open("nothing://a/b")
     with pytest.raises(ValueError, match="twice"):
         tdmap.open([f"{bucket}/a", f"{bucket}/a/"], storage_options=options)
@@ -224,7 +224,7 @@ def test_an_object_that_was_cut_or_replaced_is_named(
     data = tdmap.map(numbers(0, 20), keep, num_workers=0, out=out, rows_per_shard=10, storage_options=options)
     shard = data.shards[1].removeprefix("s3://")
     fs.pipe_file(f"{shard}/x.memmap", b"12345")
-    with pytest.raises(DatasetError, match=r"x\.memmap.*has 5 bytes, and 80 are needed"):
+    with pytest.raises(DatasetError, match=r"x\.memmap.*has 5 bytes instead of 80"):
         tdmap.open(out, storage_options=options)[15]
     fs.pipe_file(f"{shard}/meta.json", fs.cat_file(f"{shard}/meta.json").replace(b"[10", b"[9"))
     with pytest.raises(DatasetError, match="replaced"):

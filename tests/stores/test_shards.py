@@ -293,7 +293,7 @@ def test_a_shard_that_is_missing_replaced_or_of_other_length_is_named(sharded: P
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda m: m.update(format="other"), "no manifest"),
+        (lambda m: m.update(format="other"), "not a manifest"),
         (lambda m: m.update(version=9), "version 9"),
         (lambda m: m.update(shards=[]), "lists no shards"),
         (lambda m: m.update(rows=3), "3 rows"),

@@ -32,7 +32,7 @@ def draw_profile(jobs: Sequence[JobProfile], verdict: Verdict, path: Path) -> No
         raise ModuleNotFoundError("plot needs matplotlib: pip install matplotlib", name=error.name) from None
     spans = [span for job in jobs for span in job.spans]
     if not spans:
-        raise ValueError("there is nothing to draw: no chunk was done while the profiler looked.")
+        raise ValueError("nothing to draw: no chunk was done while the profiler was active.")
     began = min(job.began for job in jobs)
     workers = sorted({span.worker for span in spans})
     figure = Figure(figsize=(11, 5 + 0.28 * min(len(workers), 24)), layout="constrained")

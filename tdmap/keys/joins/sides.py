@@ -192,8 +192,8 @@ def renamed(
     for name in names:
         if taken.count(theirs[name]) > 1:
             raise ValueError(
-                f"join: both datasets have an entry {name!r}, and there is an entry {theirs[name]!r} too: pass another "
-                "suffix= (and not an empty one), or suffixes=, or rename one of them."
+                f"join: both datasets have an entry {name!r}, and the name {theirs[name]!r} exists too: pass "
+                "another non-empty suffix=, or suffixes=, or rename an entry."
             )
     left = TensorDict({new: _filled(a, name, gaps[0], "first") for name, new in mine.items()}, a.shape[:1])
     right = TensorDict({new: _filled(rest, name, gaps[1], "second") for name, new in theirs.items()}, b.shape[:1])
@@ -262,8 +262,8 @@ def _entry(data: Data, name: str, which: str) -> Any:
         if not kinds.has_members(data):
             raise
         raise OutputMismatch(
-            f"join: rows of one dataset look alike, and those of the entry {name!r} of the {which} dataset differ in "
-            "shape: leave it out with exclude(), or pad it first."
+            f"join: all rows of an entry must have one shape, and rows of {name!r} of the {which} dataset "
+            "differ: leave the entry out with exclude(), or pad it first."
         ) from None
 
 

@@ -242,8 +242,8 @@ class ForeignWorkers(Workers):
         rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
         return WorkerLost(
             f"{process} of the pool died while {self._job.name} ran "
-            f"{', '.join(describe_rows(*span) for span in rows)}. Pools of other libraries cannot tell which of them "
-            "it had, nor run it again: use num_workers= or a tdmap.WorkerPool to have lost rows retried.",
+            f"{', '.join(describe_rows(*span) for span in rows)}. A pool of another library does not report "
+            "the lost rows, and they are not retried: use num_workers= or a tdmap.WorkerPool.",
             rows[0],
         )
 

@@ -242,8 +242,8 @@ class WorkerPool:
         self._require_usable()
         if blocking and self._user == threading.get_ident():
             raise RuntimeError(
-                "this WorkerPool is at work for a map that this thread has not finished: close that iterator first, or "
-                "give the inner call another pool (without pool= it gets one by itself)"
+                "this WorkerPool is in use by an iterator that this thread has not finished: close that "
+                "iterator first, or leave out pool= in the inner call"
             )
         if not self._in_use.acquire(blocking):
             return False
