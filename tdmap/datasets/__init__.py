@@ -1,6 +1,6 @@
-"""Datasets out of what people have, and back: pictures, text, data frames and files of other tools.
+"""Convert images, text, data frames and files of other tools to datasets, and back.
 
-Packages that a format needs are imported when it is asked for. Pictures are in `tdmap.datasets.images`.
+Packages of a format are imported on first use. Images are in `tdmap.datasets.images`.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ CHUNK_ROWS = 1024
 def from_arrow(
     table: pa.Table, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
-    """The rows of a table or a record batch of Arrow's; numbers and text share its memory.
+    """Convert an Arrow table or record batch. Numbers and text share its memory.
 
     Args:
         table: the table.
         out: folder for a memory-mapped copy.
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
-        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
+        overwrite: replace the dataset in the folder when the new one is complete.
     """
     place, rows = destination(out, overwrite), rows_of(table, nulls)
     return rows if out is None else OutputFolder.of(place).save(rows)
@@ -53,9 +53,9 @@ def from_arrow(
 def from_pandas(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
-    """The rows of a data frame of pandas'; its index is left out. Arguments as `from_arrow`.
+    """Convert a pandas data frame without its index. Arguments as `from_arrow`.
 
-    NaN in a column of NumPy floats is a number as any other. Nulls are None, `NaT`, and `NA` of pandas' own dtypes.
+    NaN in a column of NumPy floats is a number, not a null. Nulls are None, `NaT`, and `NA` of pandas dtypes.
 
     Example:
         >>> import pandas
@@ -77,7 +77,7 @@ def from_pandas(
 def from_polars(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
-    """The rows of a data frame of polars', a lazy one too. Arguments as `from_arrow`."""
+    """Convert a Polars data frame or lazy frame. Arguments as `from_arrow`."""
     frame = frame.collect() if hasattr(frame, "collect") else frame
     if not hasattr(frame, "to_arrow") or not hasattr(frame, "schema"):
         raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
@@ -89,12 +89,12 @@ def from_polars(
 
 @on_host
 def to_pandas(data: Dataset[Any], *, nulls: str | None = None) -> Any:
-    """A data frame of pandas' of what `to_arrow` takes; dimensions behind the first become lists.
+    """Convert the data that `to_arrow` takes to a pandas data frame. Further dimensions become lists.
 
     `nulls` as `to_arrow`.
 
     Raises:
-        ValueError: a time of the day has nanoseconds, which pandas cuts off.
+        ValueError: a time of day has nanoseconds, which pandas truncates.
     """
     need("pandas", "arrow", "making data frames")
     try:
@@ -107,7 +107,7 @@ def to_pandas(data: Dataset[Any], *, nulls: str | None = None) -> Any:
 
 @on_host
 def to_polars(data: Dataset[Any], *, nulls: str | None = None) -> Any:
-    """A data frame of polars' of what `to_arrow` takes; `nulls` as `to_arrow`."""
+    """Convert the data that `to_arrow` takes to a Polars data frame; `nulls` as `to_arrow`."""
     return need("polars", "polars", "making data frames").from_arrow(to_arrow(data, nulls=nulls))
 
 
@@ -116,7 +116,7 @@ def to_polars(data: Dataset[Any], *, nulls: str | None = None) -> Any:
 
 @on_host
 def to_huggingface(data: Dataset[Any], *, nulls: str | None = None) -> Any:
-    """A `datasets.Dataset` of what `to_arrow` takes; it shares memory with the data, mapped files included.
+    """Convert the data that `to_arrow` takes to a `datasets.Dataset`, which shares memory with the data.
 
     `nulls` as `to_arrow`.
     """
@@ -134,20 +134,19 @@ def from_huggingface(
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> TensorDict:
-    """The rows of a Hugging Face dataset, whose shuffles, filters and selections count.
+    """Convert a Hugging Face dataset, with its shuffles, filters and selections.
 
     Args:
-        dataset: a `datasets.Dataset`; of a `DatasetDict`, choose a split. Pictures become columns of their bytes and
-            paths.
-        out: folder for the result. None: into memory.
+        dataset: a `datasets.Dataset` (a split of a `DatasetDict`). Images become columns of bytes and paths.
+        out: folder for the result. None returns it in memory.
         columns: only these.
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
-        resume: with `out`: an interrupted call goes on when it is made again.
+        resume: with `out`: the same call resumes after an interruption.
         overwrite: as `from_arrow`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
-        TypeError: it is no such dataset, or a column has no place here; says which.
+        TypeError: `dataset` has another type, or a column has an unsupported type; names it.
     """
     if isinstance(dataset, Mapping) and not is_data(dataset):
         raise TypeError(f"this is a dictionary of datasets: choose one of {', '.join(map(repr, dataset))}.")
@@ -205,22 +204,22 @@ def from_dataset(
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> TensorDict:
-    """Write what a map-style dataset of torch's gives, row by row, into a folder.
+    """Write the rows of a map-style torch dataset into a folder.
 
     Args:
-        dataset: has `len()`, and gives a row for each number below: a tensor, an array, a number, a string, bytes, a
-            picture of Pillow's; or a tuple or a dict of those.
+        dataset: has `len()` and `[i]`, which returns a row: a tensor, an array, a number, a string, bytes, a Pillow
+            image; or a tuple or a dict of these.
         out: folder for the result.
-        names: of the columns, where rows are no dicts. Default: `"0"`, `"1"`...
+        names: names of the columns, if rows are not dicts. Default: `"0"`, `"1"`...
         ragged: columns whose tensors differ in their first dimension.
-        chunksize: rows that a worker takes at a time.
-        resume: an interrupted call goes on when it is made again.
-        on_error: as `tdmap.map`; `"skip"` leaves rows out that raise.
+        chunksize: rows per chunk.
+        resume: the same call resumes after an interruption.
+        on_error: as `tdmap.map`; `"skip"` leaves out rows that raise.
         overwrite: as `from_arrow`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
-        TypeError: a column is of none of these kinds, or differs in shape or dtype; names it and the row.
+        TypeError: a column has an unsupported type, or rows differ in shape or dtype; names the column and the row.
         ValueError: the dataset has no rows.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

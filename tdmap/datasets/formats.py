@@ -110,35 +110,35 @@ def read(
     """Read files of another tool into a memory-mapped dataset.
 
     Args:
-        source: a file, several files with the same columns, a pattern such as `"data/*.parquet"`, a folder of them, or
-            a URL that fsspec knows.
-        out: folder for the dataset. None: into memory.
+        source: a file, a list of files with the same columns, a pattern such as `"data/*.parquet"`, a folder of files,
+            or a URL that fsspec supports.
+        out: folder for the dataset. None reads into memory.
         format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"hdf5"`, `"zarr"`,
             `"tar"`. Default: by the ending of the name.
         columns: only these. Default: all.
-        nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
-            it, `x.valid`.
-        types: of columns of CSV and JSON Lines by their names: a dtype of torch, a type of Arrow or its name, `str` or
-            `bytes`. Default: the type that holds all values of the column in full.
-        on_error: of lines of CSV and JSON Lines that cannot be parsed, as of a file that was cut: `"raise"`; `"skip"`
-            leaves them out and warns (`SkippedLines`); a function leaves them out and is called with each
-            `SkippedLine`. A value that no type of its column holds is an error in any case.
-        resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
-        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-        **options: about workers, as `tdmap.map`. They read Parquet, and local JSON Lines that are not compressed, into
-            a folder; other files are read by one process.
+        nulls: `"raise"`, or `"mask"`: nulls become zeros or empty rows, and each column `x` gets a bool column
+            `x.valid`.
+        types: types of CSV and JSON Lines columns by name: a torch dtype, an Arrow type or its name, `str` or `bytes`.
+            Default: the type that holds all values of the column exactly.
+        on_error: treatment of CSV and JSON Lines lines that cannot be parsed: `"raise"`; `"skip"` leaves them out and
+            warns (`SkippedLines`); a function leaves them out and takes each `SkippedLine`. A value that does not fit
+            the type of its column always raises.
+        resume: for Parquet with `out`: keep a log, so that the same call resumes after an interruption.
+        overwrite: replace the dataset in the folder when the new one is complete.
+        **options: options about workers, as in `tdmap.map`. Workers read Parquet and local, uncompressed JSON Lines
+            into a folder; one process reads other files.
 
     Returns:
         The dataset. Text, bytes and lists are `tensordict_lite.Ragged` entries, structs and groups nested collections.
-        `arrow_types` says which whole numbers are dates and times.
+        `arrow_types` names the integer columns that are dates and times.
 
     Raises:
         ImportError: a package is missing; says what to install.
-        FileNotFoundError: there is no such file.
-        UnreadableFile: one is damaged, or of another format.
-        TypeError: a column is no tensor and no list of numbers; names it.
-        ValueError: the format is unknown, a column has nulls, one of `columns` is not there, a value has no
-            type that holds it in full, or not the one of `types`, or there are no rows.
+        FileNotFoundError: a file does not exist.
+        UnreadableFile: a file is damaged, or of another format.
+        TypeError: a column has an unsupported type; names it.
+        ValueError: the format or one of `columns` is unknown, a column has nulls, a value does not fit its type, or the
+            files have no rows.
 
     Example:
         >>> import torch
@@ -184,7 +184,7 @@ def read(
 
 
 class SkippedLine(NamedTuple):
-    """A line that is no row."""
+    """A line that cannot be parsed."""
 
     file: str
     line: int
@@ -255,20 +255,20 @@ def write(
     """Write a dataset as a file of another tool.
 
     Args:
-        data: a TensorDict with rows, any other collection with rows, a dict of columns, or a `Ragged`. Dimensions
-            behind the first are lists of a fixed size there, and nested collections structs or groups.
-        path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
+        data: a TensorDict with rows, any other collection with rows, a dict of columns, or a `Ragged`. Further
+            dimensions become lists of a fixed size, nested collections structs or groups.
+        path: the file, or a URL that fsspec supports. An existing file is replaced when the new one is complete.
         format: as `read`. Default: by the ending of the name.
-        columns: only these, and with `nulls` their masks. Default: all.
-        batch_rows: rows that are written at a time (a row group of Parquet's). Default: about 64 MB of them.
-        nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `read` makes them of nulls.
-            Default: these are columns like others.
+        columns: columns to write, with their masks if `nulls`. Default: all.
+        batch_rows: rows that are written at once (a row group of Parquet). Default: about 64 MB.
+        nulls: `"mask"` writes nulls for values that are False in the bool column `"x.valid"`. Default: write such
+            columns like others.
 
     Raises:
         ImportError: a package is missing; says what to install.
-        KeyError: there is no such column; lists the columns.
-        TypeError: a column has no type there; names it.
-        ValueError: the format is unknown, or has no nulls; or there are no columns.
+        KeyError: unknown column; lists the columns.
+        TypeError: the format does not support a column; names it.
+        ValueError: the format is unknown or has no nulls, or `data` has no columns.
 
     Example:
         >>> data = TensorDict({"x": torch.arange(2), "word": ["ant", "bee"]}, [2])
@@ -348,20 +348,19 @@ def convert(
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> int:
-    """Turn a dataset or a file of any format into one of another, each by the ending of its name.
+    """Convert a dataset or file to another format. Formats are chosen by the endings of names.
 
     Args:
-        source: a folder of a dataset, or what `read` takes.
+        source: the folder of a dataset, or any source of `read`.
         target: a file to write; a name without an ending is the folder of a new dataset.
         columns: as `read`.
-        nulls: as `read`; with `"mask"`, they are nulls again in a file of a format that has them (see `write`).
+        nulls: as `read`; `"mask"` writes masked values as nulls again if the format has them (see `write`).
         types, on_error: as `read`.
-        overwrite: a folder `target` may hold a dataset, which the new one replaces when it is whole. Files are replaced
-            in any case.
+        overwrite: replace the dataset in the folder `target` when the new one is complete. Files are always replaced.
         **options: about workers, as `tdmap.map`.
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
         ValueError: the ending of `target` is nearly that of a format.

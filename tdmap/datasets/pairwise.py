@@ -27,7 +27,7 @@ _ALSO = {"valid": ("validation", "valid1"), "validation": ("valid",)}
 
 
 class RewardData(TensorClass):
-    """Texts that a reward model gives scores to.
+    """Texts to be scored by a reward model.
 
     Attributes:
         input_ids: int64 `[n, max_length]`, tokens.
@@ -43,11 +43,11 @@ class RewardData(TensorClass):
 
 
 class PairwiseDataset(TensorClass):
-    """Pairs of texts of which one was preferred.
+    """Pairs of a preferred and a rejected text.
 
     Attributes:
-        chosen_data: the preferred ones.
-        rejected_data: the others.
+        chosen_data: the preferred texts.
+        rejected_data: the rejected texts.
     """
 
     chosen_data: RewardData
@@ -65,28 +65,28 @@ class PairwiseDataset(TensorClass):
         *,
         tokenizer: Any = None,
     ) -> PairwiseDataset:
-        """Tokenise a dataset with the columns `prompt`, `chosen` and `rejected`, or open what was tokenised before.
+        """Tokenise a dataset with the columns `prompt`, `chosen` and `rejected`, or open the result of an earlier call.
 
-        A text is the prompt, a new line, and the answer, cut at `max_length` tokens and filled up with the pad token.
-        Pairs that are equal then are left out. An interrupted call goes on when it is made again.
+        A text is the prompt, a newline and the answer, truncated at `max_length` tokens and padded with the pad token.
+        Pairs that are then equal are left out. The same call resumes after an interruption.
 
         Args:
             split: `"train"`, `"valid"`...
-            dataset_name: of a dataset on the Hugging Face hub, or with `from_disk` the folder of one that was saved
-                with `save_to_disk`. Default: `"CarperAI/openai_summarize_comparisons"`.
+            dataset_name: name of a dataset on the Hugging Face hub, or with `from_disk` a folder that `save_to_disk`
+                wrote. Default: `"CarperAI/openai_summarize_comparisons"`.
             max_length: tokens of a text.
-            root_dir: where tokenised datasets are kept. Default: `~/.cache/tdmap/data`.
+            root_dir: folder of tokenised datasets. Default: `~/.cache/tdmap/data`.
             from_disk: read the folder `dataset_name`, with `datasets.load_from_disk`.
-            num_workers: processes. Default: as many as usable cores.
-            tokenizer: as `tdmap.datasets.tokenise`. Default: GPT-2's of `transformers`, with its end of text as pad
-                token.
+            num_workers: number of processes. Default: the cores that this process may use.
+            tokenizer: as in `tdmap.datasets.tokenise`. Default: the GPT-2 tokenizer of `transformers`, with the
+                end-of-text token as pad token.
 
         Returns:
             Memory-mapped, batch size `[pairs]`.
 
         Raises:
             ImportError: `datasets` (or `transformers`) is not installed; says what to install.
-            ValueError: there is no such split, a column is missing, all pairs are equal, or the tokenizer has no pad
+            ValueError: the split is unknown, a column is missing, all pairs are equal, or the tokenizer has no pad
                 token.
         """
         names = ("prompt", "chosen", "rejected")
@@ -98,13 +98,13 @@ class PairwiseDataset(TensorClass):
 
 
 class PromptData(TensorClass):
-    """Prompts with the answers that were written to them.
+    """Prompts with their answers.
 
     Attributes:
         input_ids: int64 `[n, max_length]`, tokens of prompt and answer.
         attention_mask: int64 `[n, max_length]`, 1 where tokens are.
         prompt_rindex: int64 `[n]`, the position of the prompt's last token.
-        labels: int64 `[n, max_length]`, or None: the tokens that are to be learnt.
+        labels: int64 `[n, max_length]`, or None: the tokens to learn.
         logits, loss: for results of a model.
     """
 
@@ -127,7 +127,7 @@ class PromptData(TensorClass):
         *,
         tokenizer: Any = None,
     ) -> PromptData:
-        """Tokenise a dataset with the columns `prompt` and `label`, or open what was tokenised before.
+        """Tokenise a dataset with the columns `prompt` and `label`, or open the result of an earlier call.
 
         Arguments and errors are those of `PairwiseDataset.from_dataset`; the default dataset is
         `"CarperAI/openai_summarize_tldr"`. `labels` are the tokens.

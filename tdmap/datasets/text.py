@@ -218,18 +218,18 @@ def tokenise(
         data: a TensorDict with a column of text, a list of strings, or a `Ragged` of them.
         tokenizer: of `transformers` or `tokenizers`, or a function of a list of strings that returns a sequence of
             whole numbers for each.
-        key: the column. Needed where the dataset has several columns of text.
+        key: the column. Required if the dataset has several columns of text.
         out: folder for the result. None: in memory.
-        max_length: longer rows lose their end.
-        eos: a token that is put behind each text, such as that for the end of a document.
-        pad: fill shorter rows up to `max_length` with the tokenizer's pad token.
-        left: fill up before the tokens.
-        pack: cut all tokens, one row after the other, into blocks of so many, as `pack` does.
+        max_length: truncate longer rows.
+        eos: a token to append to each text.
+        pad: pad shorter rows to `max_length` with the tokenizer's pad token.
+        left: pad before the tokens.
+        pack: concatenate all tokens and cut them into blocks of this size, like `pack`.
         columns: with `pack`, as `pack`.
-        dtype: of the tokens; with `pad` they are int64.
+        dtype: dtype of the tokens; with `pad` always int64.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-        resume: with `out`, but not with `pack`: an interrupted call is resumed when it is made again.
-        chunksize: texts that a worker takes at a time.
+        resume: with `out` and without `pack`: the same call resumes after an interruption.
+        chunksize: texts per chunk.
         **options: about workers, as `tdmap.map`.
 
     Returns:
@@ -237,8 +237,8 @@ def tokenise(
         shape; with `pack`, `[blocks, pack]`.
 
     Raises:
-        ValueError: options do not go together, or the tokenizer has no pad token.
-        FileExistsError: `out` holds something; told before anything is done.
+        ValueError: options exclude each other, or the tokenizer has no pad token.
+        FileExistsError: `out` is not empty; raised before any work.
         KeyError: there is no such column.
         TypeError: the column is not text.
 
@@ -330,17 +330,17 @@ def pack(
     resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> TensorDict:
-    """Cut the elements of a ragged column, one row after the other, into blocks of one size.
+    """Concatenate the rows of a ragged column and cut them into blocks of one size.
 
     Args:
         data: a TensorDict with a ragged column of numbers, or a `Ragged`, whose key is `"rows"`.
-        key: the column. Rows that do not lie one after the other are gathered in memory first.
-        size: elements of a block. Elements at the end that do not fill one are left out.
+        key: the column. Rows that are not contiguous are first gathered in memory.
+        size: elements per block. Remaining elements that do not fill a block are dropped.
         out: folder for the result. None: in memory.
-        columns: what else is written, int32 `[blocks, size]` each: `"document"`, the number of the row that an
-            element is of, and `"position"`, its place there.
+        columns: further columns, int32 `[blocks, size]`: `"document"`, the row number of each element, and
+            `"position"`, its position in that row.
         overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-        resume: with `out`: an interrupted call is resumed when it is made again.
+        resume: with `out`: the same call resumes after an interruption.
         **options: about workers, as `tdmap.map`.
 
     Returns:
@@ -348,8 +348,8 @@ def pack(
 
     Raises:
         KeyError: there is no such column.
-        TypeError: it is no ragged column of numbers.
-        ValueError: the elements do not fill one block.
+        TypeError: the column is not a ragged column of numbers.
+        ValueError: the elements do not fill a block.
 
     Example:
         >>> rows = TensorDict({"input_ids": Ragged.from_list([[1, 2, 3], [4], [5, 6]])}, [3])

@@ -54,7 +54,7 @@ CHUNK_BYTES = 2 << 20
 
 
 class SkippedPictures(UserWarning):
-    """Files that are no rows of the dataset, because they cannot be read.
+    """Files were left out of the dataset, because they cannot be read.
 
     Attributes:
         files: pairs of the file's name and the reason.
@@ -86,50 +86,47 @@ def ingest(
     suffixes: Any = None,
     **options: Unpack[WorkerOptions],
 ) -> Pictures:
-    """Make a memory-mapped dataset of the pictures in a folder.
+    """Convert the images in a folder to a memory-mapped dataset.
 
-    Rows are in the order of the names of the files, for any number of workers. The first frame of an animation counts.
-    Pictures are turned as their EXIF orientation says, transparent pixels are put over the background, and 16-bit grey
-    loses its lower 8 bits; colour profiles are not applied.
+    Rows are sorted by file name, for any number of workers. Of an animation, the first frame is used. Images are
+    rotated by their EXIF orientation, transparent pixels are blended with the background, and 16-bit grey loses its
+    lower 8 bits. Colour profiles are not applied.
 
-    The content of a file tells its format. These files cannot be read: empty, truncated or damaged ones; pixels of
+    The format is detected from the content. These files cannot be read: empty, truncated and damaged files; pixels of
     32 bits or floats, whose range is unknown; 16-bit colour with a transparent colour; links out of the folder; pipes
-    and devices, which are not opened.
+    and devices.
 
     Args:
-        folder: the pictures; folders in it are the classes, in alphabetical order.
+        folder: folder of images. Its subfolders are the classes, in alphabetical order.
         out: folder for the dataset.
-        size: pixels, or (height, width). None: pictures keep their size, each its own.
-        resize: `"crop"`: fill the size, cut what is too much at both sides. `"pad"`: fit into it, background around.
-            `"exact"`: stretch. `"shorter"`: scale the shorter side to the size; pictures then differ in size.
+        size: pixels, or (height, width). None keeps the size of each image.
+        resize: `"crop"`: scale to cover the size, and crop both sides. `"pad"`: scale to fit, and pad with the
+            background. `"exact"`: stretch. `"shorter"`: scale the shorter side to the size; images then differ in size.
         mode: `"RGB"`, `"L"` or `"RGBA"`.
-        keep: `"decoded"`: pixels. `"encoded"`: the bytes of the files as they are, to be decoded when they are read
-            (`Pictures.decoder`); then nothing of `size` and `resize` applies.
-        labels: a CSV or JSON Lines file with columns for a file (`file`, `path`...) and a label (`label`, `class`...),
-            or a mapping of names to labels, instead of class folders. Only files that it names are taken.
-        on_error: `"raise"` ends with the first file that cannot be read, or folder that cannot be listed, is a link, or
-            is a class without pictures. `"skip"` leaves these out, lists them in `out/skipped.jsonl`, and warns
+        keep: `"decoded"` stores pixels. `"encoded"` stores the bytes of the files, to be decoded when rows are read
+            (`Pictures.decoder`), without `size` and `resize`.
+        labels: instead of class folders, a CSV or JSON Lines file with a column of files (`file`, `path`...) and a
+            column of labels (`label`, `class`...), or a mapping of file names to labels. Only these files are read.
+        on_error: `"raise"` raises for the first file that cannot be read, or folder that cannot be listed, is a link,
+            or is a class without images. `"skip"` leaves them out, lists them in `out/skipped.jsonl`, and warns
             (`SkippedPictures`).
-        resume: go on where an interrupted call was. One that had come to its end opens what is there. Default: True,
-            unless `overwrite` is.
-        overwrite: `out` may hold a dataset, which the new one replaces when it is whole. Pictures are ingested anew,
-            whatever is there.
+        resume: resume an interrupted call, or open a complete result. Default: True, unless `overwrite` is True.
+        overwrite: ingest all images again, and replace the dataset in `out` when the new one is complete.
         resample: filter for scaling: `"bilinear"` (antialiased), `"bicubic"`, `"lanczos"`, `"box"`, `"nearest"`.
-        background: behind transparent pixels and around padded pictures.
-        max_pixels: larger pictures are refused before they are decoded, and those that would be larger while they are
-            scaled: a small file may hold billions of pixels.
-        suffixes: endings of names of pictures. Default: those of the common formats.
+        background: colour behind transparent pixels and around padded images.
+        max_pixels: reject larger images before they are decoded, and images that would be larger while they are scaled.
+        suffixes: file extensions of images. Default: those of common formats.
         **options: about workers, as `tdmap.map`: `num_workers`, `pbar`...
 
     Returns:
-        The dataset and what belongs to it. `TensorDict.load_memmap(out)` opens the rows alone.
+        The dataset with its classes and file names. `TensorDict.load_memmap(out)` opens only the rows.
 
     Raises:
         ImportError: Pillow is not installed.
-        ValueError: there are no pictures, labels cannot be used, an option is out of range, or `resume` and
-            `overwrite` are both True.
-        FileExistsError: `out` holds something else.
-        ResumeMismatch: `out` holds an unfinished run of other options or files; names what differs.
+        ValueError: the folder has no images, labels are invalid, an option is out of range, or `resume` and `overwrite`
+            are both True.
+        FileExistsError: `out` holds other files.
+        ResumeMismatch: `out` holds an unfinished run with other options or files; names the difference.
         PictureError: with `on_error="raise"`, the first file that cannot be read.
     """
     pillow()

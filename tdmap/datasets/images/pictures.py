@@ -35,16 +35,16 @@ MAX_SKIPPED = 1 << 30
 
 @on_host
 class Pictures:
-    """A dataset that `ingest` has made.
+    """A dataset that `ingest` wrote.
 
     Attributes:
-        data: its rows, memory-mapped: `image`, uint8 `[n, channels, height, width]` where pictures are decoded to one
-            size, the bytes of the files with `keep="encoded"`, and flat pixels where sizes differ, beside `shape` int64
-            `[n, 3]`; `label` int64 `[n]` where there are classes; `file` int64 `[n]`, the number of the row's file.
-        classes: the names of the labels; none where labels are numbers already.
-        files: the names of all files that were found, `data["file"]` being their number.
-        skipped: pairs of a file and the reason why it is no row.
-        about: how it was made.
+        data: memory-mapped rows. `image`: uint8 `[n, channels, height, width]` for images of one size, bytes with
+            `keep="encoded"`, flat pixels with `shape` (int64 `[n, 3]`) if sizes differ. `label`: int64 `[n]`, if the
+            dataset has classes. `file`: int64 `[n]`, index into `files`.
+        classes: names of the labels; empty if labels are numbers.
+        files: names of all files.
+        skipped: pairs of a skipped file and the reason.
+        about: the options of `ingest`.
     """
 
     def __init__(self, path: Path, about: dict[str, Any], data: TensorDict) -> None:
@@ -62,10 +62,10 @@ class Pictures:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Pictures:
-        """Open what `ingest` has made.
+        """Open a dataset that `ingest` wrote.
 
         Raises:
-            DatasetError: there is no such dataset.
+            DatasetError: the folder holds no such dataset.
         """
         path = Path(absolute_path(path))
         try:
@@ -122,18 +122,19 @@ class Pictures:
     def decoder(
         self, size: int | tuple[int, int], resize: str = "crop", mode: str | None = None, **look: Any
     ) -> Decoder:
-        """A stage for `map` and pipelines over `data`, where pictures are encoded or differ in size.
+        """A function for `map` and pipelines over `data` that decodes encoded images, or resizes images that differ in
+        size.
 
         Args:
-            size, resize, mode: as `ingest`; all pictures get one size, so there is no `"shorter"`.
+            size, resize, mode: as in `ingest`, without `"shorter"`.
             **look: `resample`, `background`, `max_pixels`, as `ingest`.
 
         Returns:
-            A function of a chunk of rows (or of one row) whose `image` is uint8 `[rows, channels, height, width]`, and
-            which has no `shape`.
+            A function of a chunk or row, whose result has `image` as uint8 `[rows, channels, height, width]`, without
+            `shape`.
 
         Raises:
-            ValueError: the pictures are decoded already, or an option is out of range.
+            ValueError: the images are decoded already, or an option is out of range.
         """
         if self.kind == "decoded":
             raise ValueError("these pictures are decoded already: data['image'].")
@@ -146,18 +147,18 @@ class Pictures:
     def to_images(
         self, folder: str | os.PathLike[str], *, format: str = "png", **options: Unpack[WorkerOptions]
     ) -> int:
-        """Write the pictures as files, in class folders, under the names that they had.
+        """Write the images as files, with their original names and class folders.
 
         Args:
-            folder: made when it is not there; files of the same names in it are an error.
-            format: `"png"`, `"jpg"`, `"webp"`... for pixels; encoded pictures are written as they were.
+            folder: output folder; existing files of the same names raise.
+            format: `"png"`, `"jpg"`, `"webp"`... for pixels; encoded images are written unchanged.
             **options: about workers, as `tdmap.map`.
 
         Returns:
-            How many files.
+            The number of files.
 
         Raises:
-            FileExistsError: a file is in the way.
+            FileExistsError: a file exists.
         """
         return write_files(self, Path(folder), format, options)
 
@@ -167,10 +168,10 @@ class Pictures:
         """Draw a contact sheet.
 
         Args:
-            out: the picture to write; its name ends in `.png`, `.jpg`...
-            rows: numbers of rows, or how many, taken at equal distances.
-            edge: pixels of a picture's longer side.
-            columns: pictures side by side. Default: as many as there are lines.
+            out: image file to write (`.png`, `.jpg`...).
+            rows: row numbers, or a number of rows at equal distances.
+            edge: pixels of the longer side of an image.
+            columns: images per line. Default: the number of lines.
         """
         numbers = list(rows) if not isinstance(rows, int) else _spread(len(self), rows)
         draw_sheet(self, Path(out), numbers, edge, columns or max(math.isqrt(max(len(numbers) - 1, 0)) + 1, 1))
