@@ -273,7 +273,7 @@ KINDS: dict[str, ArgumentKind] = {
         str, "MODE", _on_error, "raise, or skip: leave out rows on which the function raises, and list them."
     ),
     "ShardLike": ArgumentKind(
-        str, "RANK/RANKS", _rank, "Run one of so many parts, as 0/4; other programs run the rest."
+        str, "RANK/RANKS", _rank, "Run one of several parts, as 0/4; other programs run the rest."
     ),
     "Devices": ArgumentKind(str, "DEVICE"),
 }

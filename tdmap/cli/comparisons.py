@@ -44,10 +44,10 @@ def comparison(text: str, data: Data, path: Path) -> Any:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         if kind is None:
             also = "; a combination of comparisons is a function" if re.search(r"\band\b|\bor\b|[&|]", said) else ""
-            refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them{also}")
+            refuse(f"{said!r} in {text!r} must be a number, a text in quotes, or a list of these{also}")
         value = said
     if sign == "in" and not isinstance(value, (list, tuple, set)):
-        refuse(f"{text!r}: `in` wants a list, such as [1, 2]")
+        refuse(f"{text!r}: `in` needs a list, such as [1, 2]")
     leaf = data.get(key)
     if getattr(leaf, "kind", None) == "tensor":
         refuse(f"{name} has rows of different lengths: a comparison needs one value a row")
@@ -63,7 +63,7 @@ def comparison(text: str, data: Data, path: Path) -> Any:
             refuse(f"{name} is {str(leaf.dtype).removeprefix('torch.')}, and {said} is a text")
     text_of = {"str": str, "bytes": bytes}.get(getattr(leaf, "kind", ""))
     if text_of is not None and not all(isinstance(one, text_of) for one in (value if sign == "in" else [value])):
-        refuse(f"{name} is {leaf.kind}, and {said} is no {'text' if text_of is str else 'bytes'}")
+        refuse(f"{name} is {leaf.kind}, and {said} is not {'text' if text_of is str else 'bytes'}")
     column = tdmap.col(key)
     return column.isin(value) if sign == "in" else _OPERATORS[sign](column, value)
 

@@ -53,7 +53,7 @@ def text_of(path: Path) -> str:
 def executor_of(name: str, address: str | None) -> Any:
     """The `executor` of an operation; that of a cluster, where its address is given."""
     if name not in EXECUTORS:
-        refuse(f"--executor {name!r}: there are {', '.join(EXECUTORS)}")
+        refuse(f"--executor {name!r}: choose one of {', '.join(EXECUTORS)}")
     if address is None:
         return name
     from tdmap.runtime.executors.raycluster import RayCluster
@@ -76,7 +76,7 @@ def require_free(out: Path, source: Path, overwrite: bool) -> None:
     if out.resolve() in folders:
         refuse("OUT is IN; use --in-place to change a dataset")
     if set(folders) & set(out.resolve().parents):
-        refuse(f"{out} lies inside IN; choose a folder outside")
+        refuse(f"{out} is inside IN; choose another folder")
     if os.path.lexists(out) and not out.is_dir():
         refuse(f"{out} exists, and is a file; choose another path")
     if out.exists():
@@ -85,4 +85,4 @@ def require_free(out: Path, source: Path, overwrite: bool) -> None:
             refuse(f"{out} exists; choose another folder, or --overwrite")
         names = os.listdir(out)
         if not is_dataset and names and HIDDEN not in names:  # else of a run: the engine says which
-            refuse(f"{out} is in the way and is not a dataset, so it is left alone")
+            refuse(f"{out} exists and is not a dataset: choose another folder, or remove it")

@@ -175,7 +175,7 @@ def parse_reducer(text: str, data: Data, path: Path, grouped: bool = False) -> A
     if name not in NAMES:
         close = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        refuse(f"{text!r}: there is no reducer {name!r}.{hint} There are {', '.join(names)}")
+        refuse(f"{text!r}: unknown reducer {name!r}.{hint} Reducers: {', '.join(names)}")
     kind: Callable[..., Any] = getattr(tdmap.reducers, NAMES[name])
     takes = list(inspect.signature(kind).parameters)
     given = dict(_option(text, part, takes) for part in rest if "=" in part)
@@ -204,10 +204,10 @@ def _option(text: str, part: str, takes: list[str]) -> tuple[str, Any]:
     name, _, said = part.partition("=")
     options = [one for one in takes if one != "key"]
     if name not in options:
-        refuse(f"{text!r}: there is no option {name!r}; there is {', '.join(options) or 'none'}")
+        refuse(f"{text!r}: unknown option {name!r}. Options: {', '.join(options) or 'none'}")
     if name == "dim" and said == "all":
         return name, None
     try:
         return name, ast.literal_eval(said)
     except (ValueError, SyntaxError):
-        refuse(f"{text!r}: {said!r} is no number and no list of numbers")
+        refuse(f"{text!r}: {said!r} must be a number or a list of numbers")

@@ -118,7 +118,7 @@ def open_rows(path: Path, least: int = 0) -> Any:
     """
     data = open_dataset(path)
     if not len(data.batch_size) or data.batch_size[0] < least:
-        refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
+        refuse(f"{path} has batch size {list(data.batch_size)}, and no rows")
     return data
 
 
@@ -128,8 +128,9 @@ def entries_named(names: Iterable[str], data: Data, path: Path) -> list[tuple[st
     chosen = list(dict.fromkeys(names))
     for name in chosen:
         if name not in there:
-            close = difflib.get_close_matches(name, there, 3) or sorted(there)[:5]
-            refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
+            close = difflib.get_close_matches(name, there, 3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"its entries: {', '.join(sorted(there)[:5])}"
+            refuse(f"{path} has no entry {name!r}; {hint}")
     return [there[name] for name in chosen]
 
 
@@ -175,7 +176,7 @@ def find_function(name: str) -> Callable[[Any], Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=3)
-            hint = f"; there is {', '.join(close)}" if close else ""
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
             refuse(f"{module_name} has no {part!r}{hint}")
         found = getattr(found, part)
     if not callable(found):
@@ -224,7 +225,7 @@ def import_module(name: str) -> Any:
     if name.endswith(".py"):
         path = Path(name).resolve()
         if not path.is_file():
-            refuse(f"there is no file {name}")
+            refuse(f"no such file: {name}")
         folder, name = str(path.parent), path.stem
     else:
         folder = os.getcwd()
@@ -234,7 +235,7 @@ def import_module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
-            refuse(f"there is no module {name!r} here ({os.getcwd()}) or among the installed ones")
+            refuse(f"no module {name!r} here ({os.getcwd()}) or among installed modules")
         _refuse_module(name, error)
     except Exception as error:
         _refuse_module(name, error)

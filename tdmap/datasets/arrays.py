@@ -141,7 +141,7 @@ class _Text:
             try:
                 text[index] = value.decode()
             except UnicodeDecodeError as error:
-                raise ValueError(f"its text in row {rows.start + index[0]:,} is no UTF-8 ({error})") from None
+                raise ValueError(f"its text in row {rows.start + index[0]:,} is not UTF-8 ({error})") from None
         return text if len(values) else text.astype(np.str_)
 
 
@@ -236,7 +236,7 @@ def _column(values: Any) -> Any:
             none = torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
             return Ragged(*none, "bytes" if array.dtype.kind == "S" else "str")
         if not rows:
-            raise ValueError("it has no rows, so nothing tells what they hold: leave it out with columns=")
+            raise ValueError("it has no rows, so its type is unknown: leave it out with columns=")
         if not isinstance(rows[0], (str, bytes)):
             rows = [_tensor(np.asarray(row)) for row in rows]
         return Ragged.from_list(rows)
@@ -247,7 +247,7 @@ def _tensor(array: Any) -> Tensor:
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
     except TypeError:
-        raise TypeError(f"it is {array.dtype}, which no tensor is") from None
+        raise TypeError(f"it is {array.dtype}, which torch does not support") from None
 
 
 _UNITS = {"M8": {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}, "m8": {"W": "s", "D": "s", "h": "s", "m": "s"}}
@@ -262,7 +262,9 @@ def _times(array: Any) -> Any:
     kind, (unit, _) = f"{array.dtype.kind}8", np.datetime_data(array.dtype)
     unit = _UNITS[kind].get(unit, unit)
     if unit not in ("s", "ms", "us", "ns") and (kind, unit) != ("M8", "D"):
-        raise TypeError(f"it is {array.dtype}, a unit that Arrow has not: save it as {kind}[s], [ms], [us] or [ns]")
+        raise TypeError(
+            f"it is {array.dtype}, a unit that Arrow does not support: save it as {kind}[s], [ms], [us] or [ns]"
+        )
     target = np.dtype(f"{kind}[{unit}]")
     lost = _lost(array, target)
     if lost.any():
@@ -301,7 +303,7 @@ def write_numpy(path: str, parts: Iterator[Any]) -> None:
     with opened(path, "wb") as file:
         if path.lower().endswith(".npy"):
             if len(arrays) != 1:
-                raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
+                raise ValueError(f"{path} can hold only one array, and the data have {len(arrays)} columns: use .npz.")
             np.save(file, next(iter(arrays.values())))
             return
         with zipfile.ZipFile(file, "w") as archive:  # as np.savez does, which has arguments of its own
@@ -313,7 +315,7 @@ def write_numpy(path: str, parts: Iterator[Any]) -> None:
 def _array_of(name: str, column: Any, time: str | None) -> Any:
     if isinstance(column, Ragged):
         if column.kind == "tensor":
-            raise TypeError(f"the rows of {name!r} have different lengths, which no array has: pad them before.")
+            raise TypeError(f"the rows of {name!r} have different lengths, which an array cannot hold: pad them first.")
         rows, zero = column.tolist(), "\0" if column.kind == "str" else b"\0"
         if any(row.endswith(zero) for row in rows):
             raise ValueError(f"rows of {name!r} end in zeros, which NumPy cuts off: use Parquet.")
@@ -336,7 +338,9 @@ def numpy_of(name: str, tensor: Tensor) -> Any:
     try:
         return tensor.contiguous().numpy(force=True)
     except TypeError:
-        raise TypeError(f"the column {name!r} is {tensor.dtype}, which NumPy has not: convert it before.") from None
+        raise TypeError(
+            f"the column {name!r} is {tensor.dtype}, which NumPy does not support: convert it first."
+        ) from None
 
 
 def write_hdf5(path: str, parts: Iterator[Any]) -> None:
@@ -358,9 +362,9 @@ def _append_hdf5(h5py: ModuleType, file: Any, name: str, values: Any, kind: str)
     elif kind == "bytes":
         raise TypeError("its rows are bytes, which HDF5 would cut at zeros: use Parquet")
     if kind == "str" and any("\0" in row for row in values):
-        raise ValueError("its text has zero characters, which HDF5 has not: use Parquet")
+        raise ValueError("its text has zero characters, which HDF5 does not support: use Parquet")
     if kind == "tensor" and any(row.ndim != 1 for row in values):
-        raise TypeError("its rows are arrays of two dimensions and more, which HDF5 has not: use Parquet")
+        raise TypeError("its rows have two or more dimensions, which HDF5 does not support: use Parquet")
     if name not in file:
         shape = (0, *values.shape[1:])
         file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
@@ -398,7 +402,7 @@ def write_zarr(path: str, parts: Iterator[Any]) -> None:
         for part in parts:
             for name, values, kind in _arrays(part, "\0\\"):
                 if kind:
-                    raise TypeError(f"the rows of {name!r} have different lengths, which no array of Zarr's has.")
+                    raise TypeError(f"the rows of {name!r} have different lengths, which Zarr does not support.")
                 with _naming_column(name):
                     _append_zarr(group, made, name, values)
         group.attrs[ORDER] = list(made)
@@ -444,7 +448,7 @@ def _path(name: str, parts: Sequence[str]) -> str:
     for part in parts:
         if part in ("", ".", "..") or "/" in part:
             raise ValueError(
-                f"the column {name!r} cannot have this name here, where a slash leads into a group: rename it before."
+                f"the column {name!r} has a slash in its name, which separates groups in this format: rename it first."
             )
     return "/".join(parts)
 
@@ -452,7 +456,9 @@ def _path(name: str, parts: Sequence[str]) -> str:
 def _require_name(name: str, not_in: str) -> None:
     """Raise for a column whose name would be another one in a file."""
     if any(character in name for character in not_in) or not _is_unicode(name):
-        raise ValueError(f"the column {name!r} has a character that no name of an array here has: rename it before.")
+        raise ValueError(
+            f"the name of the column {name!r} has a character that this format does not support: rename it first."
+        )
 
 
 def _is_unicode(text: str) -> bool:
@@ -461,5 +467,5 @@ def _is_unicode(text: str) -> bool:
 
 def _local(path: str) -> str:
     if is_url(path):
-        raise ValueError(f"{path}: HDF5 and Zarr are read and written on local disks: copy it there before.")
+        raise ValueError(f"{path}: HDF5 and Zarr are supported on local disks only: copy the file first.")
     return path

@@ -99,7 +99,7 @@ def rows_of(batch: pa.RecordBatch | pa.Table | Part, nulls: str = "raise", start
         table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
         columns, rows = _flattened(pa, table), table.num_rows
     if not columns:
-        raise ValueError(f"there are {rows:,} rows without columns, which no dataset has.")
+        raise ValueError(f"a dataset needs columns: got {rows:,} rows without columns.")
     require_one_each([joined(path) for path in columns])
     entries: dict[Path, Any] = {}
     types: dict[Path, str] = {}
@@ -127,8 +127,8 @@ def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> 
     for path, value in entries.items():
         if len(path) > DEEPEST:
             raise ValueError(
-                f"the column {joined(path)[:40]!r}... lies {len(path) - 1:,} levels deep, and {DEEPEST} is the limit: "
-                "leave it out with columns=[...]."
+                f"the column {joined(path)[:40]!r}... is nested {len(path) - 1:,} levels deep, and {DEEPEST} "
+                "is the limit: leave it out with columns=[...]."
             )
         node = found
         for key in path[:-1]:
@@ -190,7 +190,7 @@ def _value_of(pa: ModuleType, array: pa.Array, name: str, nulls: str, start: int
         row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
         raise ValueError(
             f"the column {name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
-            "for zeros and a column of bools beside it, or fill them before."
+            "for zeros and a bool column, or fill them first."
         )
     if _is_text(pa.types, array.type) or pa.types.is_nested(array.type):
         require_utf8(array, f"the column {name!r}", start)
@@ -228,7 +228,10 @@ def _valid(pa: ModuleType, columns: Mapping[Path, Any], path: Path, array: pa.Ar
     if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.dim() == 1:
         return valid & mask
     if kind != pa.bool_():
-        raise ValueError(f"nulls='mask' makes a column {joined(mask_of(path))!r} of bools, and there is one of {kind}.")
+        raise ValueError(
+            f"nulls='mask' adds a bool column {joined(mask_of(path))!r}, and the data have one of {kind} with "
+            "this name."
+        )
     return valid & torch.from_numpy(np.asarray(_one(pa, mask).fill_null(False)))
 
 
@@ -320,7 +323,7 @@ def value_of(pa: ModuleType, array: pa.Array) -> Any:
 
 
 def _no_place(kind: pa.DataType) -> str:
-    return f"is of the type {kind}, which is no tensor: cast it, or leave it out with columns=[...]."
+    return f"has the type {kind}, which a tensor cannot hold: cast it, or leave it out with columns=[...]."
 
 
 def _time_numbers(pa: ModuleType, array: pa.Array) -> Tensor:
@@ -381,7 +384,7 @@ def _lists(pa: ModuleType, array: pa.Array) -> Any:
         raise TypeError("has nulls within its lists, which have no place in a tensor: fill them before.")
     value = value_of(pa, inner)
     if not isinstance(value, Tensor):
-        raise TypeError(f"is of the type {array.type}: lists of lists, or of text, have no place here.")
+        raise TypeError(f"has the type {array.type}: lists of lists and lists of text are not supported here.")
     offsets = numbers_of(array.offsets).to(torch.int64)
     return Ragged._over("tensor", value, offsets)
 
@@ -536,7 +539,7 @@ def _timed(pa: ModuleType, array: pa.Array, name: str) -> Any:
     try:
         kind = type_named(pa, name)
     except ValueError:
-        raise TypeError(f"is {name!r} in arrow_types, a type that Arrow does not have: set another one.") from None
+        raise TypeError(f"is {name!r} in arrow_types, which is not a type of Arrow: set another type.") from None
     return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 
@@ -561,7 +564,7 @@ def array_of(pa: ModuleType, tensor: Tensor) -> Any:
         values = tensor.contiguous().numpy(force=True)
         array = pa.array(values.reshape(-1))
     except (TypeError, RuntimeError, pa.ArrowException) as error:
-        raise TypeError(f"is {tensor.dtype}, which Arrow does not have ({error}): convert it before.") from None
+        raise TypeError(f"is {tensor.dtype}, which Arrow does not support ({error}): convert it first.") from None
     for size in reversed(tensor.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

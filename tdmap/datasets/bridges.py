@@ -63,7 +63,7 @@ def from_pandas(
         tensor([1., nan], dtype=torch.float64)
     """
     if getattr(frame, "ndim", None) != 2:
-        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
+        raise TypeError(f"frame must be a DataFrame: got a {type(frame).__name__}.")
     pa = pyarrow()
     table = pa.Table.from_pandas(frame, preserve_index=False)
     for number in range(frame.shape[1]):
@@ -80,7 +80,7 @@ def from_polars(
     """Convert a Polars data frame or lazy frame. Arguments as `from_arrow`."""
     frame = frame.collect() if hasattr(frame, "collect") else frame
     if not hasattr(frame, "to_arrow") or not hasattr(frame, "schema"):
-        raise TypeError(f"a DataFrame is needed, got a {type(frame).__name__}.")
+        raise TypeError(f"frame must be a DataFrame: got a {type(frame).__name__}.")
     odd = next((name for name, kind in frame.schema.items() if str(kind) == "Object"), None)
     if odd is not None:
         raise TypeError(f"the column {odd!r} holds Python objects: cast it, or leave it out by frame.drop({odd!r}).")
@@ -151,7 +151,7 @@ def from_huggingface(
     if isinstance(dataset, Mapping) and not is_data(dataset):
         raise TypeError(f"this is a dictionary of datasets: choose one of {', '.join(map(repr, dataset))}.")
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"a datasets.Dataset is needed, got a {type(dataset).__name__}.")
+        raise TypeError(f"dataset must be a datasets.Dataset: got a {type(dataset).__name__}.")
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
         raise TypeError(
             "the dataset has a transform, which from_huggingface does not apply: dataset.map(transform) applies it, "
@@ -223,9 +223,9 @@ def from_dataset(
         ValueError: the dataset has no rows.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"a map-style dataset with len() and [i] is needed, got a {type(dataset).__name__}.")
+        raise TypeError(f"dataset must be a map-style dataset with len() and [i]: got a {type(dataset).__name__}.")
     if not len(dataset):
-        raise ValueError("the dataset has no rows, so nothing tells what they look like.")
+        raise ValueError("the dataset has no rows, so its schema is unknown.")
     fn = ReadRows(dataset, None if names is None else list(names), list(ragged))
     first = fn.row(0)
     unknown = sorted(set(ragged) - set(first))
@@ -287,7 +287,7 @@ class ReadRows:
             values = list(row) if isinstance(row, (tuple, list)) else [row]
             names = self.names if self.names is not None else [str(position) for position in range(len(values))]
             if len(names) != len(values):
-                raise TypeError(f"row {number} has {len(values)} values, and there are {len(names)} names.")
+                raise TypeError(f"row {number} has {len(values)} values, and names= has {len(names)} names.")
             named = dict(zip(names, values))
         return {str(name): self._value(str(name), value, number) for name, value in named.items()}
 
@@ -305,6 +305,6 @@ class ReadRows:
             return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"the column {name!r} of row {number} is a {type(value).__name__}, which is no tensor, number, string "
-                f"or bytes ({error})."
+                f"the column {name!r} of row {number} must be a tensor, a number, a string or bytes: got a "
+                f"{type(value).__name__} ({error})."
             ) from None

@@ -57,7 +57,7 @@ def rows_in(data: Data) -> Any:
         return TensorDict(dict(data), [len(next(iter(data.values())))])
     if isinstance(data, Tensor) or not is_data(data) or not len(data.batch_size):
         what = f"one of batch size {list(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
-        raise TypeError(f"a TensorDict with rows, or a dict of columns, is needed: got {what}.")
+        raise TypeError(f"data must be a TensorDict with rows, or a dict of columns: got {what}.")
     return data
 
 
@@ -149,6 +149,6 @@ def chosen(data: Data, names: Sequence[str], masked: bool = False) -> Any:
         known[joined(key)] = key
     for name in names:
         if name not in known:
-            raise KeyError(f"there is {no_column(name, list(known))}")
+            raise KeyError(no_column(name, list(known)))
     masks = [name + VALID for name in names if masked and name + VALID in known]
     return data.select(*(known[name] for name in dict.fromkeys([*names, *masks])))

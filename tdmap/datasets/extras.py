@@ -84,10 +84,10 @@ def require_columns(path: str, columns: Sequence[str] | None, names: Sequence[st
 
 
 def no_column(name: str, names: Sequence[str]) -> str:
-    """Words for a column that is not among those there are."""
+    """The message for an unknown column."""
     close = difflib.get_close_matches(str(name), names, 1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"no column {name!r}: there are {', '.join(map(repr, names))}.{hint}"
+    return f"no column {name!r}. Columns: {', '.join(map(repr, names))}.{hint}"
 
 
 def require_list(columns: Sequence[str] | None) -> list[str] | None:

@@ -281,7 +281,7 @@ def write(
     if columns is not None:
         rows = chosen(rows, require_list(columns) or [], nulls is not None)
     if not len(list(rows.keys())):
-        raise ValueError(f"there are no columns, so there is nothing that {path} would hold.")
+        raise ValueError(f"the data have no columns to write to {path}.")
     size = batch_rows if batch_rows is not None else _rows_at_a_time(rows)
     form = FORMATS[name]
     if nulls is not None and form.part is None:
@@ -324,10 +324,10 @@ def _without_gaps(rows: Data, start: int) -> Any:
             continue
         what = f"the column {joined(path)!r}"
         if column.kind == "json":
-            raise TypeError(f"{what} holds JSON values, which this format does not have: use Parquet or JSON Lines.")
+            raise TypeError(f"{what} holds JSON values, which this format does not support: use Parquet or JSON Lines.")
         if column.has_none:
             row = start + column.tolist().index(None)
-            raise ValueError(f"{what} is None in row {row}, which this format does not have: fill it before.")
+            raise ValueError(f"{what} is None in row {row}, which this format does not support: fill it first.")
     return rows
 
 
@@ -430,7 +430,7 @@ def find_files(source: Any) -> list[str]:
     if not isinstance(source, (str, os.PathLike)):
         files = [local_path(path) for path in source]
         if not files:
-            raise FileNotFoundError("there is no file in an empty list")
+            raise FileNotFoundError("the list of files is empty")
     else:
         text = local_path(source)
         if is_url(text):
@@ -441,16 +441,16 @@ def find_files(source: Any) -> list[str]:
             files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
             if not files and SHARDS in names:
                 raise FileNotFoundError(
-                    f"{text} is a dataset of several folders: write(tdmap.open({text!r}), file) makes one file of it, "
-                    f"and convert() one of each of its shards"
+                    f"{text} is a sharded dataset: write(tdmap.open({text!r}), file) writes it to one file, "
+                    "and convert() converts each of its shards"
                 )
             if not files:
-                raise FileNotFoundError(f"there is no file in the folder {text} whose ending tells a format")
+                raise FileNotFoundError(f"the folder {text} has no file with the ending of a known format")
         else:
             files = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
     missing = [path for path in files if not is_url(path) and not os.path.exists(path)]
     if missing or not files:
-        raise FileNotFoundError(f"there is no file {missing[0] if missing else os.fspath(source)}")
+        raise FileNotFoundError(f"no such file: {missing[0] if missing else os.fspath(source)}")
     for path in files:
         require_file(path)
     return files
@@ -512,7 +512,7 @@ def batches_of(
     text.finish(files[0])
     if not has_rows:
         if empty is None:
-            raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
+            raise ValueError(f"{files[0]} has no rows, so the schema of the dataset is unknown.")
         with naming(files[0]):
             rows = rows_of(empty, nulls)  # the types are known: a dataset without rows
         yield rows
@@ -522,9 +522,9 @@ def _require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str],
     """Raise ValueError where a file has other columns than the first one."""
     for name in {**known, **kinds}:
         if kinds.get(name) != known.get(name):
-            told = (kinds.get(name, "not there"), known.get(name, "not there"))
+            told = (kinds.get(name, "absent"), known.get(name, "absent"))
             raise ValueError(
-                f"{path} has other columns than {first}: {joined(name)!r} is {told[0]}, and {told[1]} there."
+                f"{path} has other columns than {first}: {joined(name)!r} is {told[0]} instead of {told[1]}."
             )
 
 
@@ -633,7 +633,9 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Any]], None]:
         def make(file: Any, schema: Any) -> Any:
             for field in schema:
                 if pa.types.is_nested(field.type) or pa.types.is_large_binary(field.type):
-                    raise TypeError(f"the column {field.name!r} is {field.type}, which CSV does not have: use Parquet.")
+                    raise TypeError(
+                        f"the column {field.name!r} is {field.type}, which CSV does not support: use Parquet."
+                    )
             return csv.CSVWriter(file, schema, write_options=csv.WriteOptions(delimiter=delimiter))
 
         _write_with(path, without_structs(parts), make)
@@ -652,7 +654,7 @@ def _json_lines(rows: Data, nulls: str | None, start: int, _nested: AsArrow) -> 
     lines: dict[Any, Any] = {}
     for path, array in part_arrays(rows, nulls, start, as_they_are).items():
         if pa.types.is_large_binary(array.type):
-            raise TypeError(f"the column {joined(path)!r} is bytes, which JSON does not have: use Parquet.")
+            raise TypeError(f"the column {joined(path)!r} is bytes, which JSON does not support: use Parquet.")
         array = array.cast(pa.string()) if pa.types.is_temporal(array.type) else array
         lines[path] = array.fill_null("null") if path in objects else json_texts(array)
     return joined_texts(join_fields(*nested_in(lines, join_fields)), "\n")

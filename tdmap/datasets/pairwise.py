@@ -259,14 +259,12 @@ def _load(split: str, name: str, from_disk: bool, columns: tuple[str, ...]) -> A
     if hasattr(found, "keys"):
         chosen = next((one for one in (split, *_ALSO.get(split, ())) if one in found), None)
         if chosen is None:
-            raise ValueError(f"{name!r} has no split {split!r}: there are {', '.join(map(repr, found))}.")
+            raise ValueError(f"{name!r} has no split {split!r}. Splits: {', '.join(map(repr, found))}.")
         found = found[chosen]
     missing = [column for column in columns if column not in found.column_names]
     if missing:
-        raise ValueError(
-            f"{name!r} has no column {missing[0]!r}: there are {', '.join(map(repr, found.column_names))}."
-        )
+        raise ValueError(f"{name!r} has no column {missing[0]!r}. Columns: {', '.join(map(repr, found.column_names))}.")
     for column in columns:
         if getattr(found.features[column], "dtype", None) not in ("string", "large_string"):
-            raise ValueError(f"the column {column!r} of {name!r} is no text, but {found.features[column]}.")
+            raise ValueError(f"the column {column!r} of {name!r} must be text: got {found.features[column]}.")
     return found.select_columns(list(columns))

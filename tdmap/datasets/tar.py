@@ -103,7 +103,7 @@ def _samples(path: str, source: io.RawIOBase) -> Iterator[tuple[str, dict[str, b
                 files[ending.lower()] = b"" if content is None else content.read()
             _require_end(path, archive.fileobj)
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{path}: not a whole tar file ({error}).") from None
+        raise ValueError(f"{path}: not a complete tar file ({error}).") from None
     if files:
         yield key, files
 
@@ -119,10 +119,10 @@ def _unpacked(source: io.RawIOBase) -> Any:
 def _require_plain(path: str, member: tarfile.TarInfo) -> None:
     """Raise for what is in an archive without its content, or with less of it than its size says."""
     if member.issparse():
-        raise ValueError(f"{path}: {member.name!r} is a sparse file: pack it anew without --sparse.")
+        raise ValueError(f"{path}: {member.name!r} is a sparse file: pack it again without --sparse.")
     if member.issym() or member.islnk():
         raise ValueError(
-            f"{path}: {member.name!r} is a link to {member.linkname!r}, and has no content: pack it anew with "
+            f"{path}: {member.name!r} is a link to {member.linkname!r}, without content: pack it again with "
             "--dereference --hard-dereference."
         )
     if not member.isfile():
@@ -143,7 +143,7 @@ def _part(path: str, keys: list[str], batch: dict[str, list[bytes]], columns: Se
     wanted = [*batch, KEY] if columns is None else columns
     missing = [name for name in wanted if name not in batch and name != KEY]
     if missing:
-        raise ValueError(f"{path} has no files that end in {missing[0]!r}: there are {', '.join(sorted(batch))}.")
+        raise ValueError(f"{path} has no files that end in {missing[0]!r}. Endings: {', '.join(sorted(batch))}.")
     found: dict[Any, Any] = {
         (name,): Ragged.from_list(keys) if name == KEY else _column(path, keys, name, batch[name]) for name in wanted
     }
@@ -180,7 +180,7 @@ def _array(content: bytes) -> Tensor:
 def _whole_number(value: bytes) -> int:
     number = int(value)
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{number} is no int64")
+        raise ValueError(f"{number} exceeds int64")
     return number
 
 
@@ -239,7 +239,7 @@ def _keys(part: dict[str, Any], rows: int, row: int, last: str | None) -> list[s
 
 def _require_name(what: str, text: str) -> None:
     if "\0" in text or not text.isascii() and text.encode("utf-8", "replace").decode() != text:
-        raise ValueError(f"{what} has a character that no name of a file has: rename it before.")
+        raise ValueError(f"{what} has a character that file names cannot have: rename it first.")
 
 
 def _endings(part: dict[str, Any]) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _endings(part: dict[str, Any]) -> dict[str, str]:
             raise ValueError(f"two columns would be files that end in {ending!r}, {name!r} is one: rename it before.")
         endings[name] = ending
     if not endings:
-        raise ValueError(f"there are no columns but {KEY!r}, so the samples would have no files.")
+        raise ValueError(f"the data need a column besides {KEY!r}, or samples would have no files.")
     return endings
 
 

@@ -63,7 +63,7 @@ class Tokenizer:
         )
         if self.fast is None and not callable(tokenizer):
             raise TypeError(
-                f"a tokenizer or a function of a list of strings is needed, got a {type(tokenizer).__name__}."
+                f"tokenizer must be a tokenizer or a function of a list of strings: got a {type(tokenizer).__name__}."
             )
         if self.fast is None:
             self.tokenizer = user_function(tokenizer)
@@ -137,9 +137,7 @@ class Tokenizer:
 
 
 def _no_ids(found: str) -> TypeError:
-    return TypeError(
-        f"a tokenizer returns a sequence of whole numbers for each of the texts that it gets: got {found}."
-    )
+    return TypeError(f"a tokenizer must return a sequence of integers for each text: got {found}.")
 
 
 @contextlib.contextmanager
@@ -254,11 +252,11 @@ def tokenise(
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"{name} must be a number of tokens, at least 1: got {size!r}.")
     if pad and (max_length is None or pack is not None):
-        raise ValueError("pad=True fills rows up to max_length, which is needed, and pack=None.")
+        raise ValueError("pad=True needs max_length=, and pack=None.")
     if pack is None and columns:
-        raise ValueError("columns= says what pack= writes beside the tokens: pass pack=, or leave it out.")
+        raise ValueError("columns= needs pack=: pass both, or leave out columns=.")
     if resume and (out is None or pack is not None):
-        raise ValueError("resume=True keeps its log in out, which is needed, and pack=None.")
+        raise ValueError("resume=True needs out=, where it keeps its log, and pack=None.")
     require_block_columns(columns)
     place = destination(out, overwrite)
     if out is not None and pack is not None and not overwrite:
@@ -289,15 +287,15 @@ def text_in(data: Data, key: Any) -> tuple[Any, Any]:
     named = {joined(name): name for name in rows.keys(True, True, lambda kind: True)}
     texts = [name for name, each in named.items() if _is_text(rows.get(each))]
     if key is None and len(texts) > 1:
-        raise KeyError(f"key= is needed: columns of text are {', '.join(map(repr, texts))}")
+        raise KeyError(f"pass key=: columns of text are {', '.join(map(repr, texts))}")
     if key is None:
         key = next(iter(texts or named), "")
     if joined(key) not in named:
-        raise KeyError(f"there is {no_column(joined(key), texts)}")
+        raise KeyError(no_column(joined(key), texts))
     key = named[joined(key)]
     if not _is_text(rows.get(key)):
         found = rows.get(key)
-        raise TypeError(f"rows of text are needed, and the column {joined(key)!r} is {_kind_of(found)}.")
+        raise TypeError(f"the column {joined(key)!r} must be text: it is {_kind_of(found)}.")
     return rows.select(key), key
 
 
@@ -366,9 +364,9 @@ def pack_rows(data: Data, key: Any, size: int, out: Any, *, columns: Sequence[st
     rows = rows_in(data)
     column = rows.get(key, None)
     if column is None:
-        raise KeyError(f"there is {no_column(joined(key), [joined(each) for each in rows.keys(True)])}")
+        raise KeyError(no_column(joined(key), [joined(each) for each in rows.keys(True)]))
     if not is_ragged(column) or column.kind != "tensor":
-        raise TypeError(f"a ragged column of numbers is needed, and {joined(key)!r} is {_kind_of(column)}.")
+        raise TypeError(f"the column {joined(key)!r} must be a ragged column of numbers: it is {_kind_of(column)}.")
     flat, offsets = (tensor.as_subclass(Tensor) for tensor in column.flat())
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(flat) < size:
         raise ValueError(f"{len(flat)} elements do not fill one block of {size!r}.")

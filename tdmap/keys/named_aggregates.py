@@ -126,7 +126,7 @@ def _add(asked: Asked, path: Path, key: Key, what: object) -> None:
 def _quantiles(q: Any) -> float | tuple[float, ...]:
     several = tuple(q) if isinstance(q, (list, tuple)) else (q,)
     if not several or not all(isinstance(one, (int, float)) and 0 <= one <= 1 for one in several):
-        raise ValueError(f"quantiles must be in [0, 1]: got {q!r}.")
+        raise ValueError(f"a quantile must be in [0, 1]: got {q!r}.")
     return tuple(map(float, several)) if isinstance(q, (list, tuple)) else float(q)
 
 

@@ -129,11 +129,11 @@ class Quantile(_Keyed):
         self.q = q
         for one in (q,) if isinstance(q, (int, float)) else q:
             if not 0 <= one <= 1:
-                raise ValueError(f"quantiles must be in [0, 1]: got {one}")
+                raise ValueError(f"a quantile must be in [0, 1]: got {one}")
         if not 0 < relative_error < 1:
-            raise ValueError(f"relative_error must be in (0, 1): got {relative_error}")
+            raise ValueError(f"the relative_error must be in (0, 1): got {relative_error}")
         if not math.isfinite(about):
-            raise ValueError(f"about must be a finite number: got {about}")
+            raise ValueError(f"the value of about must be a finite number: got {about}")
         self.relative_error = relative_error
         self.about = about
         self._gamma = (1 + relative_error) / (1 - relative_error)

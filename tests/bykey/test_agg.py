@@ -99,7 +99,7 @@ def test_bad_statistics_name_those_that_there_are() -> None:
         groups.agg({"x": "mode"})
     with pytest.raises(TypeError, match="agg takes a mapping"):
         groups.agg("mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"quantiles must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"quantile must be in \[0, 1\]"):
         groups.agg({"x": ("x", "quantile", 2)})
     with pytest.raises(KeyError, match="not an entry"):
         groups.agg({"y": "median"}, num_workers=0)

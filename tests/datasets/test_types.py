@@ -274,9 +274,9 @@ def test_files_of_other_columns_are_not_made_one(tmp_path: Path, ending: str, wh
 def test_numbers_of_text_are_not_made_one(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text(f"n\n{2**53 + 1}\n")
     (tmp_path / "1.csv").write_text("n\n0.5\n")
-    with pytest.raises(ValueError, match=r"0\.csv: the column 'n' has the whole number 9007199254740993 in row 0"):
+    with pytest.raises(ValueError, match=r"0\.csv: the column 'n' has the integer 9007199254740993 in row 0"):
         read(tmp_path / "*.csv")
-    with pytest.raises(FileNotFoundError, match="an empty list"):
+    with pytest.raises(FileNotFoundError, match="files is empty"):
         read([])
 
 

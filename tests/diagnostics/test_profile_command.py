@@ -62,9 +62,9 @@ def test_a_function_that_changes_its_chunk_leaves_the_dataset_alone(options, fol
     "arguments, code, why",
     [
         (["functions.py:double", "nowhere"], 2, "does not exist"),
-        (["functions.py:double", "empty"], 2, "so there are no rows"),
+        (["functions.py:double", "empty"], 2, "and no rows"),
         (["functions.py:nothing", "data"], 2, "has no 'nothing'"),
-        (["functions.py:double", "data", "--mp-start-method", "magic"], 2, "there are fork"),
+        (["functions.py:double", "data", "--mp-start-method", "magic"], 2, "choose fork"),
         (["functions.py:fails", "data"], 1, "no luck"),
         (["functions.py:double", "data", "--num-workers", "2", "--trace", "no/where/t.json"], 2, "was not written"),
     ],

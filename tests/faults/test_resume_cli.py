@@ -90,11 +90,11 @@ def test_in_place(folder):
 
 def test_what_cannot_be_resumed_is_explained(folder):
     refused = command(folder, "resume", "in")
-    assert refused.returncode == 2 and "holds no journal" in refused.stderr
+    assert refused.returncode == 2 and "holds no log" in refused.stderr
     data = TensorDict.load_memmap(folder / "in")
     tdmap.map(data, lambda td: TensorDict({"x": td["x"]}, td.batch_size), out=folder / "out", resume=True)
     refused = command(folder, "resume", "out")
-    assert refused.returncode == 2 and "begun by a program" in refused.stderr
+    assert refused.returncode == 2 and "a program started the run" in refused.stderr
     refused = command(folder, "map", "functions:double", "in", "out", "--resume", "--quiet")
     assert refused.returncode == 2 and "another run" in refused.stderr
 
@@ -198,7 +198,7 @@ def test_nothing_is_imported_from_inside_the_dataset(folder, place, function, cw
         (folder / "in" / "evil.py").write_text(evil)
     for more in ([], ["--yes"]):
         code, _, told = ask(folder, "resume", "in", *more)
-        assert code == 2 and "inside the dataset, and nothing is imported from there" in told
+        assert code == 2 and "inside the dataset, and tdmap imports nothing" in told
     code, out, _ = ask(folder, "status", "in")
     assert code == 0 and out.startswith("f (in place): interrupted")
     assert not (folder / "pwned").exists()
@@ -209,7 +209,7 @@ def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
     plant(folder, folder / "in", function="innocent:f")
     (folder / "innocent.py").write_text("import evil\ndef f(chunk): return None\n")
     code, _, told = ask(folder / "in", "resume", ".", "--yes")
-    assert code == 2 and "in/evil.py lies inside the dataset" in told and not (folder / "pwned").exists()
+    assert code == 2 and "in/evil.py is inside the dataset" in told and not (folder / "pwned").exists()
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
         ({"cwd": "relative"}, "is gone"),
         ({"cwd": "/proc/self/cwd"}, "is a link"),
         ({"source": "in"}, "relative path"),
-        ({"cwd": 3}, "does not say how its run was begun"),
+        ({"cwd": 3}, "does not record the command of its run"),
         ({"function": "no such module:f"}, "no module 'no such module'"),
         ({"function": "evil"}, "module:function"),
-        ({"function": "evil.py:f\x1b[2J"}, "does not say how its run was begun"),
-        ({"options": {"callbacks": []}}, "does not say how its run was begun"),
-        ({"options": {"num_workers": "2"}}, "does not say how its run was begun"),
-        ({"options": None}, "does not say how its run was begun"),
-        ({"source": ["in"]}, "does not say how its run was begun"),
+        ({"function": "evil.py:f\x1b[2J"}, "does not record the command of its run"),
+        ({"options": {"callbacks": []}}, "does not record the command of its run"),
+        ({"options": {"num_workers": "2"}}, "does not record the command of its run"),
+        ({"options": None}, "does not record the command of its run"),
+        ({"source": ["in"]}, "does not record the command of its run"),
         ({"function": "json.py:f"}, "another module of that name"),
     ],
 )

@@ -132,7 +132,7 @@ def test_group_and_reduce(run, tmp_path):
         ("sort cities out --by nothing", "no .*'nothing'"),
         ("filter 'tokens == 3' cities out", "tokens has rows of different lengths"),
         ("filter 'n == \"a\"' cities out", 'n is int64, and "a" is a text'),
-        ("filter 'city > 3' cities out", "city is str, and 3 is no text"),
+        ("filter 'city > 3' cities out", "city is str, and 3 is not text"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(line, said, run, folder):
@@ -233,7 +233,7 @@ def test_dates_are_shown_and_compared_as_dates(run, folder):
         for predicate, said in {
             "day == 2024-01-02T12:00": "none of them is 2024-01-02T12:00: compare with < or >",
             "day > 2024-13-01": "'2024-13-01' is not a date, such as '2024-06-01'",
-            "n > 2024-01-02": "'2024-01-02' in 'n > 2024-01-02' is no number",
+            "n > 2024-01-02": "'2024-01-02' in 'n > 2024-01-02' must be a number",
             "n > 1 and n < 3": "a combination of comparisons is a function",
         }.items():
             assert said in run(f"filter {shlex.quote(predicate)} {name}-dates {name}-refused", 2).stderr, predicate

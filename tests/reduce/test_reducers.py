@@ -188,7 +188,7 @@ def test_errors_say_what_was_asked() -> None:
         r.as_reducer({"n": r.Count})
     with pytest.raises(TypeError, match="a function of two states"):
         r.as_reducer(3)
-    with pytest.raises(ValueError, match=r"quantiles must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"quantile must be in \[0, 1\]"):
         r.Quantile("x", 1.5)
     with pytest.raises(ValueError, match="about must be a finite number"):
         r.Quantile("x", about=float("nan"))

@@ -24,7 +24,7 @@ def convert_command(
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A file, a folder for a dataset, or -.")],
     columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
-    nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
+    nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, with a bool column for each column.")] = "raise",
     on_error: Annotated[
         str,
         typer.Option(help="raise; or skip: leave out lines of text files that cannot be parsed, and list them."),
@@ -89,7 +89,7 @@ def _ending(option: str, name: str | None, place: str) -> str:
         return ""
     if name not in FORMATS:
         said = "" if name is None else f"{name!r} is none: "
-        refuse(f"a pipe has no ending that tells its format: {said}give {option} {', '.join(FORMATS)}")
+        refuse(f"the format of a pipe is unknown: {said}give {option} {', '.join(FORMATS)}")
     return FORMATS[name].suffixes[0]
 
 

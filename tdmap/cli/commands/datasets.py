@@ -43,9 +43,12 @@ def ingest_images(
         str, typer.Option(help="raise; or skip: leave out files that cannot be read, and list them.")
     ] = "raise",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew, and replace the dataset in OUT when the new one is whole.")
+        bool,
+        typer.Option("--overwrite", help="Start again, and replace the dataset in OUT when the new one is complete."),
     ] = False,
-    preview: Annotated[Path | None, typer.Option(help="Draw a contact sheet there, such as sheet.png.")] = None,
+    preview: Annotated[
+        Path | None, typer.Option(help="Draw a contact sheet into this file, such as sheet.png.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
     """Decode and scale the pictures of a folder into a memory-mapped dataset, on several processes.
@@ -73,7 +76,7 @@ def ingest_images(
         warnings.simplefilter("ignore", images.SkippedPictures)
         pictures = guard(lambda: _ingested(images, folder, out, options, state), state, refusals)
     if preview is not None:
-        guard(lambda: pictures.preview(preview), "the dataset is whole", (ValueError, OSError))
+        guard(lambda: pictures.preview(preview), "the dataset is complete", (ValueError, OSError))
     if pictures.skipped:
         _print_skipped(pictures.skipped, out / "skipped.jsonl")
     classes = f" in {len(pictures.classes)} classes" if pictures.classes else ""

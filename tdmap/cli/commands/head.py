@@ -24,7 +24,7 @@ def head(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 5,
     start: Annotated[int, typer.Option(help="The first of them; negative ones count from the end.")] = 0,
-    sheet: Annotated[Path | None, typer.Option(help="Draw the pictures among the entries there (.png).")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Draw a sheet of the images into this file (.png).")] = None,
 ) -> None:
     """Show rows of a dataset; entries that look like pictures can be drawn."""
     from tdmap.data.reader import rows_of
@@ -36,7 +36,7 @@ def head(
     length = len(data)
     first = max(start + length, 0) if start < 0 else start
     if first >= length > 0:
-        refuse(f"{path} has {length:,} rows, so there is no row {start:,}")
+        refuse(f"{path} has {length:,} rows, and no row {start:,}")
     chosen = range(first, min(first + rows, length))
     shift = 0
     if not rows_of(data).is_view:  # only these rows are read

@@ -116,7 +116,7 @@ def _value(value: float, unit: str) -> str:
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Where datasets are to be written.")] = Path("."),
+    folder: Annotated[Path, typer.Option(help="Folder to test, where datasets will be written.")] = Path("."),
 ) -> None:
     """Say what this machine has, and try what tdmap needs: memory, disk, workers, threads.
 

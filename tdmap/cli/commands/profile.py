@@ -28,9 +28,13 @@ def profile_command(
     num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     mp_start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev there.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw timeline, throughput and memory there (.png).")] = None,
-    flame: Annotated[Path | None, typer.Option(help="Write stacks of the function there (.svg, .json, .txt).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw timeline, throughput and memory into this file (.png).")
+    ] = None,
+    flame: Annotated[
+        Path | None, typer.Option(help="Write stacks of the function to this file (.svg, .json, .txt).")
+    ] = None,
 ) -> None:
     """Run a function on rows of a dataset, and say what bounds it and what to set.
 
@@ -38,7 +42,7 @@ def profile_command(
     """
     end_with_reader()
     if mp_start_method not in (None, "fork", "forkserver", "spawn"):
-        refuse(f"--mp-start-method {mp_start_method!r}: there are fork, forkserver and spawn")
+        refuse(f"--mp-start-method {mp_start_method!r}: choose fork, forkserver or spawn")
     fn = find_function(function)
     data = open_rows(source, least=1)
     sample = sample_of(data, rows)

@@ -48,7 +48,9 @@ def resume(
     ] = False,
     redo: Annotated[
         bool,
-        typer.Option("--redo", help="In place, the machine went down: run again what may not have reached the disk."),
+        typer.Option(
+            "--redo", help="After a power loss in place: run chunks again that may not have reached the disk."
+        ),
     ] = False,
 ) -> None:
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
@@ -87,7 +89,7 @@ def _status_of(path: Path) -> Any:
     except (OSError, ValueError) as error:
         refuse(f"{path} cannot be read: {error}")
     if found is None:
-        refuse(f"{path} holds no journal of a run: none was begun there with resume=True or --resume")
+        refuse(f"{path} holds no log of a run: no run with resume=True or --resume was started there")
     return found
 
 
@@ -109,7 +111,7 @@ class _Command:
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"
-            refuse(f"{path} was begun by a program ({program}): run that again to resume it")
+            refuse(f"a program started the run in {path} ({program}): run the program again to resume it")
         try:
             journal = path / HIDDEN / "journal"
             os.close(open_file(journal if journal.exists() else path / RUN))
@@ -118,7 +120,7 @@ class _Command:
         texts, options = [found.command.get(key) for key in ("function", "source", "cwd")], found.command.get("options")
         known = type(options) is dict and all(type(v) in RESUMED.get(k, ()) for k, v in options.items())
         if not known or not all(type(text) is str and text == printable(text, 4096) for text in texts):
-            refuse(f"the journal in {path} does not say how its run was begun: use tdmap map --resume")
+            refuse(f"the log in {path} does not record the command of its run: use tdmap map --resume")
         function, source, cwd = texts
         if not all(isinstance(one, str) or one.is_absolute() for one in sources_of(Path(source))):
             refuse(f"the journal in {path} names its source by a relative path ({source}): use tdmap map --resume")
@@ -132,21 +134,21 @@ class _Command:
     def file_of_function(self, datasets: list[Path]) -> Path:
         """The file of the function's module, or leave where it is not one to be imported."""
         if not os.path.isabs(self.cwd) or not os.path.isdir(self.cwd):
-            refuse(f"the folder where the run was begun is gone ({self.cwd}): use tdmap map --resume from another one")
+            refuse(
+                f"the working directory of the run does not exist ({self.cwd}): use tdmap map --resume from another one"
+            )
         module, _ = take_apart(self.function)
         files = files_of_module(module, self.cwd)
         if not files:
-            refuse(f"there is no module {module!r} in {self.cwd}, where the run was begun, or among the installed ones")
+            refuse(f"no module {module!r} in {self.cwd}, the working directory of the run, or among installed modules")
         inside = [place for place in (*files, Path(self.cwd)) if _lies_in(place, datasets)]
         for place in (*inside, *_code_in(datasets)):
             refuse(
-                f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
-                "move it elsewhere, and continue with tdmap map --resume"
+                f"{place} is inside the dataset, and tdmap imports nothing from a dataset. If you trust the "
+                "function, move it elsewhere, and continue with tdmap map --resume"
             )
         if os.path.realpath(self.cwd) != self.cwd:
-            refuse(
-                f"the folder where the run was begun ({self.cwd}) is a link: use tdmap map --resume from another one"
-            )
+            refuse(f"the working directory of the run ({self.cwd}) is a link: use tdmap map --resume from another one")
         return files[-1].resolve()
 
     def describe(self, file: Path) -> list[str]:

@@ -22,7 +22,7 @@ def stats(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b; all of them.")] = None,
     num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the histograms there (.png).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the histograms into this file (.png).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Show count, range, mean, deviation, quantiles and a small histogram of each entry, in one pass.

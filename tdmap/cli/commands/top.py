@@ -24,7 +24,9 @@ def top(
         Path | None, typer.Argument(metavar="[PATH]", help="Folder of status files; yours, if not given.")
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, as where the output is no terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once and exit; the default if the output is not a terminal.")
+    ] = False,
 ) -> None:
     """Show the running jobs that ask for it: workers, rows, rates, memory, and what bounds them.
 

@@ -80,8 +80,8 @@ def list_files(folder: str | os.PathLike[str], labels: Any = None, suffixes: Any
     loose = [name for name in names if "/" not in name]
     if loose:
         raise ValueError(
-            f"{root} has class folders ({', '.join(classes[:3])}...), and {len(loose)} pictures beside them "
-            f"({loose[0]}...), which have no class: move them, or pass labels= (a CSV or JSONL file)."
+            f"{root} has class folders ({', '.join(classes[:3])}...), and {len(loose)} images without a class "
+            f"({loose[0]}...): move them into a class folder, or pass labels= (a CSV or JSONL file)."
         )
     for name in classes:
         if name not in filled:
@@ -197,7 +197,7 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{path}, line {number}: an object with a file and a label is needed, got {line[:60]!r}")
+        raise ValueError(f"{path}, line {number}: a line must be an object with a file and a label: got {line[:60]!r}")
     return row
 
 

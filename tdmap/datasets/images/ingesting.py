@@ -436,8 +436,8 @@ def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resu
     found = Pictures.open(path)
     if not resume:
         raise FileExistsError(
-            f"{path} holds a dataset of pictures already: choose another folder, or pass overwrite=True, which "
-            "replaces it when the new one is whole."
+            f"{path} holds a dataset of images already: choose another folder, or pass overwrite=True, which "
+            "replaces it when the new one is complete."
         )
     wanted = json.loads(json.dumps(_about(files, look, keep, on_error)))
     different = [key for key, value in wanted.items() if found.about.get(key) != value]
@@ -448,7 +448,7 @@ def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resu
             f"{key}: {found.about.get(key, '...')!r:.60}, now {wanted.get(key, '...')!r:.60}" for key in different
         )
         raise FileExistsError(
-            f"{path} holds pictures that were ingested in another way ({what}): choose another folder, or pass "
-            "overwrite=True, which replaces them when the new ones are whole."
+            f"{path} holds images that were ingested with other options ({what}): choose another folder, or "
+            "pass overwrite=True, which replaces them when the new dataset is complete."
         )
     return found

@@ -73,7 +73,7 @@ class Pictures:
             if about["version"] != 1 or not isinstance(about["classes"], list):
                 raise ValueError(about["version"])
         except DatasetNotFoundError:
-            raise DatasetError(str(path), f"is no dataset of pictures: it has no {ABOUT}") from None
+            raise DatasetError(str(path), f"is not a dataset of images: it has no {ABOUT}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DatasetError(str(path / ABOUT), f"cannot be understood ({error})") from None
         return cls(path, about, TensorDict.load_memmap(path))

@@ -38,7 +38,7 @@ def write_files(pictures: Pictures, folder: Path, format: str, options: Mapping[
         os.makedirs(parent, exist_ok=True)
     there = next((target for target in targets if (folder / target).exists()), None)
     if there is not None:
-        raise FileExistsError(f"{folder / there} is there already: choose another folder, or remove it.")
+        raise FileExistsError(f"{folder / there} exists: choose another folder, or remove it.")
     rows = TensorDict({"row": torch.arange(len(pictures))}, [len(pictures)])
     written = map_chunks(rows, WriteFiles(pictures, str(folder), targets), chunksize=CHUNK, **options)
     return int(written.sum())

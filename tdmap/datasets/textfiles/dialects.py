@@ -325,7 +325,7 @@ class JsonLines:
     def _refusal(self, lines: list[bytes], types: Types) -> Exception | None:
         block = b"\n".join(lines)
         if too_deep(block) is not None:  # the parser would not survive it
-            return ValueError(f"lists and objects lie in each other more than {DEEPEST} levels deep")
+            return ValueError(f"lists and objects are nested more than {DEEPEST} levels deep")
         try:
             self._read(block, types, "infer")
         except pyarrow().ArrowInvalid as error:
@@ -347,8 +347,8 @@ class JsonLines:
         number = too_deep(block)
         if number is not None:
             raise ValueError(
-                f"{self._path}: lists and objects lie in each other {DEEPEST} levels deep at most: those of "
-                f"{self._place(block, number)} are deeper."
+                f"{self._path}: lists and objects may be nested {DEEPEST} levels deep: "
+                f"{self._place(block, number)} is deeper."
             )
 
     def _in_full(self, table: pa.Table, block: bytes, given: Types, is_known: bool) -> dict[str, Any]:

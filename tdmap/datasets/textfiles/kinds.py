@@ -120,17 +120,17 @@ def exact_kind(kind: pa.DataType, values: Iterable[Numbered], what: str, is_know
     limit = 2**63 if any(value < 0 for _, value in whole) else 2**64
     for row, value in whole:
         if not -(2**63) <= value < limit:
-            beside = " beside negative ones" if 0 < value < 2**64 else ""
+            beside = " besides negative integers" if 0 < value < 2**64 else ""
             raise ValueError(
-                f"{what} has the whole number {value} in row {row}{beside}, which no type of 64 bits holds: say in "
-                "types= that it is float64, to round it."
+                f"{what} has the integer {value} in row {row}{beside}, which no type of 64 bits holds: to "
+                "round it, declare the column float64 in types=."
             )
     if whole and len(whole) == len(rows) and not is_known:
         return pa.uint64() if max(value for _, value in whole) >= 2**63 else pa.int64()
     for row, value in whole:
         if int(float(value)) != value:
             raise ValueError(
-                f"{what} has the whole number {value} in row {row} beside fractions, and float64 lacks digits of it: "
-                "say in types= that it is float64, to round it."
+                f"{what} has the integer {value} in row {row} besides fractions, and float64 would round it: "
+                "to allow that, declare the column float64 in types=."
             )
     return kind
