@@ -395,26 +395,24 @@ def _stamp(tensor: Tensor) -> tuple[int, int] | None:
 class Ragged(NonTensorStack):
     """Rows of different lengths: strings, bytes, JSON values, or tensors that differ in their first dimension.
 
-    ``td.get(key)`` gives the column. ``td[key]`` gives a list of strings or JSON values, as of any
-    :class:`NonTensorStack`, and the column itself of tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
+    ``td.get(key)`` returns the column. ``td[key]`` returns a list for strings and JSON values, as for any
+    :class:`NonTensorStack`, and the column for tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
     object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a
-    chat) are parsed anew each time: a change to one does not reach the column. Slices, masks and choices of rows share
-    the values. The column takes no part in arithmetic, casts and moves of the TensorDict to another device.
+    chat) are parsed on each access: changing one does not change the column. Slices, masks and lists of rows share the
+    values. Arithmetic, casts and moves of the TensorDict to another device leave the column unchanged.
 
-    It has one batch dimension: reshaped, unsqueezed, permuted, expanded or stacked, it becomes a
-    :class:`NonTensorStack` of objects. Assigning another object to a row makes it one as well. Ragged rows of the same
-    kind and dtype can be assigned, also with ``update_``: other holders of the column see them. None is a value among
-    strings only.
+    A column has one batch dimension. Reshaping, unsqueezing, permuting, expanding or stacking it, or assigning another
+    object to a row, turns it into a :class:`NonTensorStack` of objects. You can assign ragged rows of the same kind and
+    dtype, also with ``update_``; all holders of the column see them. Only a column of strings can hold None.
 
     Args:
-        values: ``[total, ...]``, the rows one after the other; uint8 ``[total]`` for strings and JSON (UTF-8) and
-            bytes.
+        values: the concatenated rows, ``[total, ...]``; uint8 ``[total]`` for strings and JSON (UTF-8) and bytes.
         offsets: int64 ``[n + 1]``, ascending: row i is ``values[offsets[i] : offsets[i + 1]]``.
-        kind: what a row is given as: ``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``.
+        kind: type of a row: ``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``.
 
     Raises:
-        TypeError: a dtype or a number of dimensions is not as it should be.
-        ValueError: offsets fall, or run past the values.
+        TypeError: ``values`` or ``offsets`` has a wrong dtype or number of dimensions.
+        ValueError: offsets are not ascending, or exceed the values.
 
     Example:
         >>> from tensordict_lite import TensorDict

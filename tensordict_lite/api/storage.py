@@ -41,35 +41,33 @@ class StorageOps(Kernel):
 
         A tensor at ``("a", "b")`` goes to ``prefix/a/b.memmap``; each level has a ``meta.json``. The files are written
         to a temporary folder next to ``prefix``, which is then renamed. An existing dataset is exchanged in one step:
-        readers, also after a kill, find either the old or the new dataset, complete. All files of the old one are
+        readers find the complete old or the complete new dataset, also after a kill. All files of the old dataset are
         deleted; tensors that map them keep their values. Load with :meth:`load_memmap`.
 
-        Where ``prefix`` cannot be exchanged, its files are replaced one by one, and a kill in between leaves no
-        dataset. This applies to a mount point, the working directory, a folder whose parent is not writable or that
-        holds other files (which stay), and to file systems without ``RENAME_EXCHANGE``.
+        If ``prefix`` cannot be exchanged, its files are replaced one by one, and a kill in between leaves no dataset.
+        This applies to a mount point, the working directory, a folder with a read-only parent or with other files
+        (which stay), and to file systems without ``RENAME_EXCHANGE``.
 
         A ``prefix`` that ends in ``.tdz`` is written as one file, a zip archive whose tensors are mapped in place. An
         archive is always written completely or not at all. The result equals that of :meth:`load_memmap`: it is not
         locked, and writes to it do not reach the file.
 
         Args:
-            prefix: folder to write to. ``None``: the folder that the tensors are already mapped from, else anonymous
-                shared memory, which lasts as long as it is used.
+            prefix: folder to write to. ``None``: the folder that the tensors are already mapped from, otherwise
+                anonymous shared memory, which exists as long as it is used.
             copy_existing: copy tensors that are mapped to another file; otherwise they raise RuntimeError.
             num_threads: number of writer threads; 0 or 1 writes in the calling thread.
             return_early: with ``num_threads > 1``, return a :class:`TensorDictFuture` at once.
-            share_non_tensor: keep the objects of non-tensor entries, pickled, in shared memory, so that every process
-                that has this collection sees an in-place write of one (:meth:`set_`, :meth:`update_`). With or without
-                it, such a write also reaches the file.
+            share_non_tensor: keep pickled non-tensor entries in shared memory, so that every process with this
+                collection sees an in-place write (:meth:`set_`, :meth:`update_`). Such a write always reaches the file.
             existsok: replace existing files; otherwise they raise RuntimeError.
             robust_key: percent-encode keys that are not plain file names; ``False`` uses keys as file names.
-            archive: write one file; ``None``: if ``prefix`` ends in ``.tdz``. Mapped tensors are copied, whatever
-                ``copy_existing`` says.
-            compression: of an archive: ``"stored"`` (default), ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a constant of
-                :mod:`zipfile`. Compressed tensors are decompressed when loaded, not mapped.
+            archive: write one file. ``None``: if ``prefix`` ends in ``.tdz``. An archive always copies mapped tensors.
+            compression: compression of an archive: ``"stored"`` (default), ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a
+                constant of :mod:`zipfile`. Compressed tensors are decompressed when loaded, not mapped.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it raises RuntimeError.
-            reference_format: write only what ``tensordict`` opens. By default thousands of strings are written to two
-                files instead of JSON, which open at once whatever their number. An archive always uses the format of
+            reference_format: write only formats that ``tensordict`` reads. By default a column of thousands of strings
+                is written to two memory-mapped files instead of JSON. An archive always uses the format of
                 ``tensordict``.
 
         Returns:

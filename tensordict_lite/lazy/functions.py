@@ -54,12 +54,12 @@ def lazy_stack(
     strict_shape: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Collections stacked along a new dimension without copying them.
+    """Stack collections along a new dimension without copying them.
 
     Args:
-        items: non-empty sequence of collections (tensors are stacked as torch does).
+        items: non-empty sequence of collections. Tensors are stacked by ``torch.stack``.
         dim: position of the new dimension.
-        device: move the members there first.
+        device: move the members to this device first.
         out: collection to write the stack into.
         stack_dim_name: name of the new dimension.
         strict_shape: raise for members of different batch sizes.

@@ -44,11 +44,11 @@ _new_object = object.__new__
 
 
 class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDictBase):
-    """Members stacked along a new dimension, kept apart until an entry is read.
+    """A stack of collections along a new dimension, whose entries are stacked when they are read.
 
     Args:
-        *tensordicts: the members, all with the same number of batch dimensions. Where their batch sizes differ, that of
-            the stack is -1.
+        *tensordicts: the members, all with the same number of batch dimensions. Dimensions in which their batch sizes
+            differ are -1 in the batch size of the stack.
         stack_dim: position of the new dimension in the batch size of the stack; negative counts from its end.
         batch_size: batch size of the members, for an empty stack.
         device: device of an empty stack.

@@ -248,10 +248,10 @@ def test_equal_numbers_that_are_different_times_are_told(tmp_path: Path) -> None
 
 
 OTHERS: dict[str, tuple[Any, Any, str]] = {
-    "dtype": (torch.tensor([2**53 + 1]), torch.tensor([0.5]), r"float32 \[\], and int64 \[\]"),
-    "width": (torch.tensor([1]), torch.tensor([1], dtype=torch.int32), r"int32 \[\], and int64 \[\]"),
-    "shape": (torch.zeros(1, 2), torch.zeros(1, 3), r"float32 \[3\], and float32 \[2\]"),
-    "kind": (Ragged.from_list(["a"]), torch.zeros(1), r"float32 \[\], and rows of str uint8 \[\]"),
+    "dtype": (torch.tensor([2**53 + 1]), torch.tensor([0.5]), r"float32 \[\] instead of int64 \[\]"),
+    "width": (torch.tensor([1]), torch.tensor([1], dtype=torch.int32), r"int32 \[\] instead of int64 \[\]"),
+    "shape": (torch.zeros(1, 2), torch.zeros(1, 3), r"float32 \[3\] instead of float32 \[2\]"),
+    "kind": (Ragged.from_list(["a"]), torch.zeros(1), r"float32 \[\] instead of rows of str uint8 \[\]"),
 }
 
 
