@@ -1,8 +1,8 @@
-"""Where this project answers otherwise than the reference, on purpose: each departure, its answer, its reason.
+"""Expressions whose result differs from the reference on purpose, with the result and the reason.
 
-These are the cases in which the reference contradicts its own documentation or plain sense. A row is what is written,
-something that it equals here, and why. ``docs/coming-from-tensordict.md`` shows the list:
-``python -m tests.differential.departures`` writes it anew.
+In these cases the reference contradicts its own documentation or common sense. A row is an expression, an expression
+that equals its result in this project, and the reason. ``docs/coming-from-tensordict.md`` shows the list:
+``python -m tests.differential.departures`` rewrites it.
 """
 
 from pathlib import Path
@@ -14,63 +14,72 @@ TREES = [
     (
         'td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))',
         'td.update_({"zz": torch.zeros(3)})',
-        "an entry that the destination lacks is an error from a tree as from a dict: it would be lost without a word",
+        "an entry that the destination lacks raises, from a TensorDict as from a dict; otherwise it would be "
+        "lost silently",
     ),
-    ('td.to(td.select("a").double())', "td.to(torch.float64)", "the dtype of the other tree is documented to count"),
-    ('td.to(TD({}, [], device="cpu"))', 'td.to("cpu")', "the device of the other tree is documented to count"),
+    (
+        'td.to(td.select("a").double())',
+        "td.to(torch.float64)",
+        "the documentation says that the dtype of the other tree applies",
+    ),
+    (
+        'td.to(TD({}, [], device="cpu"))',
+        'td.to("cpu")',
+        "the documentation says that the device of the other tree applies",
+    ),
     (
         'C.from_tensordict(TD({"x": torch.ones(3)}, [3]), {"s": "nt"})',
         'C(torch.ones(3), s="nt", batch_size=[3])',
-        "non_tensordict is documented to fill the non-tensor fields",
+        "the documentation says that non_tensordict fills the non-tensor fields",
     ),
     (
         'TD({"a": torch.ones(2, 3)}, []).logsumexp()',
         'TD({"a": torch.ones(2, 3).logsumexp((0, 1))}, [])',
-        "the same as with keepdim=True, and as sum(); the reference raises an error from deep inside",
+        "the same as with keepdim=True, and as sum(); the reference raises an internal error",
     ),
     (
         'TD({"a": torch.zeros(0, 3)}, [0]).set_("a", torch.zeros(0))',
         'TD({"a": torch.zeros(2, 3)}, [2]).set_("a", torch.zeros(2))',
-        "a value that does not fit is an error for zero rows as for two",
+        "a value that does not fit raises for zero rows as for two",
     ),
-    ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
-    ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
+    ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple is reduced"),
+    ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple is reduced"),
     (
         "TD.from_dict({'s': [TD(a=1), TD(a=2)]})['s']",
         "TD({'s': [TD(a=1), TD(a=2)]}, [2])['s']",
-        "a list of trees is a stack of them, as in the constructor",
+        "a list of trees becomes a stack, as in the constructor",
     ),
     (
         "td.memmap()[:2].is_memmap()",
         "False",
-        "rows are not what the folder holds: saved_path and memmap_refresh_() would stand for all rows",
+        "a part of the rows is not the dataset: saved_path and memmap_refresh_() refer to all rows",
     ),
     (
         "td.memmap()[0].is_locked",
         "td.clone().lock_()[0].is_locked",
-        "rows take new entries, as those of any locked tree do: the dataset has none for it",
+        "rows accept new entries, as rows of any locked tree do",
     ),
     (
         "x = td.share_memory_()[0]; (x.is_locked, x.is_shared(), x['a'].is_shared())",
         "(False, False, True)",
-        "the same for shared memory; the tensors say themselves where they are",
+        "the same for shared memory; the tensors report that they are shared",
     ),
     (
         "x = td.float().lock_(); x.detach().requires_grad_(); x.detach().requires_grad",
         "False",
-        "a locked tree hands out what it detached last as the reference does, but nothing that was changed since: by "
-        "requires_grad_(), unlock_(), a batch size or names",
+        "a locked tree caches the result of detach() as the reference does, until requires_grad_(), unlock_(), a "
+        "batch size or names change it",
     ),
     (
         "td.clear_device_().lock_().detach(); td.names = ['x']; td.detach().names",
         "['x']",
-        "the same the other way round: what is changed under the lock is detached anew",
+        "the same cache: after a change under the lock, detach() makes a new result",
     ),
     (
         'TD({"a": np.array(["x", "y"])}, [2])[0]["a"]',
         '"x"',
-        "an array of strings or objects with as many rows as the batch is a column: one object beside rows that are "
-        "filtered and sorted would soon stand beside other rows",
+        "an array of strings or objects with as many elements as the batch has rows is a column, so that filters "
+        "and sorts move its elements with their rows",
     ),
     (
         'TD({"a": np.array([{1}, None], dtype=object)}, [2])[1:]',
@@ -80,23 +89,23 @@ TREES = [
     (
         "TD({'a': torch.ones(4, 3)}, []) + TD({'a': torch.ones(4, 3)}, [4, 3])",
         "TD({'a': torch.ones(4, 3)}, [4, 3]) * 2",
-        "entries of one shape meet element by element: the same trees, however many of their dimensions are the batch",
+        "entries of equal shape are combined element by element, for any number of batch dimensions",
     ),
     (
         "(TD({'a': torch.ones(4, 3)}, [4]) == TD({'a': torch.ones(4, 3)}, [4, 3])).all()",
         "True",
-        "as above; the reference has no answer for batch sizes that do not broadcast",
+        "as above; the reference fails for batch sizes that do not broadcast",
     ),
     (
         "(TD({'s': 'x'}, [2]) == TD({'s': torch.zeros(2)}, [2])).all()",
         "False",
-        "an object equals no tensor: without an answer, trees that differ would be equal",
+        "an object never equals a tensor; without a result, different trees would be equal",
     ),
-    ("c == c.to_dict(), ", "c == c, ", "a field that is None is no entry, in a dict as in a tree"),
+    ("c == c.to_dict(), ", "c == c, ", "a field that is None is not an entry, in a dict as in a tree"),
     (
         "TD({'s': 'x'}, [2]) | TD({'s': 'y'}, [2])",
         "TD({'s': 'x'}, [2])",
-        "objects that have no such operator are kept, as in arithmetic: strings beside masks are usual",
+        "objects without this operator are kept, as in arithmetic: strings beside masks are common",
     ),
     (
         "TD({'s': NonTensorData(True)}) & TD({'s': NonTensorData(False)})",
@@ -106,68 +115,68 @@ TREES = [
     (
         "ds.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
         "td.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
-        "update_at_ copies into entries that exist, of a lazy stack as of a dense tree",
+        "update_at_ copies into existing entries, of a lazy stack as of a dense tree",
     ),
     (
         "(td.get_at(('a', 'q'), 0, 5), td.get_non_tensor(('a', 'q'), 5))",
         "(5, 5)",
-        "a key that goes on below a tensor is absent: the default of get() and pop(), and of their kin",
+        "a key below a tensor is absent, so get(), pop() and others return their default",
     ),
     (
         "td.set_('n', 'text')",
         "td.set_('a', 'text')",
-        "a collection is no text: nothing would be written, without a word",
+        "a string cannot be written into a nested tree; otherwise the call would silently do nothing",
     ),
     (
         "c.update(TD({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)}, [3]))",
         "c.update({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)})",
-        "a key that is no field is an error from a tree as from a dict (and from set())",
+        "a key that is not a field raises, from a tree as from a dict (and from set())",
     ),
     (
         "c.update_({'x': torch.zeros(3, 4), 's': 'new'}, keys_to_update=['x']).s",
         "'hi'",
-        "keys_to_update is documented to name what is written",
+        "the documentation says that only keys_to_update are written",
     ),
     (
         "torch.cat([TD({'m': MetaData('x')}, [1]), TD({'m': MetaData('y')}, [1])])['m']",
         "TD({'m': NonTensorStack('x', 'y')}, [2])['m']",
-        "values that differ are kept row by row; the first one alone would stand for rows that it does not describe",
+        "values that differ are kept per row; the first value does not describe the other rows",
     ),
     (
         "type(td['a'] + UnbatchedTensor(torch.ones(3, 4)))",
         "torch.Tensor",
-        "what is computed with rows has rows: as an unbatched entry, all but one chunk of a map would be lost",
+        "a result computed with rows has rows; as an unbatched entry, map would keep only one chunk",
     ),
     (
         "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).masked_fill(torch.tensor([True, False, True]), 9)['u']",
         "UnbatchedTensor(torch.ones(2, 4))",
-        "rows are filled, and an unbatched tensor has none (where() as well)",
+        "masked_fill fills rows, and an unbatched tensor has no rows (where() as well)",
     ),
     (
         "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']",
         "UnbatchedTensor(torch.ones(2, 4))",
-        "left alone as by sum(0)",
+        "unchanged, as by sum(0)",
     ),
     (
         "(t := TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]), t.__setitem__(0, 7))[0]['u']",
         "UnbatchedTensor(torch.ones(2, 4))",
-        "a value for some rows is none for all",
+        "a value for some rows does not replace the value for all rows",
     ),
     (
         "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).pad([1, 1])['u'].batch_size",
         "torch.Size([5])",
-        "the batch size of an entry begins with that of its tree",
+        "the batch size of an entry starts with the batch size of its tree",
     ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
     (
         "type(c.consolidate(return_early=True, num_threads=2).result()).__name__",
         "type(c.consolidate(num_threads=2)).__name__",
-        "what is waited for is what would have been returned at once",
+        "the future has the same result as the call without return_early",
     ),
     (
         "x = td.consolidate(); x.consolidate(device='meta')['a'].device",
         "td.consolidate(device='meta')['a'].device",
-        "another device, file or kind of memory is honoured, which the reference announces for its version 0.17",
+        "another device, file or kind of memory is applied, as the reference announces for version 0.17",
     ),
     (
         "TD({'a': torch.ones(2).to(torch.float8_e4m3fn)}, [2]).consolidate()['a'].dtype",
@@ -177,42 +186,43 @@ TREES = [
     (
         "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3]).expand(2, 3).get('s')).__name__",
         "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3])[None].get('s')).__name__",
-        "one object for all rows stays one, as under reshape, repeat, [None] and broadcast_to; unsqueeze as well",
+        "one object for all rows stays one object, as with reshape, repeat, [None], broadcast_to and unsqueeze",
     ),
     (
         "TD({'a': torch.ones(3, 4)}, [3])[:, 0]",
         "raise IndexError('more dimensions than the batch')",
-        "an index of more dimensions than the batch cuts into the rows, where all entries happen to have that many",
+        "an index with more dimensions than the batch would index into rows if all entries happened to have "
+        "enough dimensions",
     ),
     (
         "type(lazy_stack([c, c])) is C",
         "False",
-        "a lazy stack of a tensorclass is a class of the same name, of which isinstance(stack, C) holds",
+        "a lazy stack of a tensorclass has its own class of the same name; isinstance(stack, C) is True",
     ),
     (
         "(U := type('U', (), {'__annotations__': {'a': torch.Tensor}}), tensorclass(U) is U)[1]",
         "False",
-        "the decorator makes a class of its own, and leaves the plain one as it was",
+        "the decorator returns a new class and does not change the decorated class",
     ),
     (
         "(TD({'e': {}, 'z': torch.ones(2)}, [2]) + 1).keys() == {'e', 'z'}",
         "True",
-        "a level without tensors stays, as it does under apply, clone and indexing",
+        "a nested tree without tensors stays, as in apply, clone and indexing",
     ),
     (
         "type(MemoryMappedTensor.from_tensor(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))).__name__",
         "'MappedNestedTensor'",
-        "a nested tensor is no MemoryMappedTensor in torch's eyes: it has no one shape",
+        "a nested tensor has no single shape, so it is not a MemoryMappedTensor",
     ),
     (
         "MemoryMappedTensor.empty(3, dtype=torch.qint8)",
         "raise TypeError('int_repr')",
-        "the scale of a quantized tensor would be lost; the reference leaves a file behind, or crashes",
+        "the scale of a quantized tensor would be lost; the reference leaves a file, or crashes",
     ),
     (
         "MemoryMappedTensor([3, 4])",
         "raise TypeError('from_tensor')",
-        "the reference makes a tensor that is not mapped; the error says how to map values",
+        "the reference returns a tensor that is not mapped; the error shows how to map values",
     ),
     (
         "TD({'a': torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, [2]).bytes()",
@@ -222,22 +232,22 @@ TREES = [
     (
         "lib.collate(lz.select('a'), pad_keys={'a': 0})['a'].shape",
         "lib.collate(list(lz.select('a').unbind(0)), pad_keys={'a': 0})['a'].shape",
-        "a DataLoader over a ragged stack hands over batches, and their entries are padded as those of samples are",
+        "a DataLoader over a ragged stack passes batches, whose entries are padded like those of samples",
     ),
     (
         "nm.masked_select(torch.tensor([True, False]), inplace=True).names",
         "nm.masked_select(torch.tensor([True, False])).names",
-        "in place or not, the dimensions that stay keep their names",
+        "in place or not, the remaining dimensions keep their names",
     ),
     (
         "TD({'a.b': torch.ones(3), 'a': 'text'}, [3]).unflatten_keys('.')",
         "raise KeyError('override an existing')",
-        "an entry below a text would be lost, as one below a tensor, which is an error in both",
+        "an entry below a string would be lost, like one below a tensor, which raises in both packages",
     ),
     (
         "delattr(c, 'y')",
         "raise AttributeError('not set')",
-        "a field without a value is no entry, and cannot be deleted twice",
+        "a field without a value is not an entry, and cannot be deleted twice",
     ),
 ]
 
@@ -251,17 +261,17 @@ MODULES = [
     (
         CHAIN + 'p.log_prob(q)["t_log_prob"]',
         "dist.Normal(torch.ones(3), 1.0).log_prob(torch.ones(3) * 2)",
-        "the density of t given s has the s that is there, as in the factors of a joint density",
+        "the density of t given s uses the value of s in the input, as in the factors of a joint density",
     ),
     (
         "m = nn.Linear(2, 2); TD(weight=torch.zeros(3, 3)).to_module(m)",
         'raise RuntimeError("shape")',
-        "a weight of another shape is an error before the module is changed, not in its next forward",
+        "a weight of another shape raises before the module is changed, not in its next forward",
     ),
     (
         "mods.TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.tensor([3.0]))",
         "torch.tensor([-torch.inf])",
-        "there is no density outside of the interval",
+        "the density outside of the interval is zero",
     ),
     (
         "mods.inv_softplus(torch.tensor([100.0]))",
@@ -271,71 +281,71 @@ MODULES = [
     (
         'Mod(lambda x: [x, x + 1], ["b"], ["o", "p"])(fl.select("b"))',
         'Mod(lambda x: (x, x + 1), ["b"], ["o", "p"])(fl.select("b"))',
-        "a list of outputs is one output each, as a tuple is",
+        "a list of outputs is treated like a tuple",
     ),
     (
         "q = TD(b=torch.ones(3), h=torch.zeros(3), batch_size=[3]); "
         'Seq(Mod(lambda x: x + 1, ["b"], ["h"]), Mod(lambda x: x + 1, ["h"], ["p"]), selected_out_keys=["p"])(q)["h"]',
         "torch.zeros(3)",
-        "what is not among the selected keys is not written, over an entry of the input neither",
+        "only selected keys are written, also over entries of the input",
     ),
     (
         "m, p = nn.Linear(2, 2), nn.Parameter(torch.ones(2, 2), requires_grad=False); "
         "TD(weight=p).to_module(m); m.weight.requires_grad",
         "False",
-        "a Parameter goes in as it is: it says itself whether it is trained",
+        "a Parameter keeps its requires_grad",
     ),
     (
         'type(TD.from_module(nn.ModuleDict({"p": Params(TD(a=torch.ones(2)))}))["p"])',
         "TD",
-        "a tree of its own: locking the parameters of a model locks no part of the model",
+        "the result is a separate tree: locking it locks no part of the model",
     ),
     (
         "p = Params(TD(w=torch.ones(2))); p.v = nn.Parameter(torch.ones(1)); list(p.keys())",
         '["w", "v"]',
-        "the entries are the parameters: one that is assigned is read by key, too",
+        "the entries are the parameters, including parameters that are assigned as attributes",
     ),
     (
         "p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); p['w'].tolist()",
         "[0.0, 0.0]",
-        "an attribute and a key of one name are one parameter",
+        "an attribute and a key of the same name are the same parameter",
     ),
     (
         'm = nn.ModuleDict({"p": Params(TD(n=TD(b=torch.ones(2))))}); '
         'm.forward = lambda: m["p"]["n", "b"] * 1; torch.func.functional_call(m, {"p.n.b": torch.zeros(2)}, ())',
         "torch.zeros(2)",
-        "what is given to a functional call is used, read by key or by attribute",
+        "a functional call uses the given parameters, read by key or by attribute",
     ),
     (
         "torch.vmap(lambda q: q)(lib.lazy_stack([TD(a=torch.ones(2)), TD(a=torch.ones(3))]))",
         'raise RuntimeError("one shape")',
-        "rows of one map have one shape; the error says which entry to leave out",
+        "all rows of a vmap have one shape; the error names the entry to leave out",
     ),
     (
         'e = mods.EnsembleModule(Mod(nn.Sequential(nn.Linear(1, 20), nn.Dropout()), ["x"], ["o"]), 2); '
         'e(TD(x=torch.ones(1, 1), batch_size=[1]))["o"].shape',
         "torch.Size([2, 1, 20])",
-        "the members of an ensemble drop values of their own",
+        "each member of an ensemble drops its own values",
     ),
     (
         'Prob(["loc"], ["o"], distribution_class=dist.Normal)(TD())',
         'raise KeyError("loc")',
-        "the error names the key that is absent",
+        "the error names the missing key",
     ),
     (
         'torch.func.jacrev(lambda q: q["a"] * 2)(TD(a=torch.ones(3), b=torch.ones(3))).batch_size',
         "torch.Size([3])",
-        "the dimensions of the output stand in front of every entry, as those of a map do",
+        "the dimensions of the output precede those of every entry, as in vmap",
     ),
     (
         "type(pickle.loads(pickle.dumps(Params(TD(w=torch.ones(3))).consolidate()))).__name__",
         "type(Params(TD(w=torch.ones(3))).consolidate()).__name__",
-        "what comes out of a pickle is what went in: consolidated, the tensors are no parameters",
+        "a pickle restores the type that was pickled; consolidated tensors are not parameters",
     ),
     (
         'torch.func.hessian(lambda q: (q["b"] ** 2).sum())(fl.select("b"))["b", "b"]',
         'torch.func.hessian(lambda b: (b ** 2).sum())(fl["b"])',
-        "documented to work on tensordicts as on other pytrees",
+        "documented to work on tensordicts like on other pytrees",
     ),
 ]
 
@@ -344,7 +354,7 @@ DEPARTURES = [*TREES, *MODULES]
 
 def table(rows: list[tuple[str, str, str]]) -> str:
     """The rows in Markdown."""
-    lines = ["| Written | Answers here as | Why |", "|---|---|---|"]
+    lines = ["| Expression | Result in `tensordict_lite` | Why |", "|---|---|---|"]
     for source, same_as, reason in rows:
         answer = f"an error: {_error(same_as)}" if same_as.startswith("raise ") else _code(same_as)
         lines.append(f"| {_code(source)} | {answer} | {reason.replace('|', chr(92) + '|')} |")
