@@ -82,7 +82,9 @@ class DevicePlan:
                     f'(or "serial"), or pass data on the CPU with device="{where}".'
                 )
         if self.devices and execution.is_foreign:
-            raise ValueError("device= needs workers of its own: use num_workers= or a tdmap.WorkerPool, not this pool.")
+            raise ValueError(
+                "device= needs workers of tdmap: use num_workers= or a tdmap.WorkerPool instead of this pool."
+            )
         if self.out_device is None or out is data:
             return
         if resume:

@@ -140,7 +140,7 @@ class Execution:
             value = getattr(self, option.name)
             if option.name in STARTS and value != option.default:
                 raise ValueError(
-                    f"pool= brings its workers, and {option.name}={value!r} says which ones to start: pass one of them."
+                    f"pool= and {option.name}={value!r} exclude each other: a pool has its own workers. Pass only one."
                 )
         if not isinstance(self.pool, WorkerPool) and not is_foreign_pool(self.pool):
             hint = ""
@@ -283,7 +283,7 @@ def _is_nested() -> bool:
         why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
     else:
         return False
-    warn_user(f'map {why}. Pass executor="serial" to say so, or executor="thread".')
+    warn_user(f'map {why}. Pass executor="serial" to silence this, or executor="thread".')
     return True
 
 

@@ -393,8 +393,8 @@ def _beside(
     """A comparison with a time as one with a number; see `beside`."""
     if kind is None:
         raise TypeError(
-            f"{formula!r}: {value!r} is a time, and {column!r} holds no times, or data.arrow_types does not "
-            "say so: set it, or compare with a number."
+            f"{formula!r}: {value!r} is a time, and {column!r} has no type in data.arrow_types: set the type, "
+            "or compare with a number."
         )
     try:
         return beside(sign, value, kind)

@@ -43,8 +43,9 @@ def require_rows_apart(data: Data) -> None:
             )
         if leaf.layout is not strided:
             raise TypeError(
-                f"{_named(data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
-                "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
+                f"{_named(data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot split "
+                "it into rows. Make it dense (tensor.to_dense()), or store indices and values as separate "
+                "columns."
             )
 
 

@@ -196,8 +196,7 @@ def make_plan(
     if chunksize is not None:
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 0:
             raise ValueError(
-                f"chunksize must be a number of rows, or 0 for rows one by one without their dimension: "
-                f"got {chunksize!r}."
+                f"chunksize must be a number of rows, or 0 for single rows without their dimension: got {chunksize!r}."
             )
         return ChunkPlan(length, max(chunksize, 1), dim, unbind=chunksize == 0)
     if num_chunks is not None:

@@ -126,7 +126,7 @@ class WeightedSampler(RowSampler):
         able = int((found > 0).sum())
         super().__init__(len(found) if num_samples is None else num_samples, seed)
         if not able or (not replacement and able < self.num_samples):
-            raise ValueError(f"{self.num_samples} rows cannot be drawn of {able} whose weight is not 0.")
+            raise ValueError(f"cannot draw {self.num_samples} rows from {able} rows with a weight above 0.")
         self.weights = found
         self.replacement = replacement
 
@@ -190,7 +190,9 @@ class MixedSampler(RowSampler):
     ) -> None:
         counts = [length if isinstance(length, int) else len(length) for length in lengths]
         if len(counts) != len(ratios) or not counts or min(ratios) < 0 or sum(ratios) <= 0:
-            raise ValueError(f"{len(counts)} datasets need as many ratios, not negative and not all 0: got {ratios}.")
+            raise ValueError(
+                f"ratios must be {len(counts)} non-negative numbers, one per dataset, and not all 0: got {ratios}."
+            )
         empty = next((n for n, (count, ratio) in enumerate(zip(counts, ratios)) if ratio and not count), None)
         if empty is not None:
             raise ValueError(f"dataset {empty} has no rows, and the ratio {ratios[empty]}.")

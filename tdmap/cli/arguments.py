@@ -201,7 +201,7 @@ def _on_error(mode: str, call: CommandLine) -> Any:
 
 
 KEY = ArgumentKind(str, "KEY", lambda name, call: call.key(name))
-KEYS = ArgumentKind(list[str], "KEY", _keys, "An entry, as a/b. Several: the first counts most.")
+KEYS = ArgumentKind(list[str], "KEY", _keys, "An entry, as a/b. Repeat it for several; the first is the primary key.")
 FUNCTION = ArgumentKind(
     str, "MODULE:FUNCTION", _function, more="MODULE: a module, of the working directory too, or the path of a .py file."
 )
@@ -222,7 +222,7 @@ KINDS: dict[str, ArgumentKind] = {
         str,
         "ROW",
         lambda word, call: None if word == "none" else word,
-        "Of each key: first, last, or none: only rows whose key occurs once. Default: first.",
+        "The row of each key to keep: first, last, or none (only rows whose key occurs once). Default: first.",
     ),
     "stratify": KEY,
     "weights": KEY,

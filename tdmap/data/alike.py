@@ -98,8 +98,8 @@ def _misspelt(names: Names, theirs: Iterable[str], meant: tuple[str, str] | None
         return OutputMismatch(f"{found}none of them is in out, which has {sorted(names)}.{hint}")
     assert meant is not None
     return OutputMismatch(
-        f"{found}out has {sorted(names)}: {meant[0]!r} would be lost, and {meant[1]!r} would stay as it was.{hint} "
-        f"Rename it, or leave it out of the result (result.exclude({meant[0]!r}))."
+        f"{found}out has {sorted(names)}: {meant[0]!r} would be lost, and {meant[1]!r} would not "
+        f"change.{hint} Rename it, or leave it out of the result (result.exclude({meant[0]!r}))."
     )
 
 

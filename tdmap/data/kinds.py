@@ -217,8 +217,8 @@ def require_writable(out: object) -> None:
     """
     if isinstance(out, Rows):
         raise ValueError(
-            "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
-            "rows_per_shard= for several), out=None, or a dataset that TensorDict.load_memmap gave."
+            "out cannot be a sharded dataset, which is read-only: pass the path of a new folder (with "
+            "rows_per_shard= for several), None, or a dataset that TensorDict.load_memmap opened."
         )
     if isinstance(out, TensorCollection):
         _require_views(out, ())

@@ -195,7 +195,7 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
             node = node.contiguous()
         except (RuntimeError, TypeError, ValueError) as error:
             raise OutputMismatch(
-                f"{key_name(path)}: a {type(node).__name__} whose members differ has no place in one dataset ({error})."
+                f"{key_name(path)}: one dataset cannot hold a {type(node).__name__} whose members differ ({error})."
             ) from error
     source = {key: _skeleton(value, (*path, key), tensors, objects) for key, value in node._source.items()}
     return with_entries(node, source, 0)

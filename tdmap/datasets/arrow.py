@@ -138,7 +138,9 @@ def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> 
                 node.set(key, below)
                 below = node.get(key)
             if isinstance(below, (Tensor, Ragged)):
-                raise ValueError(f"{key!r} would be a column and hold the column {joined(path)!r}: rename one before.")
+                raise ValueError(
+                    f"{key!r} is a column, and also the parent of the column {joined(path)!r}: rename one first."
+                )
             node = below
         node.set(path[-1], value)
     if types:
@@ -547,7 +549,7 @@ def _put_nulls(pa: ModuleType, arrays: dict[Path, Any], path: Path, valid: pa.Ar
     """Give a column nulls where a mask is False."""
     if valid.type != pa.bool_():
         name = joined(path)
-        raise ValueError(f"the column {name + VALID!r} must hold one bool a row, to say where {name!r} is null.")
+        raise ValueError(f"the column {name + VALID!r} must hold one bool per row: False where {name!r} is null.")
     # By an index with nulls: fixed lists of a row that is null need no values of their own then.
     rows = np.arange(len(valid))
     arrays[path] = arrays[path].take(pa.array(rows, mask=~np.asarray(valid)))

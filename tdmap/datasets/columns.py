@@ -112,9 +112,7 @@ def require_one_each(names: Sequence[str]) -> None:
     counts = Counter(names)
     twice = next((name for name in names if counts[name] > 1), None)
     if twice is not None:
-        raise ValueError(
-            f"{counts[twice]} columns have the name {twice!r}, and a dataset has one of each: rename them before."
-        )
+        raise ValueError(f"{counts[twice]} columns have the name {twice!r}: rename them first.")
 
 
 def types_in(rows: Data) -> dict[Path, str]:

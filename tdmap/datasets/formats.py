@@ -157,7 +157,7 @@ def read(
         with contextlib.suppress(NotAlone):
             return read_ranges(files, OutputFolder.of(place), columns, nulls, text, options)
     if resume:
-        raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
+        raise ValueError("resume=True needs Parquet files, and a folder as out=.")
 
     def stream() -> contextlib.closing[Generator[TensorDict, None, None]]:
         return contextlib.closing(batches_of(files, name, columns, nulls, text))
@@ -233,7 +233,7 @@ def _text_types(
         )
     if types and FORMATS[format].dialect is None:
         having = ", ".join(name for name, form in FORMATS.items() if form.dialect is not None)
-        raise ValueError(f"types= says the types of columns of {having}: files of {format} say theirs themselves.")
+        raise ValueError(f"types= applies to columns of {having}: files of {format} store their types.")
     return TextTypes(columns, types, on_error != "raise")
 
 
@@ -577,8 +577,8 @@ def _require_short(table: pa.Table) -> pa.Table:
                 most = compute.max(compute.binary_length(table[field.name])).as_py() or 0
                 if most >= MOST_OF_PARQUET:
                     raise ValueError(
-                        f"the column {field.name!r} has a value of {most:,} bytes, and Parquet holds less than 2 GiB: "
-                        "write Arrow or CSV, or cut it."
+                        f"the column {field.name!r} has a value of {most:,} bytes, and Parquet allows less "
+                        "than 2 GiB: write Arrow or CSV, or truncate it."
                     )
     return table
 

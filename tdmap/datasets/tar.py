@@ -255,7 +255,7 @@ def _endings(part: dict[str, Any]) -> dict[str, str]:
         column, last = part[name], name.rpartition(".")[2]
         kind = column.kind if isinstance(column, Ragged) else "numbers"
         if "/" in name:
-            raise ValueError(f"the column {name!r} has a slash, which would be a folder: rename it before.")
+            raise ValueError(f"the column {name!r} has a slash, which would make a folder: rename it first.")
         if name != name.lower():
             raise ValueError(
                 f"the column {name!r} has upper case, and endings are read in lower case: rename it before."
@@ -272,7 +272,7 @@ def _endings(part: dict[str, Any]) -> dict[str, str]:
         else:
             ending = name if kind == "bytes" or last == "npy" else f"{name}.npy"
         if ending in endings.values():
-            raise ValueError(f"two columns would be files that end in {ending!r}, {name!r} is one: rename it before.")
+            raise ValueError(f"two columns would be files that end in {ending!r}: rename {name!r}.")
         endings[name] = ending
     if not endings:
         raise ValueError(f"the data need a column besides {KEY!r}, or samples would have no files.")

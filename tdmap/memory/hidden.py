@@ -132,7 +132,7 @@ def _require_credible(path: AnyPath, fd: int, folder: int, flags: int, limit: in
     if own:
         _require_own(path, info, folder)
     if flags & (os.O_WRONLY | os.O_RDWR) and info.st_nlink > 1:
-        raise UntrustedFile(path, "has another name elsewhere (a hard link), and would be changed there too")
+        raise UntrustedFile(path, "has another name elsewhere (a hard link), where it would change too")
 
 
 def _require_own(path: AnyPath, info: os.stat_result, folder: int) -> None:

@@ -347,4 +347,4 @@ def _check_cuda(device: torch.device, name: str) -> None:
         hint = "Is a driver installed, and CUDA_VISIBLE_DEVICES right? Without a GPU, leave the argument out."
     else:
         hint = "This torch was built without CUDA. Without a GPU, leave the argument out."
-    raise ValueError(f"{name}: {device} was asked for, and this machine has {count} CUDA {plural}. {hint}")
+    raise ValueError(f"{name}: {device} does not exist: this machine has {count} CUDA {plural}. {hint}")

@@ -71,7 +71,7 @@ def drop_duplicates(
         tensor([2])
     """
     if keep not in ("first", "last", None):
-        raise ValueError(f"keep must be 'first', 'last', or None for rows whose key occurs once: got {keep!r}.")
+        raise ValueError(f"keep must be 'first', 'last', or None (only rows whose key occurs once): got {keep!r}.")
     keyed = prepare(ctx, data, KeySpec.of(key, "drop_duplicates"), "drop_duplicates", dropna=False)
     source = SourceRows(data)
     source.check(ctx.output)

@@ -301,7 +301,7 @@ def _parts(groups: GroupBy, reducers: Mapping[Any, Any] | Reducer[Any]) -> dict[
     """The reducers by their names."""
     parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
     if not parts:
-        raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
+        raise ValueError('reduce needs at least one reducer, such as {"n": tdmap.reducers.Count()}.')
     for name in parts:
         path = (name,) if isinstance(name, str) else name
         if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):

@@ -307,7 +307,7 @@ def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None) -> 
         return out
     if resume:
         if in_place and execution.is_foreign:
-            raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
+            raise ValueError("resume=True with out=data needs workers of tdmap: use num_workers= or a WorkerPool.")
         if rank is not None:
             return by_ranks.map_into(job, out, rank, resume, execution)
         return map_into(job, out, execution, resume)

@@ -103,7 +103,7 @@ def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool,
         return (descending,) * count
     if isinstance(descending, Sequence) and len(descending) == count and all(isinstance(d, bool) for d in descending):
         return tuple(descending)
-    raise ValueError(f"descending must be a bool, or one for each of {count} keys: got {descending!r}.")
+    raise ValueError(f"descending must be a bool, or a list of {count} bools, one per key: got {descending!r}.")
 
 
 # -- by rows -----------------------------------------------------------------------------------------

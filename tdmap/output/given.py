@@ -211,7 +211,7 @@ def _require_elsewhere(folders: Collection[str], out: Data) -> None:
 
 def _shares_memory(name: str) -> ValueError:
     return ValueError(
-        f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write elsewhere: "
+        f"out ({name}) shares memory with the data, so rows would be overwritten before they are read. Pass "
         "out=None, a folder, or another dataset."
     )
 

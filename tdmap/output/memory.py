@@ -130,9 +130,9 @@ class Gather(Sink[Any]):
         rows = sum(last - first for first, last in spans)
         shown = ", ".join(describe_rows(*span) for span in spans[:3]) + (", ..." if len(spans) > 3 else "")
         warn_user(
-            f"{self._name} returned None for {rows} of {self._plan.length} rows ({shown}) and results for the others: "
-            "the result lacks these rows. Return their results too, or say what is meant: tdmap.filter leaves out "
-            "rows, tdmap.flat_map takes any number of them."
+            f"{self._name} returned None for {rows} of {self._plan.length} rows ({shown}) and results for the "
+            "others: the result lacks these rows. Return their results too, or use tdmap.filter to leave out "
+            "rows, or tdmap.flat_map to return any number of rows."
         )
 
     def _out(self) -> Data:
@@ -171,8 +171,11 @@ class Gather(Sink[Any]):
                     f"{describe_difference(before, value)} (the others: {name})",
                     where=describe_rows(*self._plan.rows(chunk)),
                     purpose="to be joined",
-                    advice="Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which yields "
-                    "each result by itself. Rows of different lengths: return a tensordict_lite.Ragged.",
+                    advice=(
+                        "Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which "
+                        "yields results without joining them. For rows of different lengths, return a "
+                        "tensordict_lite.Ragged."
+                    ),
                 )
         return None
 
@@ -239,7 +242,8 @@ def _not_strided(result: Data) -> str | None:
                 plain(leaf, key if isinstance(key, tuple) else (key,))
             except OutputMismatch as error:
                 return (
-                    f"{error} Return dense tensors (to_dense(), dequantize()), indices and values as columns of their "
-                    "own, or rows of different lengths as a lazy stack; or use map_iter, which yields each result."
+                    f"{error} Return dense tensors (to_dense(), dequantize()), indices and values as separate "
+                    "columns, or rows of different lengths as a lazy stack; or use map_iter, which yields "
+                    "each result."
                 )
     return None

@@ -409,7 +409,7 @@ class _Run:
         kept = [(number, done) for number, done in enumerate(found) if done.rows] or [(0, found[0])]
         shards = [ShardEntry(shard_name(name, number), done.rows, done.meta, done.nbytes) for number, done in kept]
         if not self.shards.overwrite and {MANIFEST, META} & self.target.names():
-            raise FileExistsError(f"{self.target.name} has got a dataset of another call meanwhile.")
+            raise FileExistsError(f"another call has written a dataset to {self.target.name} during this call.")
         empty = [shard_name(name, number) for number, done in enumerate(found) if (number, done) not in kept]
         old = self._replaces - {MANIFEST}
         if empty:
@@ -472,7 +472,7 @@ def _in_the_way(target: Target, files: set[str], known: bytes | None) -> str:
         return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
     if known is not None:
         return f"{where} holds an unfinished run: pass resume=True to resume it, or overwrite=True to replace it."
-    return f"{where} is not empty ({', '.join(sorted(files)[:3])}...): choose a place of its own."
+    return f"{where} is not empty ({', '.join(sorted(files)[:3])}...): choose an empty or new folder."
 
 
 def _left_in(target: Target, files: set[str], overwrite: bool) -> set[str]:

@@ -130,8 +130,8 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         """Raise ValueError where each of several ranks would put the rows into an order of its own."""
         if count > 1 and self._draws_orders:
             raise ValueError(
-                "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
-                "write .shuffle(seed=...), the same on all ranks."
+                "each rank would draw another seed for .shuffle(), and rows would be in several parts or in "
+                "none: pass the same .shuffle(seed=...) on all ranks."
             )
 
     def _example(self) -> Data | None:
@@ -182,9 +182,9 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         stage = uncounted_call(plan) if settings.failures.skip else None
         if stage is not None:
             raise ValueError(
-                f"on_error= needs functions that workers call with chunks of rows, and .{stage} is called elsewhere "
-                "(explain() shows where). Put it before the stages that count filtered rows, such as .batch(), and "
-                "after .concat() and .zip(); or put .cache(path) before it."
+                f"on_error= needs functions that workers call with chunks of rows, and .{stage} is called "
+                "elsewhere (see explain()). Put it before stages that count filtered rows, such as .batch(), "
+                "and after .concat() and .zip(); or put .cache(path) before it."
             )
         return plan
 

@@ -437,7 +437,7 @@ class ZipIterator(PieceIterator):
     def _uneven(self) -> Exception:
         unit = "batches" if self._batched else "rows"
         return ValueError(
-            f".zip() needs as many {unit} on both sides, and one of them has ended after {self.row}. Use "
+            f".zip() needs the same number of {unit} on both sides, and one side ended after {self.row}. Use "
             f".take({self.row}) on the longer one."
         )
 

@@ -133,7 +133,7 @@ class PipelineIterator(Iterator[Any]):
     def __len__(self) -> int:
         """Elements that are left, where that is known."""
         if self._all is None or self._all >= ENDLESS // 2:
-            raise TypeError("how many elements are left is not known before they are yielded: use pipeline.count().")
+            raise TypeError("the number of remaining elements is unknown: use pipeline.count().")
         return self._share.count(max(self._all - self._used, 0))
 
     def __bool__(self) -> bool:

@@ -403,8 +403,8 @@ class Pipeline(Chain):
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
-            "a pipeline has no rows to index, because its stages run in order: iterate it, take(n).collect(), or "
-            "skip(n).take(1).collect(). The dataset that it began with can be indexed."
+            "a pipeline cannot be indexed, because its stages run in order: iterate it, call "
+            "take(n).collect() or skip(n).take(1).collect(), or index its dataset."
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -475,7 +475,7 @@ class Pipeline(Chain):
     def __len__(self) -> int:
         known = self._plan(Chain._pending).elements
         if known is None:
-            raise TypeError(f"{self!r} has a length that only count() can tell, by running it.")
+            raise TypeError(f"the length of {self!r} is unknown: count() runs the pipeline to count its elements.")
         return terminals.finite(known)
 
     # -- showing ---------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def _together(plan: Plan, stage: ZipWith | ConcatWith, other: Plan) -> Plan:
         if None not in counts and counts[0] != counts[1]:
             unit = "batches" if plan.batched else "rows"
             raise ValueError(
-                f".zip() needs as many {unit} on both sides: got {counts[0]} and {counts[1]}. Use "
+                f".zip() needs the same number of {unit} on both sides: got {counts[0]} and {counts[1]}. Use "
                 f".take({_least(counts)}) on the longer one."
             )
         if len(views) == 2 and views[0].length is not None and views[1].length is not None:

@@ -40,7 +40,7 @@ def check_ends(plan: Plan) -> None:
     else:
         endless = isinstance(plan.stage, Repeat) and plan.stage.epochs == ENDLESS
     if endless:
-        raise ValueError(".repeat() without a number has no end: give it one, use .take(n) after it, or iterate.")
+        raise ValueError(".repeat() without a number has no end: pass a number, use .take(n) after it, or iterate.")
     if not isinstance(plan, Head) and not isinstance(plan.stage, Take):
         for source in plan.sources:
             check_ends(source)
@@ -184,7 +184,9 @@ def finite(count: int) -> int:
         ValueError: it is.
     """
     if count >= ENDLESS:
-        raise ValueError(".repeat() without a number has no end, and no length: give it one, or use .take(n) after it.")
+        raise ValueError(
+            ".repeat() without a number has no end, and no length: pass a number, or use .take(n) after it."
+        )
     return count
 
 
@@ -270,8 +272,8 @@ def too_small(rows: int | None, room: int) -> OutputMismatch:
     """The error for an output that does not hold the result."""
     needs = "more" if rows is None else f"{rows} rows"
     return OutputMismatch(
-        f"out has {room} rows and the pipeline gives {needs}: allocate a larger one, use .take({room}), or write to a "
-        "folder, which gets as many rows as there are."
+        f"out has {room} rows and the pipeline yields {needs}: allocate a larger one, use .take({room}), or "
+        "write to a folder."
     )
 
 

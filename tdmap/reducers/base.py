@@ -342,7 +342,7 @@ def values_of(chunk: Data, key: Key | None) -> Tensor:
     value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"the entry {key!r} holds Python objects (strings, for one), and this is a statistic of tensors. Count, "
-            "Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
+            f"the entry {key!r} holds Python objects (such as strings), and this reducer needs tensors. "
+            "Count, Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
         )
     return value.resolve_conj().resolve_neg()

@@ -106,8 +106,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if old["python"] != new["python"]:
             found.append(f"bytecode differs between Python {old['python']}, then, and {new['python']}, now")
         found.append(
-            "functions and classes of the function's module count that it uses, and other modules of yours as a whole. "
-            f"If its results are the same, @tdmap.versioned({version!r}) on the function resumes the run"
+            "a function includes the functions and classes of its module that it uses, and your other "
+            f"modules as a whole. If its results are the same, @tdmap.versioned({version!r}) on the function "
+            "resumes the run"
         )
     for key in _changed(old["source"], new["source"]):
         before, after = old["source"].get(key, "absent"), new["source"].get(key, "absent")

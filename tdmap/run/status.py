@@ -261,7 +261,7 @@ def describe(status: Status) -> list[str]:
         who = status.writer
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_seconds(who["since"])))
         lines.append(
-            f"process {who['pid']} on {who['host']} is at work since {since}: {who['call']} ({who['program']})"
+            f"process {who['pid']} on {who['host']} has been running since {since}: {who['call']} ({who['program']})"
         )
     for state in ("running", "interrupted", "complete"):
         found = [str(rank["rank"]) for rank in status.ranks if rank["state"] == state]
@@ -279,6 +279,6 @@ def describe(status: Status) -> list[str]:
         if status.skipped_rows > len(status.skipped):
             lines.append(f"  and {status.skipped_rows - len(status.skipped):,} more")
     if status.torn:
-        lines.append("the machine went down meanwhile, and nothing tells which changes reached the disk")
+        lines.append("the machine went down during the run, and it is unknown which changes reached the disk")
         lines += AFTER_CRASH.splitlines()
     return lines

@@ -403,7 +403,7 @@ def _as_exception(error: BaseException) -> Exception:
     elif isinstance(error, Exception):
         return error
     what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
-    text = f"the function {what}, which has a meaning of its own here: raise another exception instead"
+    text = f"the function {what}, which tdmap reserves: raise another exception instead"
     remote = RemoteError(text, type(error).__qualname__)
     return remote.with_traceback(error.__traceback__)
 

@@ -133,8 +133,9 @@ class Runner:
         if nbytes > free:
             fit = max(free * plan.most_rows // max(nbytes, 1) // DEPTH, 1)
             raise MemoryError(
-                f"chunks of {plan.most_rows} rows take {nbytes:,} bytes on {self.device}, where {free:,} of {total:,} "
-                f"are free, and the results of {self.name} come on top: use chunksize={fit} or less, or fewer workers."
+                f"chunks of {plan.most_rows} rows take {nbytes:,} bytes on {self.device}, plus the results of "
+                f"{self.name}, and {free:,} of {total:,} are free: use chunksize={fit} or less, or fewer "
+                "workers."
             )
         return _AheadReader(reader, self)
 

@@ -75,7 +75,7 @@ def unpack(path: str, data: bytes) -> list[ShardEntry]:
             raise DatasetError(path, f"lists {shard.path!r} twice")
         seen.add(shard.path)
     if value.get("rows") != sum(shard.rows for shard in shards):
-        raise DatasetError(path, f"says {value.get('rows')!r:.40} rows, and its shards have others; it was edited")
+        raise DatasetError(path, f"lists {value.get('rows')!r:.40} rows, which differs from its shards; it was edited")
     return shards
 
 

@@ -196,7 +196,7 @@ def _refuse_twice(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{name} is given twice, and its rows would be there twice: give each folder once.")
+            raise ValueError(f"{name} is given twice: give each folder once.")
         seen.add(name)
 
 

@@ -165,7 +165,7 @@ class RemoteRows(OpenRows):
         self.tree = tree
         shape = self.tree.meta.shape if isinstance(self.tree, _Node) else self._whole(self.tree).shape
         if not shape:
-            raise DatasetError(self.url, "has no rows that could be read one by one: its batch size is []")
+            raise DatasetError(self.url, "has no rows: its batch size is []")
         if self.rows not in (-1, shape[0]):
             raise DatasetError(self.url, f"has {shape[0]} rows, and had {self.rows} when it was listed")
         self.rows = int(shape[0])

@@ -311,7 +311,7 @@ def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
     data = from_arrow(pa.table({"i": [1, None]}), nulls="mask")
     with pytest.raises(ValueError, match="numpy has no nulls, as parquet, arrow, csv, tsv, jsonl have"):
         write(data, tmp_path / "x.npz", nulls="mask")
-    with pytest.raises(ValueError, match="'i.valid' must hold one bool a row, to say where 'i' is null"):
+    with pytest.raises(ValueError, match="'i.valid' must hold one bool per row: False where 'i' is null"):
         write({"i": torch.zeros(2), "i.valid": torch.zeros(2)}, tmp_path / "x.parquet", nulls="mask")
     with pytest.raises(ValueError, match="nulls must be 'mask'"):
         to_arrow(data, nulls="raise")

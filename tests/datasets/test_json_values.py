@@ -136,7 +136,7 @@ def test_a_row_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     data = TensorDict.load_memmap(tmp_path / "data")
     assert data.get("t").lengths.tolist() == [1, rows, 2] and data[2]["t"] == "aa"
     assert len(to_arrow(data)["t"][1].as_buffer()) == rows
-    with pytest.raises(ValueError, match=f"column 't' has a value of {rows:,} bytes, and Parquet holds less"):
+    with pytest.raises(ValueError, match=f"column 't' has a value of {rows:,} bytes, and Parquet allows less"):
         write(data, tmp_path / "x.parquet")
     assert not (tmp_path / "x.parquet").exists()
 

@@ -218,7 +218,7 @@ def _map_in_child():
 def test_a_pool_beside_options_that_start_workers_is_an_error(option, own):
     x = torch.arange(4)
     with tdmap.WorkerPool(1) if own else multiprocessing.get_context("fork").Pool(1) as pool:
-        with pytest.raises(ValueError, match=f"pool= brings its workers, and {next(iter(option))}="):
+        with pytest.raises(ValueError, match=f"pool= and {next(iter(option))}="):
             tdmap.map(x, lambda part: part, pool=pool, **option)
         with tdmap.options(**option):  # which the call replaces
             assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool), x + 1)

@@ -34,7 +34,7 @@ def test_without_ray_the_error_says_what_to_install(executor: Any, monkeypatch: 
     [
         ({"num_cpus": -1}, "num_cpus"),
         ({"num_gpus": "one"}, "num_gpus"),
-        ({"num_cpus": 0}, "must take something"),
+        ({"num_cpus": 0}, "must require a resource"),
         ({"transport": "pigeon"}, "transport must be one of"),
     ],
 )

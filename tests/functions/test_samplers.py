@@ -78,11 +78,11 @@ def test_what_cannot_be_drawn_is_told() -> None:
     for weights in ([], [-1.0, 2.0], [float("nan")], [[1.0]]):
         with pytest.raises(ValueError, match="finite and not negative"):
             WeightedSampler(weights)
-    with pytest.raises(ValueError, match="3 rows cannot be drawn of 2"):
+    with pytest.raises(ValueError, match="cannot draw 3 rows from 2"):
         WeightedSampler([1, 1, 0], 3, replacement=False)
     with pytest.raises(ValueError, match="must be integers"):
         BalancedSampler(torch.rand(3))
-    with pytest.raises(ValueError, match="as many ratios"):
+    with pytest.raises(ValueError, match="ratios must be"):
         MixedSampler([3], [1, 2])
     with pytest.raises(ValueError, match="dataset 1 has no rows"):
         MixedSampler([3, 0], [1, 2])

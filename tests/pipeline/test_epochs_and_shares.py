@@ -98,7 +98,7 @@ def test_a_length_that_is_not_known(rows):
 
 
 def test_a_pipeline_cannot_be_indexed(rows):
-    with pytest.raises(TypeError, match=r"no rows to index.*take\(n\)\.collect\(\)"):
+    with pytest.raises(TypeError, match=r"cannot be indexed.*take\(n\)\.collect\(\)"):
         rows.pipeline()[0]
 
 

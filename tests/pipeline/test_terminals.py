@@ -39,9 +39,9 @@ def test_write_into_a_dataset(data, workers):
 
 def test_an_output_that_is_too_small_is_refused_with_numbers(data, workers):
     out = TensorDict({"x": torch.zeros(10, dtype=torch.int64)}, [10])
-    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline gives 40 rows"):
+    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline yields 40 rows"):
         data.pipeline().write(out, **workers)
-    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline gives more"):
+    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline yields more"):
         data.pipeline().filter(not_third).write(out, **workers)
 
 

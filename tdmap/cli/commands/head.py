@@ -23,7 +23,7 @@ CELL = 128
 def head(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 5,
-    start: Annotated[int, typer.Option(help="The first of them; negative ones count from the end.")] = 0,
+    start: Annotated[int, typer.Option(help="The first row to show; a negative number counts from the end.")] = 0,
     sheet: Annotated[Path | None, typer.Option(help="Draw a sheet of the images into this file (.png).")] = None,
 ) -> None:
     """Show rows of a dataset; entries that look like pictures can be drawn."""

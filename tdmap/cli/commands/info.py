@@ -125,11 +125,11 @@ def verify(
     facts = {"files": report.files, "bytes": report.nbytes, "problems": problems}
     answer(
         facts,
-        *([f"{path} is as it was saved: {checked}"] if report.ok else []),
+        *([f"{path} matches its checksums: {checked}"] if report.ok else []),
         exit_code=DONE if report.ok else FAILED,
     )
     if not report.ok:
         count = len(report.problems)
-        say(f"{path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}")
+        say(f"{path} differs from its checksums: {count} problem{'s'[: count > 1]} in {checked}")
         typer.echo(f"If it was changed on purpose since then: tdmap verify --store {shlex.quote(str(path))}", err=True)
         raise typer.Exit(FAILED)

@@ -77,7 +77,9 @@ def _machine(folder: Path | None, rounds: int, megabytes: int) -> None:
 
 def _warn(load: float | None) -> None:
     if load is not None and not asked().json:
-        say(f"other programs ran meanwhile (load {load:.1f} before): figures of a quiet machine are better")
+        say(
+            f"other programs were running (load {load:.1f} at the start): measure on a quiet machine for better figures"
+        )
 
 
 def _tune(fn: Any, sample: Any, rounds: int) -> None:

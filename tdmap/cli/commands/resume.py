@@ -44,7 +44,7 @@ def resume(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Run the function that is shown without asking.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="In place, the machine went down, but in order: take the files as they are.")
+        bool, typer.Option("--trust", help="After a clean shutdown in place: use the files as they are.")
     ] = False,
     redo: Annotated[
         bool,

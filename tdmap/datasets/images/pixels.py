@@ -291,7 +291,7 @@ def in_mode(picture: Image, look: Look) -> Image:
             picture.putalpha(image.fromarray(np.where(deep == clear_value, 0, 255).astype(np.uint8)))
     elif picture.mode in ("I", "F"):
         kind = "32-bit integers" if picture.mode == "I" else "floating-point numbers"
-        raise PictureError(f"its pixels are {kind}, which have no range of their own: convert it to 8 or 16 bits first")
+        raise PictureError(f"its pixels are {kind}, whose range is unknown: convert it to 8 or 16 bits first")
     clear = picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info
     if clear and look.mode != "RGBA":
         picture = picture.convert("RGBA")

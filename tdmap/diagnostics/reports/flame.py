@@ -21,7 +21,7 @@ from typing import Any
 
 HOW_TO_INSTALL = "prof.flame needs py-spy, which samples processes from outside: pip install py-spy"
 NOT_ALLOWED = (
-    "py-spy may not look into processes here. Run as root, or let it: `echo 0 | sudo tee "
+    "py-spy may not read other processes here. Run as root, or allow it: `echo 0 | sudo tee "
     "/proc/sys/kernel/yama/ptrace_scope`; in a container, `docker run --cap-add SYS_PTRACE`."
 )
 ENDINGS = (".svg", ".json", ".txt")

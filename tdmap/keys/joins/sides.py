@@ -92,8 +92,8 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     for index, (mine, yours) in enumerate(times):
         if mine is not None and yours is not None and mine != yours:
             raise TypeError(
-                f"join: the keys {left.names[index]!r} and {right.names[index]!r} are {mine} and {yours}, whose equal "
-                "numbers are different times: cast one to the type of the other."
+                f"join: the keys {left.names[index]!r} and {right.names[index]!r} are {mine} and {yours}: "
+                "cast one to the type of the other."
             )
     commons = []
     for index, (one, other, ours, theirs) in enumerate(pairs):
@@ -274,8 +274,8 @@ def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
     value = _dense(value)
     if not (is_columnar(value) or _is_by_row(value)):
         raise ValueError(
-            f"join: rows without a partner are filled with zeros, which have no shape in the entry {name!r} of the "
-            f"{which} dataset, whose rows differ in shape: leave it out with exclude(), or use how='inner'."
+            f"join: unmatched rows are filled with zeros of one shape, and rows of the entry {name!r} of the "
+            f"{which} dataset differ in shape: leave it out with exclude(), or use how='inner'."
         )
     return value
 

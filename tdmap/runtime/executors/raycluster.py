@@ -63,7 +63,7 @@ class RayCluster:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise ValueError(f"{name} must be a number of at least 0: got {value!r}.")
         if not self.num_cpus and not self.num_gpus and not self.resources:
-            raise ValueError("a worker must take something, or there would be no end of them: num_cpus=0.5, for one.")
+            raise ValueError("a worker must require a resource, such as num_cpus=0.5.")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}: got {self.transport!r}.")
 

@@ -333,7 +333,7 @@ class RayPool(WorkerPool):
         free = self._ray.available_resources()
         there = ", ".join(f"{free.get(name, 0):g} {name}" for name in self.cluster.demand)
         return (
-            f"A worker takes {wanted}; the cluster has {there} free. Free some, ask for less "
+            f"A worker requires {wanted}; the cluster has {there} free. Free resources, require less "
             "(RayCluster(num_cpus=...)), or wait longer (start_timeout=)."
         )
 
