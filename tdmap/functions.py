@@ -44,17 +44,16 @@ _CHANNELS = (1, 2, 3, 4)
 def as_function(
     fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None
 ) -> Callable[..., Any]:
-    """What the engine calls for `fn`.
+    """The function that the engine calls for `fn`.
 
-    Functions are left as they are. With `in_keys`, `fn` is called with these entries of each chunk (`OnKeys`). An
-    `nn.Module` is called with the chunk, in its own train or eval mode and without gradients; worker processes share
-    one copy of its parameters. A torchvision transform is called with the pictures of the chunk (`image_key`), unless
-    the chunk is a tensor.
+    Functions are returned unchanged. With `in_keys`, `fn` takes these entries of each chunk (`OnKeys`). An `nn.Module`
+    takes the chunk, without gradients and in its current train or eval mode; worker processes share one copy of its
+    parameters. A torchvision transform takes the images of the chunk (`image_key`), or the chunk if it is a tensor.
 
     Args:
         fn: a function, an `nn.Module`, a transform, or any other callable.
-        in_keys: entries that become its arguments, in order.
-        out_keys: where its results go; None: `in_keys`.
+        in_keys: entries to pass as arguments, in order.
+        out_keys: entries for its results; None: `in_keys`.
 
     Raises:
         TypeError: `fn` cannot be called, or is async.
@@ -262,15 +261,15 @@ class _MovedModule:
 
 
 class OnKeys(Named):
-    """Calls a function, module or transform with entries of a collection, and puts its results back.
+    """Calls a function, module or transform with entries of a collection, and stores its results as entries.
 
-    The result has all entries of the chunk, as `in_keys` and `out_keys` of a tensordict module would leave it.
+    The result has all entries of the chunk, as with `in_keys` and `out_keys` of a tensordict module.
 
     Args:
         fn: called with the entries as positional arguments.
-        in_keys: which; one key or a sequence of keys, nested ones as tuples. A tuple is one nested key.
-        out_keys: where the results go; None: `in_keys`. With several, the function returns as many.
-        keep: keep the other entries; False returns a collection of the results alone.
+        in_keys: one key or a sequence of keys. A tuple is one nested key.
+        out_keys: keys of the results; None: `in_keys`. With several keys, the function returns a tuple of results.
+        keep: keep the other entries; False returns a collection of the results only.
 
     Raises:
         ValueError: there are no keys.
@@ -333,9 +332,9 @@ class _MovedOnKeys:
 
 
 class OnPictures(Named):
-    """Calls a picture transform with a tensor, or with the pictures of a collection, whose other entries stay.
+    """Calls an image transform with a tensor, or with the images of a collection, whose other entries stay.
 
-    A random transform draws once a chunk, as on a batch: map rows one by one (`chunksize=0`) to draw for each.
+    A random transform draws once per chunk, as on a batch. With `chunksize=0` it draws for each row.
 
     Args:
         fn: a transform of `torchvision.transforms` or `torchvision.transforms.v2`.
@@ -354,10 +353,10 @@ class OnPictures(Named):
 
 
 def image_key(chunk: Data) -> Any:
-    """The entry that holds pictures: `[*batch, channels, height, width]` with 1 to 4 channels.
+    """The entry of images: `[*batch, channels, height, width]` with 1 to 4 channels.
 
     Raises:
-        ValueError: there is none; or there are several, and not exactly one is called image, images, img or pixels.
+        ValueError: no entry fits; or several fit, and not exactly one of them is called image, images, img or pixels.
 
     Example:
         >>> from tensordict_lite import TensorDict

@@ -15,10 +15,10 @@ from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone
 
 
 class OpenTelemetry(Callback):
-    """Reports what jobs do.
+    """Reports jobs as OpenTelemetry spans and metrics.
 
     Args:
-        tracer_provider, meter_provider: where spans and metrics go. Default: those of the process.
+        tracer_provider, meter_provider: providers of spans and metrics. Default: those of the process.
     """
 
     def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:

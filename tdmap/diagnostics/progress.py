@@ -16,11 +16,10 @@ _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 class ProgressBar(Callback):
-    """Shows rows done, rate and remaining time with tqdm (`pbar=True`); nothing where the output is not a terminal.
-    Chunks that were retried and rows that were skipped are counted behind them.
+    """Shows finished rows, rate, remaining time, retried chunks and skipped rows with tqdm (`pbar=True`). Shows nothing
+    if the output is not a terminal.
 
-    An operation that consists of several jobs, such as a sort, has one bar: each job fills it with the rows of the
-    dataset once.
+    An operation of several jobs, such as a sort, has one bar, which each job fills once with the rows of the dataset.
 
     Args:
         **options: passed to `tqdm.tqdm`, for instance `desc=`, `file=` or `disable=`.

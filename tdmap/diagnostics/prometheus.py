@@ -49,10 +49,10 @@ def _metrics(registry: Any) -> dict[str, Any]:
 
 
 class Prometheus(Callback):
-    """Counts what jobs do.
+    """Reports jobs as Prometheus metrics.
 
     Args:
-        registry: a `prometheus_client.CollectorRegistry`. Default: the one of the process.
+        registry: a `prometheus_client.CollectorRegistry`. Default: the registry of the process.
     """
 
     def __init__(self, registry: Any = None) -> None:

@@ -35,19 +35,19 @@ MOST_BLOCKS = 100_000
 
 
 class OpenRows:
-    """The rows of a source that is open in this process. A subclass has at least `read`."""
+    """The rows of a source that is open in this process. A subclass must define `read`."""
 
     def read(self, first: int, last: int, keys: Sequence[Any] | None = None) -> Data:
-        """Rows `first..last`, which the caller may change without an effect on the source.
+        """Rows `first..last`. The caller may change them without changing the source.
 
         Args:
             first, last: the rows.
-            keys: the entries that are wanted; None for all. Others may come as well, and are left out.
+            keys: entries to read; None for all. Further entries of the result are ignored.
         """
         raise NotImplementedError
 
     def take(self, rows: Tensor, keys: Sequence[Any] | None = None) -> Data:
-        """These rows (int64, not negative) in this order. By default each run of them is read by `read`."""
+        """These rows (non-negative int64) in this order. By default `read` reads each run of consecutive rows."""
         wanted, places = torch.unique(rows, return_inverse=True)
         if not len(wanted):
             return self.read(0, 0, keys)
@@ -64,14 +64,14 @@ class OpenRows:
 
 
 class RowSource:
-    """Rows that lie somewhere: in a folder, an object store, a file of another library.
+    """Rows in any storage: a folder, an object store, a file of another library.
 
-    A source travels to workers, which open it when they read a row of it: it is small, and can be pickled. A subclass
-    has at least `open` and `identity`, and can be read as a dataset by `tdmap.open(source)`.
-    `tdmap.testing.rows` tests it.
+    A source is sent to workers, which open it when they first read its rows, so it must be small and picklable. A
+    subclass must define `open` and `identity`. `tdmap.open(source)` opens it as a dataset, and `tdmap.testing.rows`
+    tests it.
 
     Args:
-        name: what messages call it, such as its path.
+        name: its name in messages, such as its path.
         rows: how many there are.
 
     Example:
@@ -107,12 +107,12 @@ class RowSource:
         """Its rows.
 
         Raises:
-            DatasetError: it is not what it was when the dataset was opened; names it.
+            DatasetError: the source has changed since the dataset was opened; names it.
         """
         raise NotImplementedError
 
     def identity(self) -> str | Data:
-        """What tells its content from another, for resumed calls; or the rows themselves, which tell."""
+        """An identifier of its content for `resume=True`, or the rows themselves."""
         raise NotImplementedError
 
     def files(self) -> list[str]:
