@@ -37,10 +37,10 @@ def convert_command(
     write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, where that is -.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
 ) -> None:
-    """Turn files of another tool into a dataset, or a dataset into a file, by the endings of their names.
+    """Convert files of another tool to a dataset, or a dataset to a file, by the endings of their names.
 
-    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without one is a dataset.
-    Formats are parquet, arrow, csv, tsv, jsonl, numpy and tar.
+    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without an ending is a
+    dataset. Formats are parquet, arrow, csv, tsv, jsonl, numpy and tar.
     """
     from tdmap.datasets import SkippedLine, SkippedLines, convert
 

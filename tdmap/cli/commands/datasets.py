@@ -51,7 +51,7 @@ def ingest_images(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
-    """Decode and scale the pictures of a folder into a memory-mapped dataset, on several processes.
+    """Decode and scale the images of a folder into a memory-mapped dataset, on several processes.
 
     The same command resumes an interrupted run.
     """

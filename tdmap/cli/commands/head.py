@@ -26,7 +26,7 @@ def head(
     start: Annotated[int, typer.Option(help="The first row to show; a negative number counts from the end.")] = 0,
     sheet: Annotated[Path | None, typer.Option(help="Draw a sheet of the images into this file (.png).")] = None,
 ) -> None:
-    """Show rows of a dataset; entries that look like pictures can be drawn."""
+    """Show rows of a dataset, and draw its images."""
     from tdmap.data.reader import rows_of
     from tdmap.memory.hidden import printable
 

@@ -98,7 +98,7 @@ def verify(
     store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
 ) -> None:
-    """Check every byte of a dataset against the checksums that were stored with it."""
+    """Compare every byte of a dataset with its stored checksums."""
     from tensordict_lite import DatasetError
     from tensordict_lite.memmap import checksum
 

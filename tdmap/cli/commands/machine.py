@@ -27,10 +27,10 @@ def bench_command(
     folder: Annotated[Path | None, typer.Option(help="Whose disk is measured; the temporary folder.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and smaller files: a rough answer.")] = False,
 ) -> None:
-    """Measure this machine; or, of a function and a dataset, find the best chunk size and number of workers.
+    """Measure this machine; or find the best chunk size and number of workers for a function and a dataset.
 
-    Cases are measured in turns, and a gain is the median of the ratios within the rounds. DATA is not changed, and
-    results are thrown away.
+    Settings take turns in each round, and a gain is the median of the ratios of the rounds. DATA is not changed, and
+    results are discarded.
     """
     if (function is None) != (source is None):
         refuse("give MODULE:FUNCTION and DATA, or neither to measure this machine")
@@ -120,10 +120,10 @@ def _value(value: float, unit: str) -> str:
 def doctor(
     folder: Annotated[Path, typer.Option(help="Folder to test, where datasets will be written.")] = Path("."),
 ) -> None:
-    """Say what this machine has, and try what tdmap needs: memory, disk, workers, threads.
+    """Describe this machine, and test what tdmap needs: memory, disk, workers, threads.
 
-    Put the output into an issue report. The exit code is 1 when something does not work; warnings do not count. It
-    takes some seconds and leaves nothing behind.
+    Include the output in an issue report. The exit code is 1 if a test fails; warnings do not count. The tests take
+    some seconds and leave no files.
     """
     from tdmap.doctor import examine, to_dict
 

@@ -36,9 +36,9 @@ def profile_command(
         Path | None, typer.Option(help="Write stacks of the function to this file (.svg, .json, .txt).")
     ] = None,
 ) -> None:
-    """Run a function on rows of a dataset, and say what bounds it and what to set.
+    """Run a function on rows of a dataset, and print its bottleneck and the option to set.
 
-    Results are kept in memory and thrown away. DATA is not changed: a function that changes its chunk gets a copy.
+    Results stay in memory and are discarded. DATA is not changed: a function that changes its chunk gets a copy.
     """
     end_with_reader()
     if mp_start_method not in (None, "fork", "forkserver", "spawn"):

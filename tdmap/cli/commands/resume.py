@@ -30,7 +30,7 @@ PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of
 def status(
     path: PathArgument,
 ) -> None:
-    """Show how far a resumable run has come: rows done, rate, errors."""
+    """Show the progress of a run with --resume: finished rows, rate, errors."""
     from tdmap.run.status import describe
 
     end_with_reader()
@@ -53,7 +53,7 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
+    """Resume a run of `tdmap map --resume`. Shows the function and asks before it runs."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
     from tdmap.run.options import REDO, TRUST

@@ -27,8 +27,8 @@ def stats(
 ) -> None:
     """Show count, range, mean, deviation, quantiles and a small histogram of each entry, in one pass.
 
-    All elements of an entry count alike; statistics are of the finite ones. Quantiles are within one percent, those
-    of times and of other numbers far from zero within one percent of their range.
+    Statistics cover all finite elements of an entry. Quantiles are accurate to one percent; for times and other numbers
+    far from zero, to one percent of their range.
     """
     import tdmap
     from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns

@@ -28,10 +28,10 @@ def top(
         bool, typer.Option("--once", help="Print once and exit; the default if the output is not a terminal.")
     ] = False,
 ) -> None:
-    """Show the running jobs that ask for it: workers, rows, rates, memory, and what bounds them.
+    """Show running jobs: workers, rows, rates, memory, and their bottleneck.
 
-    A job asks by callbacks=[tdmap.diagnostics.StatusFile()]. Jobs that were killed are marked as dead for a day.
-    Ctrl-C leaves.
+    Only jobs with callbacks=[tdmap.diagnostics.StatusFile()] are shown. Killed jobs are shown as dead for a day. Press
+    Ctrl-C to quit.
     """
     from tdmap.diagnostics import jobfiles
 
