@@ -25,7 +25,7 @@ class OutputMismatch(TdmapError, ValueError):
 
 
 class WorkerLost(TdmapError, RuntimeError):
-    """Workers died while they ran a chunk, more than `retries` times.
+    """A worker died while it ran a chunk that cannot run again, or has used up its `retries`.
 
     Attributes:
         rows: first and one-past-last row of the chunk that was running, or None.

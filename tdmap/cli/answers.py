@@ -310,7 +310,7 @@ def _options_of_all() -> list[Any]:
             bool, typer.Option("--json", help="One JSON object on standard output.", expose_value=False)
         ] = False,
         traceback_of_all: Annotated[
-            bool, typer.Option("--traceback", help="Show where an error was raised.", expose_value=False)
+            bool, typer.Option("--traceback", help="Show the traceback of an error.", expose_value=False)
         ] = False,
     ) -> None:
         pass

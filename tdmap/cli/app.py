@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look at memory-mapped tensor datasets, and map functions over them on every core.",
+    help="Inspect memory-mapped tensor datasets, and map functions over them on all cores.",
 )
 
 

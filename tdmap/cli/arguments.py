@@ -242,7 +242,7 @@ KINDS: dict[str, ArgumentKind] = {
         "Measure where the time goes, to a file (.json, .txt, .png) or folder; -: print a summary.",
     ),
     "pbar": ArgumentKind(bool, help="No progress bar, no summary."),
-    "storage_options": PAIRS._replace(help="Of the file system, for an OUT that is a URL."),
+    "storage_options": PAIRS._replace(help="Options of fsspec's file system, if OUT is a URL."),
     "Dataset[Any]": DATASET,
     "Dataset[R]": DATASET,
     "Any": DATASET,
@@ -261,7 +261,9 @@ KINDS: dict[str, ArgumentKind] = {
     "tuple[str, str] | None": ArgumentKind(tuple[str, str], "LEFT RIGHT"),
     "bool": ArgumentKind(bool),
     "bool | None": ArgumentKind(bool),
-    "bool | Sequence[bool]": ArgumentKind(bool, help="From large to small. Rows with equal keys keep their order."),
+    "bool | Sequence[bool]": ArgumentKind(
+        bool, help="Sort from large to small. Rows with equal keys keep their order."
+    ),
     "Resume": ArgumentKind(bool),
     "int": WHOLE,
     "int | None": WHOLE,
@@ -284,9 +286,7 @@ OF_MAP = {
     "on_error": ArgumentKind(
         str, "MODE", _on_error, "raise; skip: rows that raise are zeros, and listed; drop; or mark."
     ),
-    "resume": ArgumentKind(
-        bool, help="Keep a journal; the same command, and tdmap resume, go on after any interruption."
-    ),
+    "resume": ArgumentKind(bool, help="Keep a log; the same command, or tdmap resume, resumes after any interruption."),
 }
 
 

@@ -54,8 +54,7 @@ def group_by(
         key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns one
             value per row. Values are bools, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
             `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
-        dropna: treatment of rows with a NaN key: None raises ValueError, True leaves them out, False makes them the
-            last group.
+        dropna: rows with a NaN key raise ValueError (None), are left out (True), or are the last group (False).
         name: name of the column of a key function in the result.
         spill_dir: folder for intermediate files. Default: `out` if it is a path, otherwise the temporary folder; for
             `reduce` with string keys, always the temporary folder.

@@ -175,7 +175,7 @@ def map(
         ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
         ValueError: a device does not exist, `out` is on two devices, or an option about workers excludes `device`.
         OutputMismatch: a result does not fit `out`.
-        FileExistsError: `out` is the path of an existing dataset or file.
+        FileExistsError: `out` is the path of a dataset, a file or a non-empty folder.
         FolderInUse: another call, in this or another process, is writing the folder; names it.
         UntrustedFile: the hidden folder of `out` holds a file that tdmap did not write, such as a link.
         ResumeMismatch: with `resume`, the log is of another function, source, chunk size or seed; names the difference.

@@ -56,7 +56,7 @@ class Pipeline(Chain):
     iterate, collect, write or reduce it.
 
     Args:
-        data: a tensor or a collection of tensors, with rows in dimension 0.
+        data: a tensor or a collection of tensors with rows in dimension 0.
         seed: seed of the functions' random streams (torch, numpy, random, and generators that the functions hold). Each
             chunk has its own streams, derived from (seed, epoch, number of its first row): augmentations are the same
             for any number of workers and after a resume. None: each `iter` draws a seed from torch's global generator

@@ -23,18 +23,18 @@ def convert_command(
         str, typer.Argument(metavar="SRC", help="A dataset, a file, a pattern, a folder of files, or -.")
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A file, a folder for a dataset, or -.")],
-    columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns to convert, separated by commas. Default: all.")] = None,
     nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, with a bool column for each column.")] = "raise",
     on_error: Annotated[
         str,
         typer.Option(help="raise; or skip: leave out lines of text files that cannot be parsed, and list them."),
     ] = "raise",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the dataset in the folder DST; files are replaced anyway.")
+        bool, typer.Option("--overwrite", help="Replace the dataset in the folder DST; files are always replaced.")
     ] = False,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
-    read_as: Annotated[str | None, typer.Option("--from", help="Format of SRC, where that is -.")] = None,
-    write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, where that is -.")] = None,
+    num_workers: Annotated[int | None, typer.Option(min=0, help="Number of processes that read Parquet.")] = None,
+    read_as: Annotated[str | None, typer.Option("--from", help="Format of SRC, if SRC is -.")] = None,
+    write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, if DST is -.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
 ) -> None:
     """Convert files of another tool to a dataset, or a dataset to a file, by the endings of their names.

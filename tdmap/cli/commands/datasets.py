@@ -30,15 +30,21 @@ def _ingest() -> None:
 
 @ingest_app.command("images")
 def ingest_images(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures; folders in it are the classes.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of images; its subfolders are the classes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the dataset.")],
-    size: Annotated[str | None, typer.Option(help="Pixels, or HEIGHTxWIDTH; none: each picture its own.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Pixels, or HEIGHTxWIDTH. Default: keep the size of each image.")
+    ] = None,
     resize: Annotated[str, typer.Option(help="crop, pad, exact or shorter.")] = "crop",
     mode: Annotated[str, typer.Option(help="RGB, L or RGBA.")] = "RGB",
-    keep: Annotated[str, typer.Option(help="decoded: pixels; encoded: the files as they are.")] = "decoded",
+    keep: Annotated[
+        str, typer.Option(help="decoded: store pixels; encoded: store the bytes of the files.")
+    ] = "decoded",
     labels: Annotated[Path | None, typer.Option(help="CSV or JSONL with a file and a label in each line.")] = None,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Larger pictures are refused.")] = 89_478_485,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Number of processes. Default: the usable cores.")
+    ] = None,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Reject larger images.")] = 89_478_485,
     on_error: Annotated[
         str, typer.Option(help="raise; or skip: leave out files that cannot be read, and list them.")
     ] = "raise",

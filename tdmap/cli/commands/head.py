@@ -22,7 +22,7 @@ CELL = 128
 @app.command()
 def head(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
-    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 5,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Number of rows.")] = 5,
     start: Annotated[int, typer.Option(help="The first row to show; a negative number counts from the end.")] = 0,
     sheet: Annotated[Path | None, typer.Option(help="Draw a sheet of the images into this file (.png).")] = None,
 ) -> None:

@@ -95,8 +95,10 @@ def _batch_size(data: Data) -> list[int]:
 @app.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
-    store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
+    store: Annotated[bool, typer.Option("--store", help="Record the checksums of the current files.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of reading threads. Default: the usable cores.")
+    ] = None,
 ) -> None:
     """Compare every byte of a dataset with its stored checksums."""
     from tensordict_lite import DatasetError

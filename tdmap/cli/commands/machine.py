@@ -19,13 +19,17 @@ from tdmap.cli.requests import find_function, guard, open_rows, refuse
 @app.command("bench")
 def bench_command(
     function: Annotated[
-        str | None, typer.Argument(metavar="[MODULE:FUNCTION]", help="What to run on each chunk.")
+        str | None, typer.Argument(metavar="[MODULE:FUNCTION]", help="Function to run on each chunk.")
     ] = None,
     source: Annotated[Path | None, typer.Argument(metavar="[DATA]", help="Folder of the dataset.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often each case is measured; 5.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows to run it on; a sample, if not given.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Whose disk is measured; the temporary folder.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and smaller files: a rough answer.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds. Default: 5.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of rows. Default: a sample.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder whose disk is measured. Default: the temporary folder.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Use fewer rounds and smaller files, for a rough result.")
+    ] = False,
 ) -> None:
     """Measure this machine; or find the best chunk size and number of workers for a function and a dataset.
 

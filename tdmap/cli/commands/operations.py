@@ -114,7 +114,7 @@ DERIVED.update({name: functools.partial(command_of, name) for name in COMMANDS})
 EXTRAS: dict[str, tuple[Any, str, str]] = {
     "address": (str, "--address", "With ray: the cluster, auto or host:port."),
     "in_place": (bool, "--in-place", "Change IN itself; no OUT."),
-    "show": (int, "--show", "Rows to show, where there is no OUT; 0: all. Default: 20."),
+    "show": (int, "--show", "Rows to show without OUT; 0 shows all. Default: 20."),
 }
 """Options of commands that no parameter has: type, name and help."""
 

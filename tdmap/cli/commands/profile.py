@@ -22,11 +22,13 @@ BYTES = 1 << 30
 
 @app.command("profile")
 def profile_command(
-    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to run on each chunk.")],
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Function to run on each chunk.")],
     source: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of the dataset.")],
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows to run it on; a sample, if not given.")] = None,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
-    chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of rows. Default: a sample.")] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Number of processes. Default: the usable cores.")
+    ] = None,
+    chunksize: Annotated[int | None, typer.Option(min=0, help="Rows per chunk.")] = None,
     mp_start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")] = None,
     plot: Annotated[

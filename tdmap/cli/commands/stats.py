@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 @app.command()
 def stats(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b; all of them.")] = None,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b. Default: all.")] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Number of processes. Default: the usable cores.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the histograms into this file (.png).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:

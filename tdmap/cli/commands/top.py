@@ -21,9 +21,9 @@ BETWEEN = 0.3
 @app.command()
 def top(
     path: Annotated[
-        Path | None, typer.Argument(metavar="[PATH]", help="Folder of status files; yours, if not given.")
+        Path | None, typer.Argument(metavar="[PATH]", help="Folder of status files. Default: yours.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print once and exit; the default if the output is not a terminal.")
     ] = False,
