@@ -372,8 +372,8 @@ def image_key(chunk: Data) -> Any:
         return choice[0]
     shapes = ", ".join(f"{key!r} {tuple(x.shape)}" for key, x in entries.items())
     raise ValueError(
-        f"an image transform needs one entry of shape [*batch, channels, height, width]: found {len(found)}: "
-        f"{shapes}. Name the entry: in_keys='image', or tdmap.functions.OnKeys(transform, 'image')."
+        f"an image transform needs one entry of shape [*batch, channels, height, width], and {len(found)} of "
+        f"these have it: {shapes}. Name the entry: in_keys='image', or tdmap.functions.OnKeys(transform, 'image')."
     )
 
 

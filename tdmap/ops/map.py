@@ -194,7 +194,9 @@ def map(
     """
     resume, on_error = ctx.resume, ctx.options.get("on_error", "raise")
     if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
-        raise ValueError("spill_dir= is for ragged results that wait in files: pass out=a folder, and no shard=.")
+        raise ValueError(
+            "spill_dir= is for ragged results in a folder: pass the path of a folder as out=, and no shard=."
+        )
     given, shards = ctx.output.given, ctx.output.shards
     where, rank = DevicePlan.of(device, given), None if shard is None else rank_of(shard)
     if shards is not None and (dim or rank is not None or where.devices):

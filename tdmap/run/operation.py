@@ -259,7 +259,7 @@ def resumable_call(
             made = work()
             return made if shards is None else shards.write(made)
     if output.store is None:
-        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+        raise ValueError("resume=True keeps its log in the output folder: pass the path of a folder as out=.")
     known = identity()
     output.known_by(known)
     store = output.store

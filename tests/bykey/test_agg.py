@@ -206,8 +206,8 @@ def test_bad_samples_say_what_is_wrong() -> None:
     data = table(10)
     data["w"] = torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
     for options, message in (
-        ({"n": 11}, "there are 10 rows"),
-        ({"n": 2, "weights": "w"}, "there are 1 rows with a weight"),
+        ({"n": 11}, "from 10 rows"),
+        ({"n": 2, "weights": "w"}, "from 1 rows with a weight"),
         ({"n": -1}, "a number of rows"),
         ({"frac": -1.0}, "a share of the rows"),
         ({"n": 1, "weights": -data["w"]}, "the one of row 0"),

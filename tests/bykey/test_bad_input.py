@@ -125,7 +125,7 @@ def test_options(data):
         tdmap.join(data, data, "k", chunksize=0, num_workers=0)
     with pytest.raises(ValueError, match="retries"):
         tdmap.group_by(data, "k").reduce(Count(), retries=-1)
-    with pytest.raises(ValueError, match="one for each of 2 keys"):
+    with pytest.raises(ValueError, match="list of 2 bools"):
         tdmap.sort(data, ["k", "f"], descending=[True], num_workers=0)
     with pytest.raises(ValueError, match="how must be one of 'inner', 'left'"):
         tdmap.join(data, data, "k", "full")

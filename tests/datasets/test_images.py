@@ -184,7 +184,7 @@ def spoil(folder: Path) -> dict[str, str]:
     for name, (content, _) in files.items():
         (folder / name).write_bytes(content)
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "a/float.tif")
-    return {**{name: reason for name, (_, reason) in files.items()}, "a/float.tif": "no range"}
+    return {**{name: reason for name, (_, reason) in files.items()}, "a/float.tif": "range is unknown"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

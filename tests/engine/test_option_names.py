@@ -108,7 +108,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: TensorDict({"x": JAGGED}, [2]).map(len), "the entry 'x' is a nested tensor.*lazy stack"),
         (lambda d: d.map(len, pbar="text"), "pbar must be True or False: got 'text'"),
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
-        (lambda d: tdmap.group_by(d, "lable"), "there are 'label', 'path', 'x'. Did you mean 'label'"),
+        (lambda d: tdmap.group_by(d, "lable"), "Entries: 'label', 'path', 'x'. Did you mean 'label'"),
         (lambda d: tdmap.map(np.zeros(3), len), "a numpy array: use torch.from_numpy"),
         (lambda d: tdmap.map({"x": 1}, len), r"a dict: use TensorDict\(mapping"),
         (lambda d: tdmap.map("folder", len), r"the path 'folder': use TensorDict.load_memmap"),

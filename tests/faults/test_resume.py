@@ -366,7 +366,7 @@ def test_another_in_place_run_has_to_wait(data, tmp_path):
 
 
 def test_resume_needs_files(data):
-    with pytest.raises(ValueError, match="out=a folder"):
+    with pytest.raises(ValueError, match="path of a folder as out="):
         tdmap.map(data, double, resume=True)
     memory = data.clone()
     with pytest.raises(ValueError, match="memory-mapped"):

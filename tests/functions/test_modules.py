@@ -219,7 +219,7 @@ def test_a_picture_is_found_by_its_shape():
     picture, mask = torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8)
     assert image_key(TensorDict({"a": {"b": picture}, "label": torch.zeros(2)}, [2])) == ("a", "b")
     assert image_key(TensorDict({"mask": mask, "image": picture}, [2])) == "image"
-    with pytest.raises(ValueError, match=r"found 2: 'a' \(2, 3, 8, 8\), 'mask'.*in_keys"):
+    with pytest.raises(ValueError, match=r"2 of these have it: 'a' \(2, 3, 8, 8\), 'mask'.*in_keys"):
         image_key(TensorDict({"a": picture, "mask": mask}, [2]))
     with pytest.raises(ValueError, match="0 of these"):
         image_key(TensorDict({"a": torch.zeros(2, 8, 8, 3)}, [2]))

@@ -170,5 +170,5 @@ def test_none_is_a_value_among_text_only(tmp_path: Path, values: str, ask: Any, 
             assert ask(data, fn, out=out, num_workers=workers).get("y").tolist() == rows
             continue
         what = "bytes" if values == "bytes" else "numbers"
-        with pytest.raises(OutputMismatch, match=f"'y' with None among {what}, in row . of its 3.*'y.valid'"):
+        with pytest.raises(OutputMismatch, match=f"'y' with None among {what}, in row . of 3.*'y.valid'"):
             ask(data, fn, out=out, num_workers=workers)

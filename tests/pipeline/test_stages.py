@@ -193,7 +193,7 @@ def test_map_must_keep_the_number_of_rows(data):
         data.pipeline().map(lambda td: td[1:]).collect(num_workers=0, chunksize=10)
     with pytest.raises(TypeError, match="float"):
         data.pipeline().map(lambda td: 1.0).collect(num_workers=0)
-    with pytest.raises(TypeError, match="iterate such a pipeline"):
+    with pytest.raises(TypeError, match="Iterate such a pipeline"):
         data.pipeline().batch(4).map(lambda td: "text").collect(num_workers=0)
 
 

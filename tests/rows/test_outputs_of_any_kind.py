@@ -90,7 +90,7 @@ WRONG = {
     "rows of the data": (lambda result, data, folder: data[: len(result)], ValueError, SHARES),
     "the folder of the data": (lambda r, data, folder: folder / "data", FileExistsError, "folder of the data|out=data"),
     "a folder with a file": (folder_with_a_file, FileExistsError, r"note\.txt"),
-    "files that may only be read": (saved_and_read_only, PermissionError, "may only be read"),
+    "files that may only be read": (saved_and_read_only, PermissionError, "is read-only"),
     "a number": (lambda result, data, folder: 7, TypeError, "out must be|tensor, a collection"),
 }  # fmt: skip
 """Outputs that cannot be, the error and what it says."""

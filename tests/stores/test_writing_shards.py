@@ -303,7 +303,7 @@ def test_what_is_there_is_replaced_only_when_asked_and_when_the_new_one_is_whole
         ({"rows_per_shard": 0}, "at least 1"),
         ({"rows_per_shard": True}, "at least 1"),
         ({"rows_per_shard": 4, "out": None}, "pass out="),
-        ({"rows_per_shard": 4, "shard": (0, 2)}, "rule that out"),
+        ({"rows_per_shard": 4, "shard": (0, 2)}, "cannot be combined"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:
