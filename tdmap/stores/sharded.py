@@ -403,7 +403,7 @@ class ShardedDataset(Rows, EngineOps):
     def __getattr__(self, name: str) -> NoReturn:
         hint = ""
         if callable(getattr(TensorDict, name, None)):
-            hint = ": it is read only, and rows of it (data[10:20]) or all of them in memory (data.contiguous()) have"
+            hint = ": it is read-only. Use rows of it (data[10:20]), or a copy in memory (data.contiguous())"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
 

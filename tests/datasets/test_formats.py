@@ -356,7 +356,7 @@ def test_columns_without_a_place_are_named(tmp_path: Path, column: Any, message:
 
 
 def test_bad_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file .*nothing\.csv"):
+    with pytest.raises(FileNotFoundError, match=r"no such file.*nothing\.csv"):
         read(tmp_path / "nothing.csv")
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ValueError, match=r"does not tell its format .*\.parquet"):

@@ -93,7 +93,7 @@ def test_an_iterator_has_the_length_that_is_left(rows, make, count):
 
 def test_a_length_that_is_not_known(rows):
     for pipeline in (rows.pipeline().filter(lambda c: c["x"] > 3), rows.pipeline().repeat().batch(4)):
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(pipeline.iter(num_workers=0))
 
 

@@ -335,10 +335,10 @@ def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(fol
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["work:duoble", "numbers", "out"], "there is double"),
+        (["work:duoble", "numbers", "out"], "did you mean double"),
         (["work:NUMBER", "numbers", "out"], "is a int, not a function"),
         (["nothere:double", "numbers", "out"], "no module 'nothere'"),
-        (["nothere.py:double", "numbers", "out"], "no file nothere.py"),
+        (["nothere.py:double", "numbers", "out"], "no such file: nothere.py"),
         (["double", "numbers", "out"], "module:function"),
         (["work:double", "nowhere", "out"], "does not exist"),
         (["work:double", "numbers"], "give OUT, or --in-place"),

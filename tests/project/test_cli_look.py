@@ -76,7 +76,7 @@ def test_statistics_are_a_table_with_a_sparkline_and_a_picture(folder, tmp_path)
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["stats", "xx"], "there is x"),
+        (["stats", "xx"], "did you mean x"),
         (["head", "--start", ROWS], "no row"),
         (["stats", "x", "--plot", "/no/p.png"], "not written"),
     ],

@@ -101,11 +101,11 @@ def test_what_is_done_to_rows_does_not_reach_the_files(root: Path) -> None:
 def test_it_is_read_only(root: Path) -> None:
     data = tdmap.open(saved(root)[0])
     for write in (lambda: data.__setitem__("x", 1), lambda: data.set("x", 1), lambda: data.zero_()):
-        with pytest.raises((TypeError, AttributeError), match="read only"):
+        with pytest.raises((TypeError, AttributeError), match="read-only"):
             write()
     with pytest.raises(TypeError, match="ShardedDataset"):
         data + 1
-    with pytest.raises(ValueError, match="read only"):
+    with pytest.raises(ValueError, match="read-only"):
         tdmap.map(data, double, out=data)
     with pytest.raises(tdmap.errors.OutputMismatch, match="returned None"):
         tdmap.map(data, lambda chunk: None, num_workers=0)

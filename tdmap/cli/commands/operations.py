@@ -368,7 +368,7 @@ def _answer(call: CommandLine, arguments: dict[str, Any], result: Any) -> None:
         line = f"{done:,} {f'of {rows:,} ' * some}rows {how} {place}"
     if "shard" in words:
         facts["shard"], facts["whole"] = arguments["shard"], (place / "meta.json").exists()
-        left = "the dataset is whole" if facts["whole"] else "other ranks are not done"
+        left = "the dataset is complete" if facts["whole"] else "other ranks are not done"
         line += f" by rank {facts['shard'][0]} of {facts['shard'][1]}; {left}"
     if out is None:
         line += _of_checksums(call.source)
