@@ -225,7 +225,7 @@ def tokenise(
         pack: concatenate all tokens and cut them into blocks of this size, like `pack`.
         columns: with `pack`, as `pack`.
         dtype: dtype of the tokens; with `pad` always int64.
-        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
+        overwrite: replace the dataset in the folder when the new one is complete.
         resume: with `out` and without `pack`: the same call resumes after an interruption.
         chunksize: texts per chunk.
         **options: about workers, as `tdmap.map`.
@@ -337,7 +337,7 @@ def pack(
         out: folder for the result. None: in memory.
         columns: further columns, int32 `[blocks, size]`: `"document"`, the row number of each element, and
             `"position"`, its position in that row.
-        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
+        overwrite: replace the dataset in the folder when the new one is complete.
         resume: with `out`: the same call resumes after an interruption.
         **options: about workers, as `tdmap.map`.
 
