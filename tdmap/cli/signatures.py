@@ -46,8 +46,8 @@ def signature_of(place: str) -> Signature:
 
     Example:
         >>> found = signature_of("tdmap.ops.sort:sort")
-        >>> found.help.partition(";")[0]
-        'The rows of a dataset in the order of their keys'
+        >>> found.help.partition(".")[0]
+        'Sort rows by key'
         >>> found.parameters["descending"].default, found.parameters["chunksize"].annotation
         ('False', 'int | None')
     """
