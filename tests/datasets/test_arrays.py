@@ -349,7 +349,7 @@ def test_deep_groups_and_text_of_latin_letters_marked_as_ascii(tmp_path: Path) -
         for _ in range(1500):
             group = group.require_group("g")
         group["y"] = np.arange(2)
-    with pytest.raises(ValueError, match=r"d\.h5.* lies 1,500 levels deep, and 64 is the limit"):
+    with pytest.raises(ValueError, match=r"d\.h5.* is nested 1,500 levels deep, and 64 is the limit"):
         read(tmp_path / "d.h5")
     assert read(tmp_path / "d.h5", columns=["t"])["t"] == ["größe", "a"]
 

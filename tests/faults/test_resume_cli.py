@@ -215,8 +215,8 @@ def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cwd": "/nowhere"}, "is gone"),
-        ({"cwd": "relative"}, "is gone"),
+        ({"cwd": "/nowhere"}, "does not exist"),
+        ({"cwd": "relative"}, "does not exist"),
         ({"cwd": "/proc/self/cwd"}, "is a link"),
         ({"source": "in"}, "relative path"),
         ({"cwd": 3}, "does not record the command of its run"),
