@@ -271,7 +271,7 @@ def test_another_world_size_is_refused_while_ranks_are_at_work_and_in_place(data
     out = tmp_path / "out"
     data.map(doubled, out=out, chunksize=5, num_workers=0, shard=(0, 4))
     with FolderLock(out / ".tdmap" / "rank-2-of-4", "map(doubled)"):
-        with pytest.raises(FolderInUse, match=r"being written by rank 2 of 4.*end it before rank 0 of 3 begins"):
+        with pytest.raises(FolderInUse, match=r"being written by rank 2 of 4.*end it before you start rank 0 of 3"):
             data.map(doubled, out=out, chunksize=5, num_workers=0, shard=(0, 3))
         with pytest.raises(FolderInUse, match="rank-2-of-4 is being written"):
             data.map(doubled, out=out, chunksize=5, num_workers=0, shard=(2, 4))
