@@ -197,7 +197,7 @@ class RemoteRows(OpenRows):
         row_bytes = torch.Size(shape).numel() * dtype.itemsize
         needed, (found, _) = row_bytes * leaf.shape[0], self.objects.get(file, (-1, ""))
         if needed and found < needed:
-            what = "is missing" if found < 0 else f"has {found} bytes, and {needed} are needed: it has been cut"
+            what = "is missing" if found < 0 else f"has {found} bytes instead of {needed}: it is truncated"
             raise DatasetError(f"{self.url}/{file}", what)
         return _Leaf(file, dtype, shape, row_bytes)
 
