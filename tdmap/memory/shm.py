@@ -113,17 +113,10 @@ class Arena:
         self._used = 0
         self._alone = 0
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
-        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
-        view = self.empty(tensor.dtype, torch.Size(compact))
-        return view.expand(tensor.shape)
-
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of `tensor` in shared memory."""
-        copy = self.like(tensor)
-        unexpanded(copy).copy_(unexpanded(tensor))
-        return copy
+        """A copy of `tensor` in shared memory; its expanded dimensions stay expanded."""
+        compact = unexpanded(tensor)
+        return self.empty(tensor.dtype, compact.shape).copy_(compact).expand(tensor.shape)
 
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Zeroed shared memory as a contiguous tensor."""

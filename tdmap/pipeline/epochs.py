@@ -278,7 +278,7 @@ def shared_copy(data: Data) -> Data:
     require_rows_apart(data)
     leaves = tensors_of(data)
     arena = Arena()
-    copies = [x if not x.numel() or shared_region(x) is not None else arena.like(x).copy_(x) for x in leaves]
+    copies = [x if not x.numel() or shared_region(x) is not None else arena.copy_of(x) for x in leaves]
     if all(copy is leaf for copy, leaf in zip(copies, leaves)):
         return data
     return with_tensors(data, copies)

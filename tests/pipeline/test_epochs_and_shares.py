@@ -20,6 +20,16 @@ def order(elements) -> list[int]:
     return [int(x) for element in elements for x in element["x"].reshape(-1)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_epoch_reads_columns_that_are_expanded(workers):
+    x = torch.arange(5)
+    data = TensorDict({"x": x, "one": torch.arange(3).expand(5, 3), "each": x[:, None].expand(5, 2)}, [5])
+    found = list(data.pipeline().repeat(2).batch(5).iter(num_workers=workers))
+    assert [batch["x"].tolist() for batch in found] == [[0, 1, 2, 3, 4]] * 2
+    for batch in found:
+        assert all(torch.equal(batch[key], data[key]) for key in data.keys())
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_set_epoch_changes_the_order_of_a_data_loader(rows, workers, persistent):
