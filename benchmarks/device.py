@@ -34,7 +34,8 @@ from tdmap.memory import links as device_module
 from tdmap.memory.links import DeviceLink, open_link
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.output.device import DeviceBuffer
-from tdmap.run.context import plan_for
+from tdmap.output.output import Output
+from tdmap.run.context import Context
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.mapping import release
 from tests.device.fakelink import FakeLink
@@ -158,9 +159,10 @@ class Workload:
             return lambda: tdmap.map(self.data, fn, num_workers=self.workers, out=out)
 
         def run() -> None:
-            plan = plan_for(self.data, 0, None, None, out, OUT_CHUNKS)
+            execution = Execution(num_workers=self.workers)
+            plan = Context("map", execution, Output(None, self.data)).plan(self.data, 0, out, OUT_CHUNKS)
             with DeviceBuffer(out, self.link) as sink:
-                Execution(num_workers=self.workers).run(Job(Source(self.data), plan, fn), sink)
+                execution.run(Job(Source(self.data), plan, fn), sink)
 
         return run
 

@@ -60,14 +60,11 @@ class DevicePlan:
         return cls(devices, None if out_device is None else resolve_device(out_device, "out"))
 
     @property
-    def chunk_factor(self) -> int:
-        """How much larger a default chunk is."""
-        return FN_CHUNKS if self.devices else OUT_CHUNKS if self.out_device is not None else 1
-
-    @property
-    def min_chunks(self) -> int:
-        """How many default chunks there are at least, rows permitting."""
-        return FN_MIN_CHUNKS if self.devices else MIN_CHUNKS
+    def chunks(self) -> tuple[int, int]:
+        """How many times larger a default chunk is, and how many there are at least, rows permitting."""
+        if self.devices:
+            return FN_CHUNKS, FN_MIN_CHUNKS
+        return (1 if self.out_device is None else OUT_CHUNKS), MIN_CHUNKS
 
     def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
         """Raise ValueError for what cannot work together."""

@@ -262,11 +262,6 @@ def instead_of_data(value: object) -> str:
     return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 
-def data_length(data: Data, dim: int) -> int:
-    """Rows of `data` along `dim`."""
-    return int(data.shape[dim])
-
-
 def tensors_of(data: Data) -> list[Tensor]:
     """The tensors in `data`, as a flat list. Of a sharded dataset none: its folders are not open."""
     return [data] if isinstance(data, Tensor) else list(data._leaves())

@@ -96,8 +96,8 @@ class Reduction:
         rows = torch.arange(some) if self.by_number else narrow(select(source, self.payload), 0, 0, some)
         row = one_row(rows)
         trial = try_forms(forms, row)
-        plan = plan_rows(int(source.shape[0]), row_bytes_of(source, int(source.shape[0])), self.ctx.chunksize)
-
+        length = int(source.shape[0])
+        plan = plan_rows(length, row_bytes_of(source, length), self.ctx.options.get("chunksize"))
         spec = keyed.reader.spec
         names = {} if spec.fn is not None else dict(zip(keyed.names, spec.names))
         types = types_of_answer(keyed.data, names, forms)
@@ -209,12 +209,11 @@ def map_each_group(
     if not whole and not rows_of(source).is_view and keyed.reader.spec.fn is None:
         source = select(source, keyed.reader.spec.names)
         row_bytes = row_bytes_of(source, length)
-    num_chunks = ctx.options.get("num_chunks")
-    plan = (
-        plan_rows(length, row_bytes, ctx.chunksize)
-        if num_chunks is None
-        else make_plan(length, chunksize=ctx.chunksize, num_chunks=num_chunks)
-    )
+    chunksize, num_chunks = ctx.options.get("chunksize"), ctx.options.get("num_chunks")
+    if num_chunks is None:
+        plan = plan_rows(length, row_bytes, chunksize)
+    else:
+        plan = make_plan(length, chunksize=chunksize, num_chunks=num_chunks)
     # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
     heap_bytes = ctx.tuning.heap_bytes
     parts = count_partitions(ctx, nbytes, at_least=64)

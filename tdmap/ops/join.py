@@ -222,7 +222,7 @@ class _Join:
         return lookup_of(self.ctx, keyed, self.spill)
 
     def _matches(self, lookup: Lookup, keyed: KeyedData) -> Matches:
-        return find_matches(self.ctx, keyed, lookup, self.ctx.chunksize)
+        return find_matches(self.ctx, keyed, lookup, self.ctx.options.get("chunksize"))
 
     def _owners(self, first: KeyedData, second: KeyedData) -> NDArray[Any] | None:
         return rows_of_first(self.ctx, first, second, self.spill)
@@ -416,7 +416,7 @@ class _Join:
             self.ctx.tuning.join_bytes,
         )  # fmt: skip
         length = int(data.shape[0])
-        plan = plan_rows(length, row_bytes_of(data, length), self.ctx.chunksize)
+        plan = plan_rows(length, row_bytes_of(data, length), self.ctx.options.get("chunksize"))
         empty = fn.schema_of(data)
         where = ctx.light(0) if plan.num_chunks <= 1 else ctx
         return append_rows(where, Job(Source(data), plan, fn, ctx.steps), empty=empty)

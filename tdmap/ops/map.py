@@ -40,7 +40,7 @@ from tdmap.plan import CACHE_BYTES
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
-from tdmap.run.context import Context, plan_for
+from tdmap.run.context import Context
 from tdmap.run.identity import MAP, identify
 from tdmap.run.operation import placing_operation, resumable_call
 from tdmap.run.options import MapOptions
@@ -204,14 +204,13 @@ def map(
         raise ValueError(
             f"{what} writes shards along dimension 0, and cannot be combined with dim=, device= or shard=."
         )
-    plan = plan_for(
+    factor, min_chunks = where.chunks
+    plan = ctx.plan(
         data,
         dim,
-        ctx.chunksize,
-        ctx.options.get("num_chunks"),
         given,
-        where.chunk_factor,
-        where.min_chunks,
+        factor,
+        min_chunks,
         results_vary=rank is None and shards is None,  # ranks and shards are cut alike, and know no results
     )
     execution = where.execution(ctx.execution)
@@ -224,8 +223,8 @@ def map(
         where.function(fn, execution),
         replace(ctx.function, undo=bool(undo), in_place=True, needs_results=ctx.output.store is not None),
         on_row_error=ctx.on_row_error,
-        chunk_bytes=CACHE_BYTES * where.chunk_factor,
-        min_chunks=where.min_chunks,
+        chunk_bytes=CACHE_BYTES * factor,
+        min_chunks=min_chunks,
     )
     ctx = replace(ctx, execution=execution)
     if shards is not None:

@@ -23,7 +23,7 @@ from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
-from tdmap.run.context import Context, plan_for
+from tdmap.run.context import Context
 from tdmap.run.identity import identify_call, parts_of_job
 from tdmap.run.log import STATES, read_states
 from tdmap.run.operation import operation
@@ -176,9 +176,9 @@ def fold(
         _require_entries(reducer, data)
     mapper = None if mapper is None else as_function(mapper)
     check_placement(mapper, ctx.execution.in_processes, None)
-    chunksize, num_chunks = ctx.chunksize, ctx.options.get("num_chunks")
+    chunksize, num_chunks = ctx.options.get("chunksize"), ctx.options.get("num_chunks")
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
-    plan = plan_for(data, dim, chunksize, num_chunks, None)
+    plan = ctx.plan(data, dim)
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = row_bytes_of(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))

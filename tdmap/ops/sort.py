@@ -93,7 +93,7 @@ def sort(
         in_order: R = ctx.output.result()
         return in_order
     with ctx.inner().spill() as spill:
-        index = sorted_rows(ctx, keyed, spill, with_words=False, chunksize=ctx.chunksize)
+        index = sorted_rows(ctx, keyed, spill, with_words=False, chunksize=ctx.options.get("chunksize"))
         return permute_rows(ctx, data, index.rows)
 
 
@@ -231,7 +231,7 @@ def sort_rows(ctx: Context, keyed: KeyedData, source: SourceRows, spill: Spill) 
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits, keys)
     row_bytes = max(sum(source.schema.row_bytes), 1)
-    plan = plan_rows(length, row_bytes, ctx.chunksize or max(size // row_bytes, 1))
+    plan = plan_rows(length, row_bytes, ctx.options.get("chunksize") or max(size // row_bytes, 1))
     partitions = Partitions(spill, ctx.step(keyed.data, plan, cut), words, shapes)
     counts = partitions.rows
     firsts = (counts.cumsum() - counts).tolist()

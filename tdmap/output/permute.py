@@ -169,7 +169,7 @@ def deliver(rows: Data, output: Output) -> Data:
 def run_blocks(ctx: Context, source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int]) -> None:
     """Write the output block by block."""
     order = source.data if source.order is None else source.order
-    plan = ChunkPlan(len(order), ctx.chunksize or block_rows(len(order), row_bytes, ctx))
+    plan = ChunkPlan(len(order), ctx.options.get("chunksize") or block_rows(len(order), row_bytes, ctx))
     ctx.run(Job(source, plan, fn, ctx.steps), Collect())
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tdmap.data.failures import failure
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, data_length, tensors_of
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.objects import with_objects
 from tdmap.data.reader import row_bytes_of
 from tdmap.data.schema import Schema
@@ -281,7 +281,7 @@ class ShardWriter:
     def __call__(self, rows: Data, start: int = 0) -> Any:
         number = start // self.rows_per_shard
         skipped: list[tuple[int, PackedError]] = []
-        count = data_length(rows, 0)
+        count = int(rows.shape[0])
 
         def collect(error: BaseException, at: tuple[int, int]) -> None:
             skipped.append((at[0] - start, pack_error(error)))

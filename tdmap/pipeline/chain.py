@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, Rows, data_length, instead_of_data, is_data, is_dense
+from tdmap.data.kinds import Data, Dataset, Rows, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow, require_entry, rows_of
 from tdmap.output.output import Output
@@ -80,7 +80,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def describe(self) -> str:
         """The chain as it was written."""
-        rows = data_length(self.data, 0)
+        rows = int(self.data.shape[0])
         seed = "" if self._seed is None else f", seed={self._seed}"
         return ".".join([f"Pipeline({type(self.data).__name__} [{rows}]{seed})", *map(str, self._stages)])
 

@@ -72,11 +72,12 @@ class RunSettings:
         Raises:
             ValueError: an option is out of range.
         """
-        if ctx.chunksize == 0:
+        chunksize, num_chunks = ctx.options.get("chunksize"), ctx.options.get("num_chunks")
+        if chunksize == 0:
             raise ValueError(
                 "chunksize must be a number of rows, at least 1: got 0. For a function of rows: .map_rows()."
             )
-        make_plan(0, chunksize=ctx.chunksize, num_chunks=ctx.options.get("num_chunks"))
+        make_plan(0, chunksize=chunksize, num_chunks=num_chunks)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
         return cls(
@@ -84,8 +85,8 @@ class RunSettings:
             seed if ctx.function.seed is None else ctx.function.seed,
             epoch,
             prefetch,
-            ctx.chunksize,
-            ctx.options.get("num_chunks"),
+            chunksize,
+            num_chunks,
             failures=ctx.function,
             on_row_error=ctx.on_row_error,
         )

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from tdmap.data.alike import check_rows
 from tdmap.data.combine import merge
-from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
@@ -243,7 +243,7 @@ def write(plan: Plan, settings: RunSettings, ctx: Context) -> Data:
 
 
 def _write_into(plan: Plan, settings: RunSettings, out: Data) -> Data:
-    room = data_length(out, 0)
+    room = int(out.shape[0])
     if keeps_rows(plan) and not settings.failures.skip:
         assert settings.execution is not None
         job = one_job(plan, settings)

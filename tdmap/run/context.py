@@ -1,6 +1,6 @@
 """What an operation is given: who runs its jobs, where its rows go, and what earlier sessions have done.
 
-`plan_for` and `policy_for` make a plan and a policy of its arguments.
+`policy_for` makes a policy of its arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_length, instead_of_data, is_data
+from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.data.reader import row_bytes_of, rows_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
@@ -63,12 +63,6 @@ class Context:
         return self.output.log
 
     @property
-    def chunksize(self) -> int | None:
-        """Rows of a chunk, as the call asked for them."""
-        size: int | None = self.options.get("chunksize")
-        return size
-
-    @property
     def resume(self) -> Resume:
         """Whether the call keeps a log. Raises ValueError for another value."""
         value: Resume = self.options.get("resume", False)
@@ -104,9 +98,64 @@ class Context:
         value: T = self.log.decide(name, find)
         return value
 
-    def plan(self, data: Data, results_vary: bool = False) -> ChunkPlan:
-        """How the rows of a dataset are cut for a function, as the options say."""
-        return plan_for(data, 0, self.chunksize, self.options.get("num_chunks"), None, results_vary=results_vary)
+    def plan(
+        self,
+        data: Data,
+        dim: int = 0,
+        out: Data | None = None,
+        factor: int = 1,
+        min_chunks: int = MIN_CHUNKS,
+        results_vary: bool = False,
+    ) -> ChunkPlan:
+        """How the rows of a dataset are cut for a function, as the options say.
+
+        Args:
+            data: the dataset.
+            dim: the dimension that is cut.
+            out: of `map`, where it exists already.
+            factor: default chunks are so many times larger.
+            min_chunks: there are at least so many, rows permitting.
+            results_vary: the function returns rows that may be of any size: default chunks wait for the first one.
+
+        Raises:
+            TypeError: `data` is no tensor or collection.
+            IndexError: `dim` is out of range.
+            ValueError: both sizes are given, or one is out of range.
+        """
+        chunksize, num_chunks = self.options.get("chunksize"), self.options.get("num_chunks")
+        if not is_data(data):
+            running = running_operation()
+            name = "map" if running is None else running.name
+            raise TypeError(f"{name} needs a tensor or a collection of tensors, got {instead_of_data(data)}")
+        dims = len(data.shape)
+        if not isinstance(dim, int) or not -dims <= dim < dims:
+            raise IndexError(
+                f"dim={dim} is out of range for data of shape {tuple(data.shape)}: "
+                + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
+            )
+        dim %= dims
+        rows = rows_of(data, dim)
+        if dim and not rows.is_view:
+            raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+        if rows.is_remote:
+            factor *= REMOTE_CHUNKS
+        length = int(data.shape[dim])
+        own = max(row_bytes_of(data, length) // factor, 1)
+        result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
+        most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
+        plan = make_plan(
+            length,
+            dim=dim,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            row_bytes=own + result,
+            most=most,
+            min_chunks=min_chunks,
+        )
+        if rows.blocks and chunksize is None and num_chunks is None and rows.blocks[0] * own <= BLOCK_BYTES:
+            block = rows.blocks[0]
+            plan = replace(plan, size=max(plan.size // block, 1) * block, lead=0, most=0)
+        return plan
 
     def job(self, data: Data, plan: ChunkPlan, fn: Callable[..., Any]) -> Job:
         """A job with a function of the caller's."""
@@ -169,65 +218,6 @@ OUTPUT_FACTOR = 4
 
 LEAVING_OUT = ("raise", "skip", "drop")
 """What `on_error` may be where results lack the rows that raise: "skip" and "drop" are the same there."""
-
-
-def plan_for(
-    data: Data,
-    dim: int,
-    chunksize: int | None,
-    num_chunks: int | None,
-    out: Data | None,
-    factor: int = 1,
-    min_chunks: int = MIN_CHUNKS,
-    results_vary: bool = False,
-) -> ChunkPlan:
-    """How the rows are cut, once the arguments have been checked.
-
-    Args:
-        data, dim, chunksize, num_chunks: as `map`.
-        out: of `map`, where it exists already.
-        factor: default chunks are so many times larger.
-        min_chunks: there are at least so many, rows permitting.
-        results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
-
-    Raises:
-        TypeError: `data` is no tensor or collection.
-        IndexError: `dim` is out of range.
-        ValueError: both sizes are given, or one is out of range.
-    """
-    if not is_data(data):
-        running = running_operation()
-        name = "map" if running is None else running.name
-        raise TypeError(f"{name} needs a tensor or a collection of tensors, got {instead_of_data(data)}")
-    dims = len(data.shape)
-    if not isinstance(dim, int) or not -dims <= dim < dims:
-        raise IndexError(
-            f"dim={dim} is out of range for data of shape {tuple(data.shape)}: "
-            + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
-        )
-    dim %= dims
-    rows = rows_of(data, dim)
-    if dim and not rows.is_view:
-        raise ValueError(f"the rows of a sharded dataset are in dimension 0: dim={dim} is not supported.")
-    if rows.is_remote:
-        factor *= REMOTE_CHUNKS
-    length = data_length(data, dim)
-    own = max(row_bytes_of(data, length) // factor, 1)
-    result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
-    most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
-    plan = make_plan(
-        length,
-        dim=dim,
-        chunksize=chunksize,
-        num_chunks=num_chunks,
-        row_bytes=own + result,
-        most=most,
-        min_chunks=min_chunks,
-    )
-    if rows.blocks and chunksize is None and num_chunks is None and rows.blocks[0] * own <= BLOCK_BYTES:
-        block = rows.blocks[0]
-        plan = replace(plan, size=max(plan.size // block, 1) * block, lead=0, most=0)
-    return plan
 
 
 BLOCK_BYTES = 32 << 20

@@ -12,7 +12,8 @@ from tdmap.devices import check_device_out
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.output.device import DeviceBuffer
-from tdmap.run.context import plan_for
+from tdmap.output.output import Output
+from tdmap.run.context import Context
 from tdmap.runtime.workers.pool import WorkerPool
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
 from tests.device.fakelink import POISON, FakeLink
@@ -40,7 +41,7 @@ def negate(td: TensorDict) -> TensorDict:
 def run(data, fn, out, link, *, dim=0, chunksize=4, policy=None, bounds=(), **options):
     if "pool" not in options:
         options.setdefault("num_workers", 2)
-    plan = plan_for(data, dim, chunksize, None, out)
+    plan = Context("map", Execution(), Output(None, data), {"chunksize": chunksize}).plan(data, dim, out)
     with DeviceBuffer(out, link, *bounds) as sink:
         return Execution(**options).run(Job(Source(data), plan, fn, policy or Policy()), sink)
 

@@ -341,8 +341,8 @@ def place_each(
     source, mine = (select(keyed.data, names), None) if streamed is None else streamed
     read_bytes = row_bytes_of(source, length)
     plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes], ctx))
-    if ctx.chunksize is not None:
-        plan = plan_rows(length, read_bytes, ctx.chunksize)
+    if ctx.options.get("chunksize") is not None:
+        plan = plan_rows(length, read_bytes, ctx.options.get("chunksize"))
     offsets = np.arange(plan.num_chunks) * plan.size
     nothing = SharedTensors([torch.zeros(0)], False)
     block_bytes = ctx.tuning.join_bytes

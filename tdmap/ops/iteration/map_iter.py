@@ -18,7 +18,7 @@ from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.plan import CACHE_BYTES, ChunkPlan
-from tdmap.run.context import Context, plan_for
+from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
 from tdmap.seeding import permutation, seed_or_drawn
@@ -110,7 +110,7 @@ def map_iter(
     execution = ctx.execution
     target = _target(device, prefetch, execution)
     factor = 1 if target is None else OUT_CHUNKS
-    plan = plan_for(data, dim, ctx.chunksize, ctx.options.get("num_chunks"), None, factor, results_vary=True)
+    plan = ctx.plan(data, dim, factor=factor, results_vary=True)
     policy = replace(ctx.function, undo=bool(undo))
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.in_processes, None)
