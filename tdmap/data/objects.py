@@ -229,9 +229,15 @@ def contents(piece: One | Each | StackedPiece) -> Any:
 # -- columns of a collection ---------------------------------------------------------------------------------------
 
 
-def object_paths(data: Data) -> tuple[KeyPath, ...]:
+def object_paths(data: Data, above: KeyPath = ()) -> tuple[KeyPath, ...]:
     """Where a dense collection has entries that are no tensors, in the order of its keys."""
-    return tuple(_paths(data, ())) if is_dense(data) else ()
+    found: list[KeyPath] = []
+    for key, value in data._source.items() if is_dense(data) else ():
+        if is_non_tensor(value):
+            found.append((*above, key))
+        elif is_dense(value):
+            found += object_paths(value, (*above, key))
+    return tuple(found)
 
 
 def entry_paths(data: Data, above: KeyPath = ()) -> tuple[KeyPath, ...]:
@@ -240,14 +246,6 @@ def entry_paths(data: Data, above: KeyPath = ()) -> tuple[KeyPath, ...]:
     for key, value in data._source.items() if is_dense(data) else ():
         found += entry_paths(value, (*above, key)) if is_dense(value) else [(*above, key)]
     return tuple(found)
-
-
-def _paths(node: Data, path: KeyPath) -> Iterator[KeyPath]:
-    for key, value in node._source.items():
-        if is_non_tensor(value):
-            yield (*path, key)
-        elif is_dense(value):
-            yield from _paths(value, (*path, key))
 
 
 def ragged_tensors(data: Data) -> Iterator[Tensor]:
@@ -261,11 +259,9 @@ def ragged_tensors(data: Data) -> Iterator[Tensor]:
 
 def without_objects(data: Data) -> Data:
     """The same collection without its entries that are no tensors; itself where it has none."""
-    if not is_dense(data):
+    if not object_paths(data):
         return data
     kept = {key: without_objects(value) for key, value in data._source.items() if not is_non_tensor(value)}
-    if len(kept) == len(data._source) and all(kept[key] is value for key, value in data._source.items()):
-        return data
     new = data._rebuild(kept, data._batch_size, data._names)
     if data._lock is not None:
         new.lock_()
@@ -426,9 +422,6 @@ class ObjectColumns:
     def __init__(self, paths: Sequence[KeyPath]) -> None:
         self.paths = tuple(paths)
         self._pieces: dict[int, Pieces] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.paths)
 
     @property
     def is_empty(self) -> bool:

@@ -167,7 +167,7 @@ class Folder(Sink[Data]):
             self._keep(chunk, pieces)
 
     def _keep(self, chunk: int, pieces: Pieces) -> None:
-        if not self._objects:
+        if not self._objects.paths:
             return
         check_storable(pieces, self._objects.paths, self._rows(chunk))
         pieces = spill_pieces(pieces, self._plan, spill_of(self._place))
@@ -188,7 +188,7 @@ class Folder(Sink[Data]):
     def columns(self) -> dict[KeyPath, Any]:
         """The entries that are no tensors, in the files of the dataset where they are ragged: after the job, because
         that is another one."""
-        if not self._objects:
+        if not self._objects.paths:
             return {}
         if self._kept is not None:
             for chunk, pieces in self._kept.load(self._objects.paths).items():

@@ -101,7 +101,7 @@ class Preallocated(Sink[Data]):
             self._assign()
 
     def _assign(self) -> None:
-        if self.writer is None or not self._objects:
+        if self.writer is None or not self._objects.paths:
             return
         if self._log is not None:
             for chunk, pieces in self._log.load(self._objects.paths).items():

@@ -138,7 +138,7 @@ class Gather(Sink[Any]):
     def _out(self) -> Data:
         """What the workers have written, with the entries that are no tensors."""
         assert self.writer is not None
-        if not self._objects:
+        if not self._objects.paths:
             return self.writer.out
         columns = self._objects.columns(self._plan, self.writer.out, place=self._place)
         return with_objects(self.writer.out, columns, self._order)
