@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap.data.alike import VALID
-from tdmap.data.kinds import Data, entries_of, is_dense, is_on_device, tensors_of
+from tdmap.data.kinds import Data, device_of, entries_of, is_dense, tensors_of
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.memory import links as links
@@ -72,8 +72,8 @@ class DevicePlan:
         if processes:
             for device in {*self.devices, *([] if self.out_device is None else [self.out_device])}:
                 check_start_method(execution, device)
-            if is_on_device(data):
-                where = next(tensor.device for tensor in tensors_of(data) if tensor.device.type != "cpu")
+            where = device_of(data)
+            if where is not None:
                 raise ValueError(
                     f'the data are on {where}, and workers are processes, which cannot see them: use executor="thread" '
                     f'(or "serial"), or pass data on the CPU with device="{where}".'

@@ -289,9 +289,12 @@ def payload_of(value: NonTensorData) -> Any:
     return value._payload
 
 
-def is_on_device(data: Data) -> bool:
-    """Whether a tensor of `data` is on a device other than the CPU."""
-    return any(tensor.device.type != "cpu" for tensor in tensors_of(data))
+def device_of(data: Data) -> torch.device | None:
+    """The device of a tensor of `data` that is not in memory; None where all are."""
+    for tensor in tensors_of(data):
+        if tensor.device.type != "cpu":
+            return tensor.device
+    return None
 
 
 def leaves_hold_rows(data: Data) -> bool:

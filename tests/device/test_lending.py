@@ -61,7 +61,7 @@ def lender(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "lend", lender.lend)
     for module in (processes, payload):
         monkeypatch.setattr(module, "take_back", lender.take_back)
-    monkeypatch.setattr(processes, "is_on_device", lambda out: True)
+    monkeypatch.setattr(processes, "device_of", lambda out: FAKE)
     # A worker that takes that long to let go is stuck; on a busy machine, seconds are no sign of it.
     with tuning.use(let_go_seconds=300.0):
         yield lender

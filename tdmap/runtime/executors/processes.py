@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import is_on_device
+from tdmap.data.kinds import device_of
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
@@ -98,7 +98,7 @@ class ProcessWorkers(Workers):
         asked = sink.demands(job.plan)
         self._in_place, self._locker = asked.in_place, asked.locker
         writer = sink.writer
-        if writer is not None and is_on_device(writer.out):
+        if writer is not None and device_of(writer.out) is not None:
             self._device_writer, writer = writer, None
             self._forks = False
         self._forks = self._forks and getattr(job.fn, "forks", True)

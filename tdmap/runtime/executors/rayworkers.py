@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tdmap.data.failures import note_skipped
-from tdmap.data.kinds import Data, is_on_device, tensors_of
+from tdmap.data.kinds import Data, device_of, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow, row_bytes_of, rows_of
 from tdmap.data.writer import RowWriter
@@ -113,7 +113,7 @@ class RayWorkers(ProcessWorkers):
 
     def _seen(self, writer: RowWriter) -> RowWriter:
         """A writer into the memory that other workers see."""
-        if self._shares_memory and not is_on_device(writer.out):
+        if self._shares_memory and device_of(writer.out) is None:
             seen: RowWriter = unpack(self._packing.pack_later(writer))
             return seen
         return writer
@@ -297,7 +297,7 @@ class _Travel:
         files = self.out_files
         writes = self._writes[member.number] = bool(files) and member.reaches(files or (), written=True)
         none = narrow(writer.out, dim, 0, 0)
-        empty = writer.over(none.cpu() if is_on_device(none) else none, 0)
+        empty = writer.over(none if device_of(none) is None else none.cpu(), 0)
         packed = TravelPacker()
         target = FarOutput(
             self.job.number,
@@ -327,7 +327,7 @@ class _Travel:
         writer = self.writer
         if writer is not None and not writer.exact and not writer.aliased and not self._writes.get(member.number):
             there = narrow(writer.out, plan.dim, first, last)
-            out = ship(there.cpu() if is_on_device(there) else there)
+            out = ship(there if device_of(there) is None else there.cpu())
         return Window(first, last - first, rows, out)
 
     # -- on the way back ---------------------------------------------------------------------------------
