@@ -187,7 +187,7 @@ class ForeignWorkers(Workers):
 
     def send(self, worker: int | None, message: News) -> None:
         if isinstance(message, RowWriter):
-            self._output = self._publish(self._packing.pack_later(message))
+            self._output = self._publish(self._packing.packer.dumps(message))
         elif isinstance(message, ChunkPlan):
             self._job = replace(self._job, plan=message)
         else:

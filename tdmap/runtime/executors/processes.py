@@ -19,7 +19,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
 from tdmap.runtime.executors.base import News, Seat, Workers
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.undo import Room
+from tdmap.runtime.undo import Room, undo_room
 from tdmap.runtime.wire.lending import Loan, NotLent, take_back
 from tdmap.runtime.wire.messages import (
     Begin,
@@ -119,7 +119,7 @@ class ProcessWorkers(Workers):
     def output(self, writer: RowWriter) -> None:
         """Results have a place from now on."""
         self._output = pickle.dumps(
-            WriteTo(self._job.number, self._packing.pack_later(writer)), pickle.HIGHEST_PROTOCOL
+            WriteTo(self._job.number, self._packing.packer.dumps(writer)), pickle.HIGHEST_PROTOCOL
         )
         for number in self._begun:
             self.pool.members[number].send_bytes(self._output)
@@ -143,10 +143,12 @@ class ProcessWorkers(Workers):
         member.send_bytes(self._begin)
         if self._planned is not None:  # before what is as large as the chunks are now
             member.send_bytes(self._planned)
-        room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
+        room, policy = self._free_rooms.pop() if self._free_rooms else None, self._job.policy
+        if room is None and (policy.may_write or policy.skip):  # else workers have private pages
+            room = undo_room(self._job, self._packing.arena.empty)
         if room is not None:
             self._undo[member.number] = room
-            member.send(Protect(self._job.number, self._packing.pack_later(room)))
+            member.send(Protect(self._job.number, self._packing.packer.dumps(room)))
         if self._device_writer is not None:
             # Memory of a device is lent to one receiver at a time.
             payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)
@@ -154,7 +156,7 @@ class ProcessWorkers(Workers):
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)
-        self._pids[member.number] = member.pid
+        self._pids[member.number] = member.process.pid
         return Joined()
 
     def limit(self, worker: int) -> int | None:
@@ -262,7 +264,7 @@ class ProcessWorkers(Workers):
         self._take_back(member.number)
         self._put_back(member)
         self._begun.discard(member.number)
-        self._pids.setdefault(member.number, member.pid)
+        self._pids.setdefault(member.number, member.process.pid)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
         self.pool.fill(self.size, self._forks)

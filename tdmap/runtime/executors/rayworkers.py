@@ -114,7 +114,7 @@ class RayWorkers(ProcessWorkers):
     def _seen(self, writer: RowWriter) -> RowWriter:
         """A writer into the memory that other workers see."""
         if self._shares_memory and device_of(writer.out) is None:
-            seen: RowWriter = unpack(self._packing.pack_later(writer))
+            seen: RowWriter = unpack(self._packing.packer.dumps(writer))
             return seen
         return writer
 
@@ -134,7 +134,7 @@ class RayWorkers(ProcessWorkers):
         member.on_answer = self._arrived
         self._travel.begin(member)
         self._begun.add(member.number)
-        self._pids[member.number] = member.pid
+        self._pids[member.number] = member.process.pid
         return Joined()
 
     def limit(self, worker: int) -> int | None:

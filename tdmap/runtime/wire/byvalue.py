@@ -111,8 +111,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, (code, space, *defaults, _), (attributes, slots), *rest = self._dynamic_function_reduce(
             fn if _can_be_annotated(fn) else _without_annotations(fn)
         )
-        names = (name for name in _names_in_class_bodies(fn.__code__) if name in fn.__globals__)
-        slots["__globals__"].update((name, fn.__globals__[name]) for name in names)
+        for name in _names_in_class_bodies(fn.__code__):
+            if name in fn.__globals__:
+                slots["__globals__"][name] = fn.__globals__[name]
         return make, (code, space, *defaults, fn.__closure__), (attributes, slots), *rest
 
     dispatch_table = ChainMap(

@@ -23,6 +23,7 @@ from tdmap.memory.regions import Region, SharedHandle, bytes_of, region_of
 from tdmap.memory.shm import Arena, shared_region, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, lend
+from tensordict_lite import MemoryMappedTensor
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -47,16 +48,8 @@ UNPICKLABLE = (
 """What pickling raises for an object that cannot be pickled. A timeout's alarm may come meanwhile: catch TimeoutError,
 which is an OSError, before."""
 
-_PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
-
-
-def _is_plain(value: object) -> bool:
-    if type(value) in _PLAIN_TYPES:
-        return True
-    if isinstance(value, Tensor) and type(value).__name__ == "MemoryMappedTensor":
-        _PLAIN_TYPES.add(type(value))
-        return True
-    return False
+PLAIN_TYPES = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
+"""Tensors that are nothing but their numbers, so that a tensor over the same memory may take their place."""
 
 
 # -- rebuilding, in the receiver --------------------------------------------------------------------
@@ -171,7 +164,7 @@ class Packer:
         if isinstance(value, Tensor):
             if type(value) is torch.nn.Parameter:
                 return self._reduce_parameter(value)
-            return self._reduce_tensor(value, self.private) if _is_plain(value) else NotImplemented
+            return self._reduce_tensor(value, self.private) if type(value) in PLAIN_TYPES else NotImplemented
         if self.private and hasattr(type(value), "shared_tensors"):
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
@@ -212,7 +205,7 @@ class Packer:
                 return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
             return self._reduce_copy(self._stage(tensor), private)
         self._keep.append(tensor)
-        build = open_private if private and not _is_file(region) else open_shared
+        build = open_private if private and region.handle.anonymous else open_shared
         return build, (tuple(region.handle), *region[1:])
 
     def _reduce_copy(self, copy: Tensor, private: bool = True) -> Any:
@@ -243,10 +236,6 @@ class Packer:
 def is_lendable(tensor: Tensor) -> bool:
     """Whether a tensor's memory is a device's that torch can lend."""
     return tensor.device.type == "cuda"
-
-
-def _is_file(region: Region) -> bool:
-    return not region.handle.anonymous
 
 
 def _memory_of(tensor: Tensor) -> tuple[Tensor, bool, bool]:

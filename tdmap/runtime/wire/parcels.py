@@ -31,7 +31,7 @@ from tdmap.memory.shm import align, anonymous_file, map_path
 from tdmap.process_state import is_forking_worker
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.messages import Done, Failed, Refused, Segment
-from tdmap.runtime.wire.packing import _is_plain
+from tdmap.runtime.wire.packing import PLAIN_TYPES
 from tdmap.runtime.wire.remote import unpack_error
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import release
@@ -96,8 +96,8 @@ def _reduce_part(value: object) -> Any:
 
 def _is_movable(value: Tensor) -> bool:
     return (
-        type(value) is not torch.nn.Parameter
-        and _is_plain(value)
+        type(value) in PLAIN_TYPES
+        and type(value) is not torch.nn.Parameter
         and value.device.type == "cpu"
         and value.layout is torch.strided
         and not value.is_quantized

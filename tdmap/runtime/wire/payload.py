@@ -16,8 +16,7 @@ from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import Arena, unexpanded
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.undo import Room, Undo, undo_room
-from tdmap.runtime.wire import byvalue
+from tdmap.runtime.undo import Room, Undo
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
 from tdmap.runtime.wire.pickle_errors import explain_unpicklable
@@ -39,11 +38,16 @@ class Payload(NamedTuple):
 
 
 class JobPacker:
-    """Packs one job; keep it as long as workers run it."""
+    """Packs one job; keep it as long as workers run it.
+
+    Attributes:
+        arena: memory for workers to write to.
+        packer: packs what they need besides: a writer, once there is one, or room for the rows of a chunk.
+    """
 
     def __init__(self) -> None:
         self.arena = Arena()
-        self._packer = Packer()
+        self.packer = Packer()
         self._fn_packer = Packer(private=True)
         self._num_source = 0
         self._source = b""
@@ -62,9 +66,9 @@ class JobPacker:
         except UNPICKLABLE as error:
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
-            source = self._source = self._packer.dumps((job.source.data, job.source.order))
-            self._num_source = len(self._packer.staged)
-            place = self._packer.dumps(writer)
+            source = self._source = self.packer.dumps((job.source.data, job.source.order))
+            self._num_source = len(self.packer.staged)
+            place = self.packer.dumps(writer)
         except (OSError, DatasetError):
             raise
         except UNPICKLABLE as error:
@@ -72,29 +76,19 @@ class JobPacker:
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error
         payload = Payload(source, job.plan, job.policy, place, fn)
-        return byvalue.dumps((Surroundings.here(), payload))
+        return self.packer.dumps((Surroundings.here(), payload))
 
     def shared_source(self) -> Data:
         """The dataset, as workers see it: copies stand for what lies in ordinary memory."""
         return unpack(self._source)[0]
 
-    def pack_later(self, value: RowWriter | Room) -> bytes:
-        """What workers need besides: a writer, once there is one, or room for the rows of a chunk."""
-        return self._packer.dumps(value)
-
     def lend_writer(self, writer: RowWriter) -> tuple[bytes, list[Loan]]:
         """A writer into a device's memory, for one worker, and what it is lent."""
         try:
-            return self._packer.dumps(writer), self._packer.take_loans()
+            return self.packer.dumps(writer), self.packer.take_loans()
         except BaseException:
-            take_back(self._packer.take_loans())
+            take_back(self.packer.take_loans())
             raise
-
-    def undo_room(self, job: Job) -> Room | None:
-        """Room for the rows of one chunk; None when chunks are copies or too large, or nothing needs them again."""
-        if not (job.policy.may_write or job.policy.skip):  # workers have private pages
-            return None
-        return undo_room(job, self.arena.empty)
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:
         """Put the rows of a chunk back into the memory that the workers see.
@@ -110,7 +104,7 @@ class JobPacker:
 
     def write_back(self, changed: bool) -> None:
         """Bring what workers wrote into copies of ordinary memory back to where it belongs."""
-        for tensor, copy in self._packer.staged[0 if changed else self._num_source :]:
+        for tensor, copy in self.packer.staged[0 if changed else self._num_source :]:
             unexpanded(tensor).copy_(unexpanded(copy))
 
 

@@ -102,12 +102,6 @@ class PoolMember:
             block.close()
             raise
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        found: int = self.process.pid
-        return found
-
     def send(self, message: object) -> None:
         """Send a message. A worker that has ended is noticed by the next wait."""
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -422,17 +416,17 @@ class WorkerPool:
         alive = [m for m in list(self.members.values()) if not m.has_ended()]
         return {
             "num_workers": self.num_workers,
-            "pids": [m.pid for m in alive],
+            "pids": [m.process.pid for m in alive],
             "alive": len(alive),
             "started": self._started,
             "lost": self._lost,
             "recycled": self._recycled,
             "restarts": self._lost + self._recycled,
             "total_rows": self._gone_rows + sum(m.rows for m in list(self.members.values())),
-            "chunks": {m.pid: m.chunks for m in alive},
-            "rows": {m.pid: m.rows for m in alive},
-            "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
-            "peak_memory": {m.pid: int(m.control[at.PEAK]) for m in alive},
+            "chunks": {m.process.pid: m.chunks for m in alive},
+            "rows": {m.process.pid: m.rows for m in alive},
+            "memory": {m.process.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
+            "peak_memory": {m.process.pid: int(m.control[at.PEAK]) for m in alive},
         }
 
     def close(self) -> None:
