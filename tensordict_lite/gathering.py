@@ -51,6 +51,11 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, whatever its dtype."""
+    return flat_bytes(tensor).numpy().data
+
+
 def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> None:
     """Copy rows at arbitrary positions one after the other.
 

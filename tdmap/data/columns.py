@@ -14,8 +14,8 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_dense, signed_view, tensors_of, with_entries
 from tdmap.data.reader import narrow
 from tdmap.data.schema import plain
-from tdmap.memory.regions import flat_bytes
 from tensordict_lite import NonTensorDataBase
+from tensordict_lite.gathering import flat_bytes
 
 Order: TypeAlias = NDArray[Any]
 """Row numbers, of an unsigned or signed integer dtype."""

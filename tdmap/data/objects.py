@@ -22,11 +22,10 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_dense
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDict, is_non_tensor, lazy_stack
-from tensordict_lite.gathering import offsets_of
+from tensordict_lite.gathering import bytes_of, offsets_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.ragged import Ragged, form_name, is_ragged, text_of

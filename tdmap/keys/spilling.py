@@ -21,9 +21,9 @@ from torch import Tensor
 from tdmap.data.columns import Order, Shape, reordered
 from tdmap.keys.order import Words, order_of_numbers
 from tdmap.keys.splits import Splits
-from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 from tdmap.run.values import Codec
+from tensordict_lite.gathering import bytes_of
 
 
 class Run(NamedTuple):

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap.memory.regions import bytes_of, region_of
 from tdmap.process_state import Owner
+from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings
 
 SMALLEST = 16 << 10

@@ -15,9 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import Region, SharedHandle, region_of
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous, map_file, private_file
+from tensordict_lite.memmap.disk.mapping import (
+    Region,
+    SharedHandle,
+    file_of,
+    is_anonymous,
+    map_file,
+    private_file,
+    region_of,
+)
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings, is_placed
 
 

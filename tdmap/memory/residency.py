@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.memory.regions import region_of
+from tensordict_lite.memmap.disk.mapping import region_of
 
 LIMIT = 24 << 20
 """Bytes of mapped pages that a worker keeps."""

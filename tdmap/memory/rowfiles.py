@@ -21,10 +21,11 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from tdmap.memory.mapped import copies_on_write
-from tdmap.memory.regions import SharedHandle, bytes_of, flat_bytes, region_of
 from tdmap.memory.residency import Growth, Residency
 from tdmap.memory.shm import Arena, shared_region
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.gathering import bytes_of, flat_bytes
+from tensordict_lite.memmap.disk.mapping import SharedHandle, region_of
 
 
 class SharedTensors:

@@ -24,10 +24,9 @@ import torch
 
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import check_mapped_files, mapped_elsewhere
-from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
 from tensordict_lite.memmap.disk import mapping
-from tensordict_lite.memmap.disk.mapping import map_anonymous, release, reserve
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, map_anonymous, region_of, release, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 
 ALIGNMENT = 64

@@ -25,9 +25,9 @@ from torch import Tensor
 from tdmap.errors import UntrustedFile
 from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file
-from tdmap.memory.regions import bytes_of
 from tdmap.memory.scratch import temporary_path
 from tdmap.process_state import Owner
+from tensordict_lite.gathering import bytes_of
 
 PREFIX = "spill-"
 """How the names of files begin that lie in the hidden folder of an output."""

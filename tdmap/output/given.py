@@ -34,7 +34,6 @@ from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN
-from tdmap.memory.regions import region_of
 from tdmap.memory.shm import shared_region
 from tdmap.output.outputfolder import files_of, folder_of, require_room_for_hidden
 from tdmap.output.spill import PlaceSpilled
@@ -44,6 +43,7 @@ from tdmap.run.log import clean
 from tdmap.run.options import Resume
 from tdmap.run.run import ONCE_MORE, OVERWRITE, open_run
 from tdmap.sink import Allocate, Demands, Kind, Sink
+from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.plan import replaced_file
 
 

@@ -26,11 +26,11 @@ from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
 from tdmap.memory.folderlock import LOCK, FolderLock, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
-from tdmap.memory.regions import region_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
+from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.paths import is_url, local_path

@@ -24,13 +24,13 @@ from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, Dataset, R, is_data, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.job import Job, Source
-from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
+from tensordict_lite.memmap.disk.mapping import region_of
 
 LARGE_ROW = 256 << 10
 """Rows of so many bytes are read at random as fast as one after the other, from any disk."""

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, entries_of
-from tdmap.memory.regions import flat_bytes
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.ranks import ranked, unranked
 from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor, is_tensorclass
+from tensordict_lite.gathering import flat_bytes
 from tensordict_lite.ragged import is_ragged
 
 _LARGEST = torch.finfo(torch.float64).max

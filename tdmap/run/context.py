@@ -136,7 +136,7 @@ class Context:
         dim %= dims
         rows = rows_of(data, dim)
         if dim and not rows.is_view:
-            raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+            raise ValueError(f"the rows of a sharded dataset are in dimension 0: dim={dim} is not supported.")
         if rows.is_remote:
             factor *= REMOTE_CHUNKS
         length = int(data.shape[dim])

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import bytes_of
 from tdmap.run.code import (
     EVERYTHING,
     Import,
@@ -45,6 +44,7 @@ from tdmap.run.code import (
     text_of,
 )
 from tdmap.user_code import is_installed_file, is_users_own
+from tensordict_lite.gathering import bytes_of
 
 WHOLE_BYTES = 64 << 20
 """The content of a tensor or an array counts whole up to so many bytes; of a larger one so many bytes count, in"""

@@ -26,9 +26,9 @@ from tdmap.data.kinds import Data
 from tdmap.data.reader import rows_of
 from tdmap.functions import Numbered, Returning
 from tdmap.memory.files import written_at
-from tdmap.memory.regions import is_reachable, region_of
 from tdmap.run.digests import Contents, code_parts, digest_alone
 from tdmap.user_code import OWN_PACKAGES
+from tensordict_lite.memmap.disk.mapping import is_reachable, region_of
 from tensordict_lite.ragged import is_ragged
 from tensordict_lite.views import is_leaf_nontensor
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.memory.regions import region_of
+from tensordict_lite.memmap.disk.mapping import region_of
 
 WINDOW = 1 << 20
 """Bytes of a tensor that are mapped in one call, if the lease has so many."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.gathering import flat_bytes
+from tensordict_lite.gathering import bytes_of
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import below
@@ -102,8 +102,11 @@ class FolderPlan:
 
     def contents(self) -> dict[str, Any]:
         """File name -> content as bytes or a buffer of them; the metadata come last."""
-        blobs = {name: bytes_of(blob) if isinstance(blob, Tensor) else blob for name, blob in self.blobs.items()}
-        return {**blobs, META: self.json()}
+        content = {
+            name: bytes_of(blob.as_subclass(Tensor)) if isinstance(blob, Tensor) else blob
+            for name, blob in self.blobs.items()
+        }
+        return {**content, META: self.json()}
 
     def join(self, name: str) -> str:
         """Path of a file of this folder, relative to the root."""
@@ -218,11 +221,6 @@ class SavePlan:
             folder.blobs[path.rpartition("/")[2]] = content.contiguous()
         self.ragged.append(RaggedFiles(rows, (file, values), (nested.offsets_file(file), offsets)))
         return leaf_meta(str(values.dtype), tuple(shapes.shape), True, layout="ragged", values=list(values.shape))
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
-    return flat_bytes(tensor.as_subclass(Tensor)).numpy().data
 
 
 def pickle_allowed(value: Any) -> bool:

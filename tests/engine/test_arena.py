@@ -2,8 +2,8 @@
 
 import torch
 
-from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
+from tensordict_lite.memmap.disk.mapping import region_of
 
 
 def small_arena() -> Arena:

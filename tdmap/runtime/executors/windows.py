@@ -25,7 +25,6 @@ from tdmap.data.kinds import Data, tensors_of, with_tensors
 from tdmap.data.reader import Reader, narrow, rows_of
 from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
-from tdmap.memory.regions import bytes_of, region_of
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
@@ -36,6 +35,8 @@ from tdmap.runtime.wire.parcels import Parcel, ParcelReader, ParcelWriter
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.surroundings import Surroundings
+from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.mapping import region_of
 
 
 class Window(NamedTuple):

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.memory.regions import Region, SharedHandle, bytes_of, region_of
 from tdmap.memory.shm import Arena, shared_region, write_bytes
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, lend
 from tensordict_lite import MemoryMappedTensor
+from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
