@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk import forks
+from tensordict_lite.memmap.disk.locks import kept, unlock
 from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
 
@@ -116,12 +116,12 @@ class ObjectTable:
         Uses its own descriptor: a `lockf` lock would be released as soon as another thread closed any descriptor of the
         file, such as the one that is sent with the arena.
         """
-        fd = forks.kept(self._opened_again())
+        fd = kept(self._opened_again())
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            forks.unlock(fd)
+            unlock(fd)
 
     def _opened_again(self) -> int:
         with contextlib.suppress(OSError):

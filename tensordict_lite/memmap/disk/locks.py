@@ -2,6 +2,9 @@
 
 The lock of a dataset is that of its outermost folder with metadata, so a save of a nested collection and a reader of
 the whole dataset exclude each other. The kernel releases a lock when its process ends.
+
+A forked child has copies of the descriptors: it closes them, or it would hold the locks of a parent that is killed as
+long as it lives. A process that is alive releases its locks explicitly.
 """
 
 from __future__ import annotations
@@ -14,11 +17,44 @@ import stat
 import time
 from collections.abc import Iterator
 
-from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.tuning import current
 
 _LONGEST_PAUSE = 0.016
+
+_kept: set[int] = set()
+
+
+def kept(fd: int) -> int:
+    """Register ``fd``, so that children forked from now on close their copies, and return it."""
+    _kept.add(fd)
+    return fd
+
+
+def close(fd: int) -> None:
+    """Close a descriptor registered by :func:`kept`, if it is still open."""
+    if fd in _kept:
+        _kept.discard(fd)
+        os.close(fd)
+
+
+def unlock(fd: int) -> None:
+    """Release the lock of a descriptor registered by :func:`kept`."""
+    if fd in _kept:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if a child is being forked
+        close(fd)
+
+
+def _in_child() -> None:
+    for fd in _kept:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def open_folder(path: str) -> int:
@@ -34,7 +70,7 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def lock(folder: str) -> int:
-    """Lock a dataset after its readers and other saves have ended; return a descriptor for :func:`forks.unlock`.
+    """Lock a dataset after its readers and other saves have ended; return a descriptor for :func:`unlock`.
 
     Any user who may read the folder can hold the lock, so the wait is limited.
 
@@ -44,7 +80,7 @@ def lock(folder: str) -> int:
     """
     folder = _outermost(folder)
     while True:
-        fd = forks.kept(open_folder(folder))
+        fd = kept(open_folder(folder))
         try:
             try:
                 _wait(fd, folder)
@@ -55,9 +91,9 @@ def lock(folder: str) -> int:
             if is_at(fd, folder):
                 return fd
         except BaseException:
-            forks.unlock(fd)
+            unlock(fd)
             raise
-        forks.unlock(fd)  # another save has exchanged it meanwhile
+        unlock(fd)  # another save has exchanged it meanwhile
 
 
 @contextlib.contextmanager
@@ -67,7 +103,7 @@ def locked(folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        forks.unlock(fd)
+        unlock(fd)
 
 
 @contextlib.contextmanager
@@ -81,7 +117,7 @@ def reading(folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        forks.unlock(fd)
+        unlock(fd)
 
 
 def _outermost(folder: str) -> str:
@@ -115,7 +151,7 @@ def _shared_lock(folder: str) -> int:
     deadline = 0.0
     while True:
         try:
-            fd = forks.kept(open_folder(folder))
+            fd = kept(open_folder(folder))
         except (OSError, ValueError):
             return -1
         try:
@@ -127,13 +163,13 @@ def _shared_lock(folder: str) -> int:
             patience = current().lock_seconds
             deadline = deadline or now + patience
             if now > deadline or (deadline - now < patience - 0.02 and _is_held_by_a_reader(fd)):
-                forks.close(fd)
+                close(fd)
                 return -1
             time.sleep(0.001)
         except OSError:  # a file system without locks, or without locks on folders
-            forks.close(fd)
+            close(fd)
             return -1
-        forks.unlock(fd)  # another folder, or not yet this one
+        unlock(fd)  # another folder, or not yet this one
 
 
 def _is_held_by_a_reader(fd: int) -> bool:

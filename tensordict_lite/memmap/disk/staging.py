@@ -34,11 +34,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away
 from tensordict_lite.memmap.disk.files import below, open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
-from tensordict_lite.memmap.disk.locks import is_at, lock, open_folder
+from tensordict_lite.memmap.disk.locks import close, is_at, kept, lock, open_folder, unlock
 
 Replaced: TypeAlias = Literal["all", "some", "none"]
 """Which tensors of a dataset a save replaces."""
@@ -95,7 +94,7 @@ class Staging:
         remove_stale(os.path.dirname(self.root))
         try:
             os.mkdir(self.root)
-            self._lock = forks.kept(open_folder(self.root))
+            self._lock = kept(open_folder(self.root))
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
         with contextlib.suppress(OSError):  # a file system without locks
@@ -180,7 +179,7 @@ class Staging:
     def release(self) -> None:
         """Let others change ``prefix``; after :meth:`commit`, when its files have been mapped."""
         for name in ("_lock", "_turn"):
-            forks.unlock(getattr(self, name))
+            unlock(getattr(self, name))
             setattr(self, name, -1)
         if self._is_exchanged:
             with contextlib.suppress(OSError):  # not removable
@@ -330,7 +329,7 @@ def exchange_in_turn(a: str, b: str) -> None:
     try:
         exchange(a, b)
     finally:
-        forks.unlock(fd)
+        unlock(fd)
 
 
 def _require_folder(root: str, folder: str) -> None:
@@ -370,7 +369,7 @@ def staged_path(path: str) -> Iterator[str]:
     os.makedirs(parent, exist_ok=True)
     remove_stale(parent)
     temporary = os.path.join(parent, f".{name[:100]}{temporary_name()}")
-    fd = forks.kept(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    fd = kept(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -381,7 +380,7 @@ def staged_path(path: str) -> Iterator[str]:
                 mode = os.stat(path).st_mode
             os.chmod(temporary, mode & 0o7777)
         finally:
-            forks.close(fd)
+            close(fd)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
