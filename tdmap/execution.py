@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
-from tdmap.data.reader import row_bytes_of
+from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdmap.data.entries import with_room, with_types
 from tdmap.data.kinds import Ahead, Data, Picks, Rows, is_dense, tensors_of, with_tensors
-from tdmap.data.sizes import row_bytes
+from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
@@ -147,7 +147,7 @@ class InMemory(Rows):
 
     @property
     def row_bytes(self) -> int:
-        return row_bytes(self.data, self.data.shape[self.dim])
+        return row_bytes_of(self.data, self.data.shape[self.dim])
 
     @property
     def like(self) -> Data:
@@ -227,12 +227,6 @@ def _view(data: Data, tensors: Sequence[Tensor]) -> Data:
 def rows_of(data: Data, dim: int = 0) -> Rows:
     """A dataset as the engine reads it, with rows along `dim`."""
     return data if isinstance(data, Rows) else InMemory(data, dim)
-
-
-def row_bytes_of(data: Data, rows: int) -> int:
-    """Mean bytes of one of `rows` rows of a dataset; objects are estimated from some of them."""
-    found = rows_of(data)
-    return row_bytes(data, rows) if found.is_view else found.row_bytes
 
 
 def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, tensor_bytes, tensors_of
+from tdmap.data.kinds import Data, Rows, is_dense, tensor_bytes, tensors_of
 from tensordict_lite import NonTensorDataBase, Ragged, is_non_tensor, is_tensor_collection
 from tensordict_lite.ragged import is_ragged
 
@@ -23,8 +23,10 @@ RAGGED_SAMPLE = 1 << 16
 """Chosen rows of a ragged column whose lengths stand for all of them."""
 
 
-def row_bytes(data: Data, rows: int) -> int:
-    """Mean bytes of one of `rows` rows of a tensor or a collection; objects are estimated from some of them."""
+def row_bytes_of(data: Data, rows: int) -> int:
+    """Mean bytes of one of `rows` rows of a dataset; objects are estimated from some of them."""
+    if isinstance(data, Rows) and not data.is_view:
+        return data.row_bytes
     return tensor_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
 
 

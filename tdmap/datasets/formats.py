@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tdmap.data.kinds import Data, Dataset
-from tdmap.data.reader import row_bytes_of
+from tdmap.data.sizes import row_bytes_of
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import (
     AsArrow,

@@ -13,8 +13,9 @@ from torch import Tensor
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.kinds import Data
 from tdmap.data.objects import entry_at
-from tdmap.data.reader import narrow, row_bytes_of, rows_of, select
+from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.schema import Schema, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import add_note
 from tdmap.job import Job, Source
 from tdmap.keys.aggregates import Grouped

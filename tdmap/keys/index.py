@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tdmap.data.columns import Shape
 from tdmap.data.kinds import Data
-from tdmap.data.reader import row_bytes_of, select
+from tdmap.data.reader import select
+from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.keys import KeyReader
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, Dataset, R
-from tdmap.data.reader import narrow, require_entry, row_bytes_of, rows_of, select
+from tdmap.data.reader import narrow, require_entry, rows_of, select
 from tdmap.data.schema import Schema
+from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.expressions import Expression
 from tdmap.functions import user_function

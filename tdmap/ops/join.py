@@ -23,8 +23,9 @@ from torch import Tensor
 from tdmap.data.entries import as_tensordict, path_of, with_types
 from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import entry_at, object_paths
-from tdmap.data.reader import narrow, row_bytes_of
+from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
 from tdmap.keys.joins import chunks
 from tdmap.keys.joins.chunks import JoinChunk

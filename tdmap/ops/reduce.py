@@ -13,7 +13,8 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from tdmap.data.kinds import Data, Dataset, is_data
-from tdmap.data.reader import require_entry, row_bytes_of
+from tdmap.data.reader import require_entry
+from tdmap.data.sizes import row_bytes_of
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job

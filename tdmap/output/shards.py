@@ -38,7 +38,7 @@ import torch
 from tdmap.data.failures import are_failures, row_errors
 from tdmap.data.kinds import Data
 from tdmap.data.objects import blank_like
-from tdmap.data.reader import row_bytes_of
+from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
 from tdmap.events import Callback
 from tdmap.execution import Execution

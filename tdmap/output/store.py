@@ -28,8 +28,8 @@ from tdmap.data.failures import failure
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.objects import with_objects
-from tdmap.data.reader import row_bytes_of
 from tdmap.data.schema import Schema
+from tdmap.data.sizes import row_bytes_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory import hidden

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tdmap.data.combine import Concat, Zip
 from tdmap.data.kinds import Rows, is_data
-from tdmap.data.reader import InMemory, row_bytes_of
+from tdmap.data.reader import InMemory
+from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import terminals
 from tdmap.pipeline.caching import is_written

@@ -23,7 +23,8 @@ from torch import Tensor
 from tdmap.data.combine import Concat, Zip
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Ahead, Data, Picks, Rows
-from tdmap.data.reader import InMemory, cut, row_bytes_of, rows_of
+from tdmap.data.reader import InMemory, cut, rows_of
+from tdmap.data.sizes import row_bytes_of
 from tdmap.process_state import on_host
 from tdmap.stores.sources import SourceSpan, spans_of
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor

@@ -62,7 +62,7 @@ def profile_command(
 
 def sample_of(data: Data, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
-    from tdmap.data.reader import row_bytes_of
+    from tdmap.data.sizes import row_bytes_of
 
     length = int(data.batch_size[0])
     if rows is None:

@@ -20,8 +20,9 @@ from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, wi
 from tdmap.data.entries import with_types
 from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
-from tdmap.data.reader import narrow, row_bytes_of, select
+from tdmap.data.reader import narrow, select
 from tdmap.data.schema import Schema, join_objects, take_apart
+from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
 from tdmap.memory.rowfiles import SharedTensors

@@ -20,7 +20,8 @@ import torch
 from tdmap.data.failures import note_skipped
 from tdmap.data.kinds import Data, device_of, tensors_of
 from tdmap.data.objectlog import append
-from tdmap.data.reader import narrow, row_bytes_of, rows_of
+from tdmap.data.reader import narrow, rows_of
+from tdmap.data.sizes import row_bytes_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
