@@ -51,29 +51,33 @@ class Owner:
     A fork has a copy of every object: of pools whose workers it cannot hear, of folders that are being written, of
     iterators that stop their workers when they are collected.
 
+    Args:
+        what: how messages call the object.
+
     Example:
         >>> owner = Owner()
         >>> owner.is_here
         True
     """
 
-    __slots__ = ("pid",)
+    __slots__ = ("pid", "what")
 
     _current = staticmethod(os.getpid)  # of the class: while the interpreter ends, names of modules are None
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "this object") -> None:
         self.pid = os.getpid()
+        self.what = what
 
     @property
     def is_here(self) -> bool:
         """Whether this is that process, not a fork of it."""
         return self._current() == self.pid
 
-    def require(self, what: str) -> None:
-        """Raise RuntimeError in a fork; `what` names the object."""
+    def require(self) -> None:
+        """Raise RuntimeError in a fork."""
         if os.getpid() != self.pid:
             raise RuntimeError(
-                f"{what} belongs to process {self.pid}, and cannot be used in its fork, process "
+                f"{self.what} belongs to process {self.pid}, and cannot be used in its fork, process "
                 f"{os.getpid()}. Make a new one in this process."
             )
 
@@ -647,24 +651,16 @@ def comes_from_handler(error: BaseException, handlers: frozenset[CodeType]) -> b
 # -- the running operation -----------------------------------------------------------------------------
 
 
-class Running:
-    """An operation that a user has called and that has not returned yet.
+class Running(contextlib.ExitStack):
+    """An operation that a user has called and that has not returned yet; its callbacks are called when it has.
 
     Args:
         name: name of the function.
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
-        self._endings: list[Callable[[], Any]] = []
-
-    def at_end(self, fn: Callable[[], Any]) -> None:
-        """Call `fn` when the operation returns or raises."""
-        self._endings.append(fn)
-
-    def end(self) -> None:
-        for fn in self._endings:
-            fn()
 
 
 CURRENT: ContextVar[Running | None] = ContextVar("running", default=None)

@@ -276,7 +276,7 @@ class OperationProfile(Profiler):
         operation = running_operation()
         if operation is not None and not self._waits:
             self._waits = True
-            operation.at_end(self.finish)
+            operation.callback(self.finish)
 
     def on_job_ended(self, event: JobEnded) -> None:
         super().on_job_ended(event)

@@ -40,7 +40,7 @@ class ProgressBar(Callback):
         if self._bar is None:
             self._rows, self._jobs = event.num_rows, 1
             if operation is not None:
-                operation.at_end(self.close)
+                operation.callback(self.close)
             self._begin(name)
         else:
             self._bar.reset(self._rows)

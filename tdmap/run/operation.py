@@ -207,7 +207,7 @@ def _entry(
         finally:
             CURRENT.set(outer)
             if outer is None:
-                running.end()
+                running.close()
 
     positional = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
 

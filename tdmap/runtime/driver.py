@@ -112,7 +112,7 @@ class Driver:
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
         self._one_first = bool(job.policy.skip) and self._demands.first_alone
         self._lost: dict[int, Lost] = {}
-        self._owner = Owner()
+        self._owner = Owner(f"the job {job.name}")
 
     def _leave_out(self, log: CommitLog) -> list[tuple[int, int]]:
         """The chunks that an earlier run has done, or that other programs do; they are counted."""
@@ -160,7 +160,7 @@ class Driver:
             RuntimeError: this is a fork of the process that began the job.
             Exception: whatever the function raised, with a note.
         """
-        began, self._owner = time.monotonic(), Owner()
+        began = time.monotonic()
         if self.callbacks.callbacks:
             self._tell_of_start(began)
         error: BaseException | None = None
@@ -179,7 +179,7 @@ class Driver:
             error = caught
             if isinstance(caught, (OSError, LookupError, ValueError)):
                 # What a fork finds, or a job whose workers were ended from outside: closed pipes and no worker.
-                self._require_here()
+                self._owner.require()
                 self.workers.check()
             raise
         finally:
@@ -247,9 +247,9 @@ class Driver:
         if ordered is not None:
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
         while not scheduler.finished or self.job.plan.is_open:
-            self._require_here()  # a callback may have forked
+            self._owner.require()  # a callback may have forked
             events = self.workers.wait(tick)
-            self._require_here()  # and so may a signal handler
+            self._owner.require()  # and so may a signal handler
             for worker, message in events:
                 self._handle(worker, message)
             if self.log is not None:
@@ -272,12 +272,8 @@ class Driver:
     def _still_ours(self) -> None:
         """Raise RuntimeError when the consumer has forked, and this is the child; unless there are no workers."""
         if self.workers.forks and not self._owner.is_here:
-            self._owner = Owner()
-        self._require_here()
-
-    def _require_here(self) -> None:
-        if not self._owner.is_here:
-            self._owner.require(f"the job {self.job.name}")
+            self._owner = Owner(self._owner.what)
+        self._owner.require()
 
     def _watched(self, chunk: int, ordered: Taken) -> Iterator[tuple[int, Any]]:
         began = time.monotonic()
@@ -293,7 +289,12 @@ class Driver:
             self._announced = True
         if self._fill_some(self._idle):
             self._fill_some(self._hungry)
-        self._share_out()
+        now = time.monotonic()
+        for _ in range(min(len(self._idle), ASKED_AT_ONCE)):  # nothing is left: have others give some of theirs back
+            straggler = self.scheduler.straggler(now)
+            if straggler is None:
+                return
+            self.workers.revoke(straggler.worker)
 
     def _fill_some(self, workers: set[int]) -> bool:
         """Give to these workers until there is nothing to give; whether there is."""
@@ -312,15 +313,6 @@ class Driver:
             self._idle.add(worker)
         elif not self.scheduler.is_full(worker):
             self._hungry.add(worker)
-
-    def _share_out(self) -> None:
-        """Where nothing is left to be given, have those who hold much give some of it back."""
-        now = time.monotonic()
-        for _ in range(min(len(self._idle), ASKED_AT_ONCE)):
-            straggler = self.scheduler.straggler(now)
-            if straggler is None:
-                return
-            self.workers.revoke(straggler.worker)
 
     def _fill(self, worker: int) -> bool:
         """Give a worker all it may hold; False where nothing is left for workers of its kind.

@@ -252,7 +252,7 @@ class WorkerPool:
     def _require_usable(self) -> None:
         if self._closed:
             raise RuntimeError("this WorkerPool is closed")
-        self._owner.require("this WorkerPool")
+        self._owner.require()
 
     def release(self) -> None:
         """End the job that the pool was reserved for."""
