@@ -325,12 +325,6 @@ def _read_flag(flag: str) -> Any:
     return None
 
 
-def _float32_precision() -> str | None:
-    with contextlib.suppress(RuntimeError):
-        return torch.get_float32_matmul_precision()
-    return None
-
-
 class ProcessSettings(NamedTuple):
     """Settings of a whole process."""
 
@@ -352,11 +346,14 @@ class ProcessSettings(NamedTuple):
     @classmethod
     def here(cls) -> ProcessSettings:
         """The settings that this process has now."""
+        precision = None
+        with contextlib.suppress(RuntimeError):
+            precision = torch.get_float32_matmul_precision()
         return cls(
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            _float32_precision(),
+            precision,
             tuple(map(_read_flag, _FLAGS)),
             sys.getrecursionlimit(),
             tuple(warnings.filters),

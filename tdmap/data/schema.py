@@ -8,6 +8,7 @@ Results of different chunks belong into one dataset when their schemas are equal
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -70,7 +71,7 @@ class Schema:
     @property
     def row_bytes(self) -> list[int]:
         """Bytes of one row of each tensor."""
-        return [_numel(field.shape) * field.dtype.itemsize for field in self.tensors if field.dtype is not None]
+        return [math.prod(field.shape) * field.dtype.itemsize for field in self.tensors if field.dtype is not None]
 
     def build(
         self,
@@ -146,10 +147,6 @@ def key_name(path: KeyPath) -> str:
     if not path:
         return "the result"
     return repr(path[0] if len(path) == 1 else path)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
 
 
 class Parts(NamedTuple):

@@ -138,9 +138,16 @@ class KeyedData:
         found = expected_groups(groups, seen, rows)
         return found / rows, math.ceil(found)
 
-    def resampled(self) -> Words:
-        """The words of evenly spread rows."""
-        return _sample(self)
+    def resampled(self) -> KeyedData:
+        """The same with a sample of evenly spread rows."""
+        data, spec = self.data, self.reader.spec
+        length = int(data.shape[0])
+        if spec.fn is None:
+            data, runs = select(data, spec.names), SAMPLE_RUNS
+        else:
+            affordable = SAMPLE_BYTES // max(row_bytes_of(data, length), 1)
+            runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
+        return replace(self, sample=self._words(data[sample_rows(length, runs, SAMPLE_RUN)], 0))
 
     def _words(self, rows: Data, start: int) -> Words:
         """The words of a sample; the worker that meets a NaN reports it."""
@@ -172,8 +179,7 @@ def prepare(
         data, spec, labels = _number_strings(ctx, data, spec)
         first = _first_key(data, spec)
     reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
-    keyed = KeyedData(data, reader, [], labels, names)
-    return replace(keyed, sample=keyed.resampled())
+    return KeyedData(data, reader, [], labels, names).resampled()
 
 
 def _first_key(data: Data, spec: KeySpec) -> list[Any]:
@@ -184,18 +190,6 @@ def _first_key(data: Data, spec: KeySpec) -> list[Any]:
 def _own(rows: Data, spec: KeySpec) -> Data:
     """Rows that are read in the caller: a key function gets a copy, which it may write into."""
     return rows if spec.fn is None else rows.clone()
-
-
-def _sample(keyed: KeyedData) -> Words:
-    data, spec = keyed.data, keyed.reader.spec
-    length = int(data.shape[0])
-    if spec.fn is None:
-        data, runs = select(data, spec.names), SAMPLE_RUNS
-    else:
-        affordable = SAMPLE_BYTES // max(row_bytes_of(data, length), 1)
-        runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
-    rows = sample_rows(length, runs, SAMPLE_RUN)
-    return keyed._words(data[rows], 0)
 
 
 # -- strings -----------------------------------------------------------------------------------------

@@ -38,11 +38,6 @@ class Splits:
     table: NDArray[np.uint32] | None = None
 
     @classmethod
-    def single(cls) -> Splits:
-        """Everything in one partition."""
-        return cls(1, [])
-
-    @classmethod
     def of_sample(cls, words: Words, parts: int, alone: float = 1.0) -> Splits:
         """At most `parts` ranges that have about as many rows of the sample each.
 
@@ -60,7 +55,7 @@ class Splits:
             cuts = take(cuts, group_starts(cuts))
             return cls(len(cuts[0]) + 1, cuts)
         if parts <= 1 or rows < 2:
-            return cls.single()
+            return cls(1, [])
         at = np.unique(np.arange(1, parts) * rows // parts)
         cuts = take(words, at)
         cuts = take(cuts, group_starts(cuts))

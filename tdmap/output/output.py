@@ -200,12 +200,6 @@ class Output:
             for path, entry in objects.items():
                 check_ragged(path, form_of(_entry(self.given, path)), entry)
 
-    def known_by(self, identity: dict[str, Any]) -> None:
-        """What tells a call that can be resumed from others, before the output is claimed."""
-        if self.shards is not None:
-            self.shards.known_by(identity)
-            self.store = OutputFolder(self.shards.folder)
-
     @property
     def is_memory(self) -> bool:
         """Whether the rows go to new shared memory."""

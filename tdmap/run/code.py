@@ -34,7 +34,7 @@ _NAMES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FRO
 _NAMES |= {"LOAD_FROM_DICT_OR_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _SILENT = {"EXTENDED_ARG", "PUSH_NULL", "NOP", "CACHE", "RESUME", "PRECALL", "NOT_TAKEN"}
-_HAS_DOCSTRING = 0x4000000
+HAS_DOCSTRING = 0x4000000
 """A flag of code objects since Python 3.13."""
 
 
@@ -74,15 +74,10 @@ def constants_of(code: types.CodeType) -> tuple[Any, ...]:
     """The constants of a code object, with None for a docstring."""
     found = code.co_consts
     if sys.version_info >= (3, 13):
-        has = bool(code.co_flags & _HAS_DOCSTRING)
+        has = bool(code.co_flags & HAS_DOCSTRING)
     else:  # the first constant of a function is its docstring or None
         has = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name[0] != "<" and isinstance(found[0], str)
     return (None, *found[1:]) if has else found
-
-
-def flags_of(code: types.CodeType) -> int:
-    """The flags of a code object, whether it has a docstring or not."""
-    return code.co_flags & ~_HAS_DOCSTRING
 
 
 @functools.lru_cache(maxsize=1024)

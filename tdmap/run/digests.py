@@ -32,11 +32,11 @@ from torch import Tensor
 
 from tdmap.run.code import (
     EVERYTHING,
+    HAS_DOCSTRING,
     Import,
     ModuleSource,
     constants_of,
     find_module,
-    flags_of,
     is_outdated,
     package_of,
     references,
@@ -284,7 +284,8 @@ class Hasher:
 
     def _add_code(self, code: types.CodeType) -> None:
         """Add bytecode. Neither names of files nor numbers of lines: moving a function does not change what it does."""
-        self.tag("code", code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags_of(code))
+        flags = code.co_flags & ~HAS_DOCSTRING
+        self.tag("code", code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags)
         self._add_all("names", (*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars))
         self.tag("bytecode", code.co_code.hex())
         self._add_all("constants", constants_of(code))

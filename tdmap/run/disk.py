@@ -75,14 +75,11 @@ class Helper:
 
     def _send_names(self) -> bool:
         """One line, with the files that the process does not know yet."""
+        assert self._process is not None and self._process.stdin is not None
         names = [name for name in self.files if name not in self._told]
         self._told.update(names)
-        return self._send("\0".join(names).encode("utf-8", "surrogateescape") + b"\n")
-
-    def _send(self, data: bytes) -> bool:
-        assert self._process is not None and self._process.stdin is not None
         try:
-            self._process.stdin.write(data)
+            self._process.stdin.write("\0".join(names).encode("utf-8", "surrogateescape") + b"\n")
             return True
         except OSError:  # it has been killed: the next one takes its place
             self._process = None
@@ -109,14 +106,11 @@ class Helper:
         if self.files and self._start():
             if not self._told.issuperset(self.files):
                 self._send_names()
-            self._close_pipes()
-
-    def _close_pipes(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                assert self._process.stdin is not None and self._process.stdout is not None
-                close_end(self._process.stdin)
-                self._process.stdout.close()
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    assert self._process.stdin is not None and self._process.stdout is not None
+                    close_end(self._process.stdin)
+                    self._process.stdout.close()
 
     def join(self) -> None:
         """Wait until it has."""

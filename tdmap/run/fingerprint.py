@@ -104,7 +104,8 @@ def function_parts(fn: Any) -> dict[str, str]:
         given = {str(number): value for number, value in enumerate(fn.args)} | fn.keywords
         parts = {f"function {name}": value for name, value in function_parts(fn.func).items()}
         return parts | {f"argument {name}": digest_alone(value) for name, value in given.items()}
-    if _is_engines(fn):  # it holds a function of the user's
+    if type(fn).__module__.partition(".")[0] in OWN_PACKAGES and hasattr(fn, "__dict__"):
+        # The engine's, around a function of the user's.
         parts = {"class": type(fn).__qualname__}
         for name, value in sorted(vars(fn).items()):
             found = function_parts(value) if callable(value) and not isinstance(value, type) else {}
@@ -114,10 +115,6 @@ def function_parts(fn: Any) -> dict[str, str]:
     parts = {f"{OWN}{name}": digest for name, digest in code_parts(fn).items()}
     text = repr(sorted(part for part in parts.items() if not part[0].startswith(PACKAGE)))
     return {VERSION: f"#{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}", **parts}
-
-
-def _is_engines(fn: Any) -> bool:
-    return type(fn).__module__.partition(".")[0] in OWN_PACKAGES and hasattr(fn, "__dict__")
 
 
 def without_versioned(parts: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +149,9 @@ def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
             parts[name] = identity
             continue
         prefix = f"{name}, " if name else ""
-        parts |= {f"{prefix}{_key_name(key)}": _describe_leaf(leaf, contents) for key, leaf in _leaves(identity)}
+        for key, leaf in _leaves(identity):
+            name = repr(key[0] if isinstance(key, tuple) and len(key) == 1 else key)
+            parts[prefix + name] = _describe_leaf(leaf, contents)
     return parts
 
 
@@ -161,10 +160,6 @@ def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:
         yield "the tensor", data
     else:
         yield from data.items(True, True, is_leaf_nontensor)
-
-
-def _key_name(key: Any) -> str:
-    return repr(key) if not isinstance(key, tuple) or len(key) > 1 else repr(key[0])
 
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:

@@ -473,7 +473,8 @@ class Log:
             return execution.run(job, sink)
         job = replace(job, ledger=self.ledger)
         number, known = self._next_job(job)
-        job = self._planned(number, job)
+        if job.plan.is_open and _size_of(number) in self._history.decided:  # cut as an earlier session has decided
+            job = replace(job, plan=job.plan.settled(self.settle(number, job.plan)))
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
         with kind(self, number, known, job, sink) as log:
             all_known = isinstance(sink, Collect) and not job.policy.skip and log.has_all
@@ -493,12 +494,6 @@ class Log:
         jobs[number:] = [LoggedJob(known_by, chunks, job.plan.length)]
         self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
         return number, jobs[number]
-
-    def _planned(self, number: int, job: Job) -> Job:
-        """The job, cut as an earlier session has decided."""
-        if not job.plan.is_open or _size_of(number) not in self._history.decided:
-            return job
-        return replace(job, plan=job.plan.settled(self.settle(number, job.plan)))
 
     def settle(self, number: int, plan: ChunkPlan) -> int:
         """The size of the later chunks of a job, which its first result has settled, or that of an earlier session."""

@@ -261,7 +261,9 @@ def resumable_call(
     if output.store is None:
         raise ValueError("resume=True keeps its log in the output folder: pass the path of a folder as out=.")
     known = identity()
-    output.known_by(known)
+    if shards is not None:
+        shards.known_by(known)
+        output.store = OutputFolder(shards.folder)
     store = output.store
     with output.claimed(name, resume=True):
         whole = None if shards is None else shards.complete(known, name)

@@ -41,6 +41,7 @@ from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.format import REPLACED
 
 HISTORY = "history.jsonl"
+"""Runs over a dataset, in place, that were complete before the last one began."""
 
 OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
 ONCE_MORE = "call it without resume=True to change the rows once more"
@@ -122,7 +123,7 @@ class Found(NamedTuple):
 def history_of(folder: Path, identity: dict[str, Any], resume: Resume, ranks: bool = False) -> Found:
     """The log of a run, a new one where there is none. Arguments and errors as `open_run` and `begun`."""
     boot = None if resume == TRUST else disk.boot_number()
-    over = _history(folder)
+    over = {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
     is_over = bool(over) and _digest(identity) in over
     if identity["kind"] != IN_PLACE:
         return Found(History(folder / "journal") if is_over else begun(folder, identity, boot, ranks), is_over)
@@ -192,11 +193,6 @@ def _is_same(folder: Path, history: History, identity: dict[str, Any]) -> bool:
     return history.header is not None and _digest(check_identity(history.header, folder / "journal")) == _digest(
         identity
     )
-
-
-def _history(folder: Path) -> set[str]:
-    """Runs over this dataset that were complete before the last one began."""
-    return {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
 
 
 def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], over: bool) -> None:

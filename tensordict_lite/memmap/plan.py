@@ -155,7 +155,11 @@ class SavePlan:
 
     def add(self, node: Kernel, path: str = "", where: tuple[str, ...] = ()) -> str:
         """Plans a collection at a folder; returns the name of its class, for the metadata of the parent."""
-        return planner_for(type(node))(self, node, path, where)
+        for base in type(node).__mro__:
+            planner = _planners.get(base)
+            if planner is not None:
+                return planner(self, node, path, where)
+        raise TypeError(f"a {type(node).__name__} cannot be saved: no on-disk form is known for it")
 
     def folder(self, node: Kernel, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> FolderPlan:
         """Plans a folder and takes its path."""
@@ -276,15 +280,6 @@ _planners: dict[type, Planner] = {}
 def register_planner(cls: type, planner: Planner) -> None:
     """Says how a class of collections (and its subclasses) is laid out on disk."""
     _planners[cls] = planner
-
-
-def planner_for(cls: type) -> Planner:
-    """The planner of the nearest class in the method resolution order."""
-    for base in cls.__mro__:
-        planner = _planners.get(base)
-        if planner is not None:
-            return planner
-    raise TypeError(f"a {cls.__name__} cannot be saved: no on-disk form is known for it")
 
 
 def plan_dense(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> str:

@@ -391,22 +391,20 @@ def _files_of(leaf: Leaf) -> list[str]:
 def _write_leaf(root: str, leaf: Leaf) -> None:
     tensor = leaf.tensor
     if tensor.is_nested:
-        write_new(os.path.join(root, leaf.file), nested.buffer_of(tensor))
-        write_new(os.path.join(root, nested.shape_file(leaf.file)), nested.sizes(tensor))
+        write_new(f"{root}/{leaf.file}", nested.buffer_of(tensor))
+        write_new(f"{root}/{nested.shape_file(leaf.file)}", nested.sizes(tensor))
     elif tensor.numel():
         write_new(f"{root}/{leaf.file}", tensor)
 
 
 def _reserve_leaf(root: str, leaf: Leaf) -> None:
+    path, nbytes = f"{root}/{leaf.file}", leaf.nbytes
     if leaf.tensor.is_nested:
         shapes = nested.sizes(leaf.tensor)
-        _reserve(os.path.join(root, leaf.file), int(shapes.prod(-1).sum()) * leaf.tensor.element_size())
-        write_new(os.path.join(root, nested.shape_file(leaf.file)), shapes)
-    elif leaf.nbytes:
-        _reserve(os.path.join(root, leaf.file), leaf.nbytes)
-
-
-def _reserve(path: str, nbytes: int) -> None:
+        nbytes = int(shapes.prod(-1).sum()) * leaf.tensor.element_size()
+        write_new(f"{root}/{nested.shape_file(leaf.file)}", shapes)
+    elif not nbytes:
+        return
     with created(path) as fd:
         reserve(fd, nbytes, path)
 

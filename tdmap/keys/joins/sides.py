@@ -119,7 +119,7 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
             left, right = _renumbered(left, index, numbers[0]), _renumbered(right, index, numbers[1])
     left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
     # Ranges of keys are cut by the sample, which had the old numbers.
-    return left, right if all(label is None for label in right.labels) else replace(right, sample=right.resampled())
+    return left, right if all(label is None for label in right.labels) else right.resampled()
 
 
 def _renumbered(keyed: KeyedData, index: int, ranks: Tensor) -> KeyedData:
@@ -143,7 +143,7 @@ def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:
     codec = KeyCodec(tuple(replace(column, dtype=dtype) for column, dtype in zip(columns, dtypes)))
     spec = replace(keyed.reader.spec, casts=dtypes)
     wider = replace(keyed, reader=replace(keyed.reader, spec=spec, codec=codec))
-    return replace(wider, sample=wider.resampled())
+    return wider.resampled()
 
 
 class Names(NamedTuple):

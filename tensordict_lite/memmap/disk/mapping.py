@@ -139,16 +139,8 @@ def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
 
 
 _STORAGES_END = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
-
-
-def _lasting(storage: Any) -> UntypedStorage:
-    """The storage object that tensors over these bytes return, so that attributes set on it last as long as they do.
-
-    Up to torch 2.5, ``from_file`` returns another object, which ends with its last reference.
-    """
-    if not _STORAGES_END:
-        return storage
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).untyped_storage()
+"""Up to torch 2.5, ``from_file`` gives another object than tensors over its bytes, which ends with its last reference:
+attributes that are set on it are lost."""
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
@@ -156,15 +148,16 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
 
     The caller has checked that the file is large enough: torch would grow or create it.
     """
-    if writable:
-        return _lasting(UntypedStorage.from_file(path, True, nbytes))
     try:
-        storage = _lasting(UntypedStorage.from_file(path, False, nbytes))
+        storage: Any = UntypedStorage.from_file(path, writable, nbytes)
     except RuntimeError as err:
-        if f"({errno.ENOMEM})" not in str(err):
+        if writable or f"({errno.ENOMEM})" not in str(err):
             raise
         storage = _map_unreserved(path, nbytes)
-    storage.__dict__["_private_file"] = path  # torch drops the name of a private mapping
+    if _STORAGES_END:
+        storage = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).untyped_storage()
+    if not writable:
+        storage.__dict__["_private_file"] = path  # torch drops the name of a private mapping
     return storage
 
 
