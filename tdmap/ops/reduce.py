@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -15,23 +13,14 @@ from torch import Tensor
 from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.sizes import row_bytes_of
-from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
-from tdmap.job import Job
-from tdmap.memory.folderlock import FolderLock
-from tdmap.memory.hidden import HIDDEN
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import Associative, Several, merged
 from tdmap.run.context import Context
-from tdmap.run.identity import identify_call, parts_of_job
-from tdmap.run.log import STATES, read_states
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
-from tdmap.run.run import open_run
-from tdmap.run.values import modules_of
-from tensordict_lite.paths import absolute_path
 
 FOLD_BYTES = 8 << 20
 """Bytes of a default chunk that is folded as it is: the reducers cut it to the size of the cache themselves, and each
@@ -136,7 +125,7 @@ def map_reduce(
     """
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
-    return fold(ctx, data, reducer, mapper, dim, resume)
+    return fold(ctx, data, reducer, mapper, dim)
 
 
 @operation
@@ -160,7 +149,7 @@ def reduce(
         >>> float(stats["mean"]), int(stats["n"])
         (2.5, 6)
     """
-    return fold(ctx, data, reducer, None, dim, resume)
+    return fold(ctx, data, reducer, None, dim)
 
 
 def fold(
@@ -169,7 +158,6 @@ def fold(
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     mapper: Callable[[Any], Any] | None = None,
     dim: int = 0,
-    resume: str | os.PathLike[str] | None = None,
 ) -> Any:
     """`map_reduce` as a part of any operation. Arguments and errors are the same."""
     reducer = as_reducer(reducer)
@@ -185,35 +173,7 @@ def fold(
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
     if plan.length == 0:
         return reducer.finish(_state_of_no_rows(reducer, data) if mapper is None else reducer.init())
-    job = ctx.job(data, plan, fn)
-    if resume is not None:
-        return reducer.finish(_fold_logged(job, resume, reducer, ctx.execution))
-    return reducer.finish(ctx.run(job, Fold(reducer)))
-
-
-def _fold_logged(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
-    """Run a reduction that keeps its log in a folder, and return its merged state.
-
-    Raises:
-        ResumeMismatch: the folder holds another run; names the difference.
-        FileNotFoundError: the run was complete before, and the file of its answer is gone.
-    """
-    path, name, length = Path(absolute_path(folder)), f"map_reduce({job.name})", job.plan.length
-    identity = identify_call(name, job.source.data, length, parts_of_job(job))
-    again = "remove the folder to run it again"
-    with FolderLock(path, name), open_run(path / HIDDEN, identity, job, files=None, lists=False, again=again) as log:
-        if log is not None:
-            state = log.run(job, Fold(reducer), execution)
-            log.finish(length)
-            return state
-        states = read_states(path / HIDDEN, 0, modules_of(reducer))
-        if len(states) != 1:
-            raise FileNotFoundError(
-                errno.ENOENT,
-                "the result of this reduction is missing; remove the folder to run it again",
-                str(path / HIDDEN / f"{STATES}0"),
-            )
-        return states[0][2]
+    return reducer.finish(ctx.run(ctx.job(data, plan, fn), Fold(reducer)))
 
 
 def _state_of_no_rows(reducer: Reducer[Any], data: Data) -> Any:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -477,16 +478,20 @@ class Log:
             job = replace(job, plan=job.plan.settled(self.settle(number, job.plan)))
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
         with kind(self, number, known, job, sink) as log:
-            all_known = isinstance(sink, Collect) and not job.policy.skip and log.has_all
+            # Rows that were skipped are reported by the driver, or when the log of a call that is complete is opened.
+            all_known = isinstance(sink, (Collect, Fold)) and log.has_all and (self.is_complete or not job.policy.skip)
             if all_known:
                 sink.open(job.plan, None)  # type: ignore[arg-type]
                 return sink.result()
+            if self.is_complete:
+                gone = "the answer of this call was here, and is gone; remove the folder to run anew"
+                raise FileNotFoundError(errno.ENOENT, gone, str(self.folder / f"{STATES}{number}"))
             return execution.run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
 
     def _next_job(self, job: Job) -> tuple[int, LoggedJob]:
         number, known_by, jobs = self._begun, describe_job(job), self._history.jobs
         self._begun += 1
-        if number < len(jobs) and jobs[number].known_by == known_by:
+        if number < len(jobs) and (self.is_complete or jobs[number].known_by == known_by):
             return number, jobs[number]
         for suffix in ("", DISK):  # of another job in its place
             remove(self.folder / f"{STATES}{number}{suffix}")

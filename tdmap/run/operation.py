@@ -20,7 +20,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
@@ -31,6 +33,8 @@ from tdmap.errors import RemoteTraceback, TdmapError
 from tdmap.execution import Execution
 from tdmap.frames import without_engine
 from tdmap.job import Job, Policy, function_name
+from tdmap.memory.folderlock import FolderLock
+from tdmap.memory.hidden import HIDDEN
 from tdmap.output.output import Output
 from tdmap.output.outputfolder import OutputFolder, files_of
 from tdmap.plan import ChunkPlan
@@ -42,6 +46,7 @@ from tdmap.run.options import options_of, with_defaults, worker_options
 from tdmap.run.options import unknown_option as unknown_option  # tensordict_lite takes it from here
 from tdmap.run.run import OVERWRITE, open_run
 from tdmap.runtime.skipping import DROP, PAD
+from tensordict_lite.paths import absolute_path
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -120,13 +125,15 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         looked_at = data if hasattr(type(data), "identity_parts") else None
         if looked_at is not None:  # rows and how they are looked at
             data = looked_at.data
-        if has_output:
+        folder = given.get("resume")  # of an operation that returns no rows
+        if has_output or folder is not None:
             require_rows(data, fn.__name__)
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)
         called = fn.__qualname__ if theirs is None else f"{fn.__qualname__}({function_name(theirs)})"
         ctx = _context(called, data, given.get("out"), options, skip)
-        if not has_output:
-            return fn(*args[:at], ctx, *args[at:], **kwargs)
+        work = functools.partial(fn, *args[:at], ctx, *args[at:], **kwargs)
+        if not has_output and folder is None:
+            return work()
         if looked_at is not None and hasattr(type(looked_at), "check_output"):
             looked_at.check_output(ctx.output)  # it reads other rows, too
 
@@ -137,7 +144,9 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
 
         length = int(data.shape[0])
         skipper = ctx.job(data, ChunkPlan(length, max(length, 1)), fn) if ctx.function.skip else None
-        return resumable_call(ctx, identity, lambda: fn(*args[:at], ctx, *args[at:], **kwargs), skipper)
+        if folder is not None:
+            return resumable_answer(ctx, folder, identity, work, skipper)
+        return resumable_call(ctx, identity, work, skipper)
 
     functools.update_wrapper(call, fn)
     return _entry(call, fn.__name__, shown, fn)
@@ -283,6 +292,37 @@ def resumable_call(
         return result if shards is None else shards.write(result, known)
 
 
+def resumable_answer(
+    ctx: Context,
+    folder: str | os.PathLike[str],
+    identity: Callable[[], dict[str, Any]],
+    work: Callable[[], T],
+    job: Job | None = None,
+) -> T:
+    """Do what an operation does that returns no rows, from where an earlier session of the same call was.
+
+    The states of its reductions stay in the folder, so that a call that was complete gives its answer again.
+
+    Args:
+        ctx: the call. It has a log while `work` is called.
+        folder: of the log and the states.
+        identity, work, job: as `resumable_call`.
+
+    Raises:
+        ResumeMismatch: the folder holds another run; names what differs.
+        FileNotFoundError: the call was complete, and its states are gone.
+    """
+    path, known, again = Path(absolute_path(folder)), identity(), "remove the folder to run it again"
+    run = open_run(path / HIDDEN, known, job, files=None, lists=False, again=again, replays=True)
+    with FolderLock(path, ctx.name), run as log:
+        assert log is not None
+        ctx.output.log = log
+        answer = work()
+        if not log.is_complete:
+            log.finish(known["plan"]["rows"])
+        return answer
+
+
 def _is_gone(store: OutputFolder, identity: dict[str, Any]) -> bool:
     """Whether the call was complete before, and its dataset has been removed since."""
     if not store.has_journal or store.load() is not None:
@@ -305,7 +345,7 @@ def _parts(arguments: Mapping[str, Any], ctx: Context) -> dict[str, str]:
     """What the result of a call depends on, beside its data: its arguments, how rows are cut, the seed."""
     parts: dict[str, str] = {}
     for name, value in [*arguments.items()][1:]:
-        if name not in ("out", "options"):
+        if name not in ("out", "options", "resume"):
             parts |= _argument(name, value)
     first = next(iter(arguments.values()))
     if hasattr(type(first), "identity_parts"):

@@ -58,6 +58,7 @@ def open_run(
     files: Sequence[str] | None = (),
     lists: bool = True,
     again: str = OVERWRITE,
+    replays: bool = False,
 ) -> Iterator[Log | None]:
     """Begin a run in `folder`, or resume the one that is there. The caller holds the lock (see `folderlock`).
 
@@ -69,9 +70,10 @@ def open_run(
         files: files of the output, as far as they are known. None: nothing has to reach the disk.
         lists: as `Log`.
         again: how a run that is complete is begun anew, for the warning; empty: there is no warning.
+        replays: a run that is complete gives its log too: its jobs have their results there.
 
     Yields:
-        Its log; None where it was complete before, of which a warning tells.
+        Its log; None where it was complete before, unless `replays`. A warning tells of that.
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
@@ -85,9 +87,10 @@ def open_run(
             warn_user(f"{folder.parent}: {text}", AlreadyComplete)
         if again and job is not None and job.policy.skip and not found.is_over:
             SkipLog(job, Callback(), EarlierSkips(None, 0, history.bad_rows, folder if lists else None)).report()
-        yield None
-        return
-    if identity["kind"] == IN_PLACE:
+        if not replays:
+            yield None
+            return
+    elif identity["kind"] == IN_PLACE:
         assert job is not None
         with without_strays(folder / "workers.lock"):
             history = History(folder / "journal", boot)  # a worker may have outlived its driver until now

@@ -15,7 +15,7 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.plan import subtract_ranges
-from tdmap.reducers import Mean, Reducer
+from tdmap.reducers import Count, Mean, Reducer
 from tdmap.run import disk
 from tdmap.run.ledger import Ledger
 from tdmap.run.log import History
@@ -280,7 +280,35 @@ def test_a_reduction_goes_on_with_the_same_tree(data, tmp_path):
     assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
     with pytest.warns(AlreadyComplete):
         assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
-    with pytest.raises(ResumeMismatch, match=r"it was a call of map_reduce\(.*, and is one of map_reduce\(Mean\)"):
+    with pytest.raises(ResumeMismatch, match=r"it was a call of map_reduce\(.*, and is one of reduce"):
+        tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"mapper": increment}, r"it was a call of map_reduce\(double\), and is one of map_reduce\(increment\)"),
+        ({"mapper": None}, r"it was a call of map_reduce\(double\), and is one of map_reduce"),
+        ({"reducer": {"m": Mean("y"), "n": Count()}}, "map_reduce.*differs in: reducer 'n'"),
+        ({"dim": -1}, "the argument dim was 0, and is -1"),
+        ({"chunksize": 7}, "the option chunksize was 5, and is 7"),
+        ({"num_chunks": 3, "chunksize": None}, "the option num_chunks was absent, and is 3"),
+        ({"seed": 3}, "the seed"),
+    ],
+)
+def test_a_reduction_is_told_from_others_by_its_arguments(data, tmp_path, changed, said):
+    given = {"mapper": double, "reducer": {"m": Mean("y")}, "resume": tmp_path / "out", **OPTIONS}
+    wanted = tdmap.map_reduce(data, **given)
+    with pytest.raises(ResumeMismatch, match=said):
+        tdmap.map_reduce(data, **{**given, **changed})
+    with pytest.warns(AlreadyComplete):
+        assert torch.equal(tdmap.map_reduce(data, **given)["m"], wanted["m"])
+
+
+def test_an_answer_whose_states_were_removed_is_an_error_with_what_to_do(data, tmp_path):
+    tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
+    (tmp_path / "out" / ".tdmap" / "states-0").unlink()
+    with pytest.raises(FileNotFoundError, match="remove the folder to run anew"), pytest.warns(AlreadyComplete):
         tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
