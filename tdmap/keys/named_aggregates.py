@@ -21,7 +21,7 @@ from tdmap.keys.prepare import prepare
 from tdmap.memory.spill import Spill
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
 from tdmap.reducers.base import Key
-from tdmap.run.context import Context, require_rows
+from tdmap.run.context import Context
 
 Path: TypeAlias = "str | tuple[str, ...]"
 
@@ -164,7 +164,6 @@ class OrderedGroups:
             raise TypeError(
                 "groups by a function of a chunk have no order within: make its result an entry first, with tdmap.map."
             )
-        require_rows(data, "group_by")
         require_entry(data, value, "the entry whose order is asked for")
         found = narrow(data, 0, 0, 0).get(value)
         if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():

@@ -24,7 +24,7 @@ from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.run.context import Context, require_rows
+from tdmap.run.context import Context
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.ragged import is_ragged
 
@@ -169,7 +169,6 @@ def prepare(
     Raises:
         KeyError, TypeError, ValueError: there is no such key, or it cannot be one.
     """
-    require_rows(data, what)
     spec.require(data, what)
     check_mapped_files(tensors_of(data))  # a sample of them is read here
     names = spec.names
