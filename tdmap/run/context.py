@@ -1,6 +1,6 @@
 """What an operation is given: who runs its jobs, where its rows go, and what earlier sessions have done.
 
-`policy_for` makes a policy of its arguments.
+`policy_for` makes a policy of its options.
 """
 
 from __future__ import annotations
@@ -228,23 +228,22 @@ REMOTE_CHUNKS = 32
 """Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
 
 
-def policy_for(
-    seed: int | None,
-    generator: torch.Generator | None,
-    retries: int,
-    timeout: float | None,
-    on_error: OnError = "raise",
-    skip: str = PAD,
-) -> Policy:
-    """How failures and randomness are handled; `skip` says what results have for rows that raise.
+def policy_for(options: Mapping[str, Any], skip: str) -> Policy:
+    """How failures and randomness of a function of the caller are handled.
+
+    Args:
+        options: of the call.
+        skip: what results have for rows that raise.
 
     Raises:
         ValueError: an option is out of range.
     """
+    retries, timeout = options.get("retries", 2), options.get("timeout")
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
+    mode = mode_of(options.get("on_error", "raise"), MODES if skip == PAD else LEAVING_OUT)
     skip = "" if mode == "raise" else DROP if mode == "drop" else skip
-    return Policy(base_seed(seed, generator), retries, timeout, skip=skip)
+    seed = base_seed(options.get("seed"), options.get("generator"))
+    return Policy(seed, retries, timeout, skip=skip)

@@ -180,14 +180,7 @@ def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: 
         options.get("storage_options"),
         in_place=skip == PAD,
     )
-    function = policy_for(
-        options.get("seed"),
-        options.get("generator"),
-        options.get("retries", 2),
-        options.get("timeout"),
-        options.get("on_error", "raise"),
-        skip,
-    )
+    function = policy_for(options, skip)
     steps = Policy(retries=function.retries, timeout=function.timeout, undo=False)
     return Context(name, execution, output, options, steps, function)
 
