@@ -6,14 +6,41 @@ import types
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from tensordict_lite.hooks.table import HANDLED
+from tensordict_lite.api.convert import ConvertOps
+from tensordict_lite.api.distributed import DistributedOps
+from tensordict_lite.api.engine import EngineOps
+from tensordict_lite.api.modules import ModuleOps
+from tensordict_lite.api.storage import StorageOps
 from tensordict_lite.keys import KEY_SEPARATOR
-from tensordict_lite.ops import Families
+from tensordict_lite.ops.cast import CastOps
+from tensordict_lite.ops.keys import KeyOps
+from tensordict_lite.ops.reduce import ReductionOps
+from tensordict_lite.ops.rows import RowOps
+from tensordict_lite.ops.shape import ShapeOps
+from tensordict_lite.ops.update import UpdateOps
+from tensordict_lite.ops.values import ValueOps
 
 __all__ = ["KEY_SEPARATOR", "TensorCollection", "TensorDictBase", "is_tensor_collection"]
 
 
-class TensorCollection(Families):
+HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""The meaning of torch functions on collections; ``hooks/torch_function.py`` fills it."""
+
+
+class TensorCollection(
+    KeyOps,
+    UpdateOps,
+    ShapeOps,
+    RowOps,
+    ValueOps,
+    ReductionOps,
+    CastOps,
+    ConvertOps,
+    StorageOps,
+    ModuleOps,
+    DistributedOps,
+    EngineOps,
+):
     """Base class of everything that holds tensors under keys with a shared leading shape.
 
     ``isinstance(x, TensorCollection)`` is true for :class:`TensorDict`, lazy stacks, tensorclasses and non-tensor data;

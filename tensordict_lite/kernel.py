@@ -563,6 +563,10 @@ def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str
     return names if given else None
 
 
+def names_or_none(names: list[str | None]) -> list[str | None] | None:
+    return names if any(name is not None for name in names) else None
+
+
 def normalise_device(device: Any) -> torch.device:
     """``torch.device`` with an index where the type has several devices."""
     device = torch.device(device)

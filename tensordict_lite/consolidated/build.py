@@ -19,7 +19,7 @@ from tensordict_lite.memmap.disk.mapping import map_file
 from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.memmap.text import is_short
-from tensordict_lite.ops.values.operands import leaf_paths
+from tensordict_lite.ops.operands import leaf_paths
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import ragged_in
 

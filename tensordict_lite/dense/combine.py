@@ -1,8 +1,13 @@
-"""Several collections into one: stack, cat, pad_sequence."""
+"""How collections are stacked and joined: ``stack``, ``cat``, ``pad_sequence``.
+
+Each storage class combines its own kind in ``_stack_entries(items, dim)`` and ``_cat_entries(items, dim)``; among
+several kinds, the one with the highest ``_stack_priority`` is used. With an ``out`` of the same tree,
+:func:`joined_into` needs no intermediate result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +15,8 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.dense.joining import joined_into, stack_class
 from tensordict_lite.kernel import DeviceLike
+from tensordict_lite.ops.arrow_types import joined_types
 from tensordict_lite.settings import settings
 
 
@@ -199,3 +204,233 @@ def unpad_sequence(td: Any, *, mask: Tensor | None = None, mask_key: Any = "mask
     if isinstance(mask, TensorCollection):
         mask = mask._leaves()[0]
     return [row[m.reshape(m.shape[-1]) if m.ndim == 1 else m] for row, m in zip(rows, mask.unbind(0))]
+
+
+_torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
+
+
+def stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+    """Stack dense collections entry by entry; ``dim`` is non-negative."""
+    first = items[0]
+    size = first._batch_size
+    source = first._source
+    count = len(source)
+    sources = []
+    for item in items:
+        entries = item._source
+        if item._batch_size != size or len(entries) != count:
+            raise _not_congruent(items)
+        sources.append(entries)
+    out = {}
+    key = ""
+    column: list[Any] = []
+    try:
+        for key, value in source.items():
+            column = [entries[key] for entries in sources]
+            if type(value) is Tensor or isinstance(value, Tensor):
+                out[key] = _torch_stack(column, dim)
+            else:
+                out[key] = stack_class(column)._stack_entries(column, dim)
+    except KeyError:
+        raise _not_congruent(items) from None
+    except (RuntimeError, TypeError) as err:
+        raise _bad_column(column, key, err) from err
+    names = first._names
+    if names is not None:
+        same = all(item._names == names for item in items)
+        names = [*names[:dim], None, *names[dim:]] if same else None
+    rows = len(items)
+    return first._rebuild(out, _Size((*size[:dim], rows, *size[dim:]) if dim else (rows, *size)), names)
+
+
+def cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+    """Concatenate dense collections entry by entry; ``dim`` is non-negative."""
+    first = items[0]
+    size = first._batch_size
+    source = first._source
+    count = len(source)
+    length, rows, typed = 0, size[dim], False
+    sources = []
+    for item in items:
+        entries = item._source
+        length += rows if item._batch_size == size else _joined_rows(items, item, dim)
+        typed = typed or item._types is not None
+        if len(entries) != count:
+            raise _other_keys(items)
+        sources.append(entries)
+    out = {}
+    key = ""
+    column: list[Any] = []
+    try:
+        for key, value in source.items():
+            column = [entries[key] for entries in sources]
+            if type(value) is Tensor or isinstance(value, Tensor):
+                out[key] = _torch_cat(column, dim)
+            else:
+                out[key] = stack_class(column)._cat_entries(column, dim)
+    except KeyError:
+        if any(key not in entries for entries in sources):
+            raise _other_keys(items) from None
+        raise  # raised by a nested collection
+    except (RuntimeError, TypeError) as err:
+        if not isinstance(column[0], Tensor):
+            raise
+        raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
+    own = (*size[:dim], length, *size[dim + 1 :]) if dim else (length, *size[1:])
+    new = first._rebuild(out, _Size(own), first._names)
+    if typed:
+        new._types = joined_types(items)
+    return new
+
+
+def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:
+    """Length along ``dim`` of an item whose batch size differs from that of the first; they may differ there only."""
+    size, other = items[0]._batch_size, item._batch_size
+    if other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size):
+        at = next(at for at, one in enumerate(items) if one is item)
+        raise RuntimeError(
+            f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and "
+            f"{list(size)} at position 0"
+        )
+    return int(other[dim])
+
+
+def stack_class(items: Sequence[Any]) -> Any:
+    """The class that combines these items: a lazy or non-tensor class wins over a dense one."""
+    first = type(items[0])
+    mixed = False
+    for item in items:
+        kind = type(item)
+        if kind is not first:
+            if not isinstance(item, TensorCollection):
+                raise RuntimeError(f"cannot combine {_kind_name(items[0])} with {_kind_name(item)}")
+            mixed = True
+            if kind._stack_priority > first._stack_priority:
+                first = kind
+    if mixed:
+        first._check_kinds(items)
+    return first
+
+
+def joined_into(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out: Any) -> bool:
+    """Stack or join trees of tensors directly into the tensors of ``out``. Return whether it succeeded.
+
+    False, possibly after some entries, if ``out`` lacks an entry or has another shape, if there are objects or
+    gradients, or if items share memory with ``out``. The caller then makes the result first and copies it.
+
+    Args:
+        join: ``torch.stack`` or ``torch.cat``.
+        items: collections.
+        dim: dimension, not negative.
+        out: the destination.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    columns: list[list[Tensor]] = []
+    targets: list[Tensor] = []
+    levels: list[tuple[Sequence[Any], Any]] = [(items, out)]
+    try:
+        while levels:
+            items, out = levels.pop()
+            kind, size, source = type(out), items[0]._batch_size, items[0]._source
+            if kind._is_non_tensor or kind._is_unbatched or out._batch_size != _joined(join, size, dim, len(items)):
+                return False
+            for item in items:
+                if type(item) is not kind or item._batch_size != size or len(item._source) != len(source):
+                    return False
+            sources, entries = [item._source for item in items], out._source
+            for key, value in source.items():
+                target, column = entries[key], [one[key] for one in sources]
+                if not isinstance(value, Tensor):
+                    levels.append((column, target))
+                elif target.shape != _joined(join, value.shape, dim, len(items)):
+                    return False
+                else:
+                    columns.append(column)
+                    targets.append(target)
+        if not _share_memory(columns, targets):
+            for column, target in zip(columns, targets):
+                join(column, dim, out=target)
+            return True
+    except (KeyError, RuntimeError, TypeError, AttributeError):
+        pass
+    return False
+
+
+def _joined(join: Callable[..., Tensor], size: torch.Size, dim: int, count: int) -> tuple[int, ...]:
+    """The size of the result for tensors of the same size."""
+    out = list(size)
+    if join is _torch_stack:
+        out.insert(dim, count)
+    else:
+        out[dim] *= count
+    return tuple(out)
+
+
+def _share_memory(columns: list[list[Tensor]], targets: list[Tensor]) -> bool:
+    """Whether a tensor of the columns shares its storage with a target, which torch misses for strided views."""
+    storages = (target.untyped_storage() for target in targets)
+    # One reference is the tensor, one the object here: without others, no tensor shares the target's storage.
+    shared = {storage._cdata for storage in storages if torch._C._storage_Use_Count(storage._cdata) > 2}
+    return bool(shared) and any(one.untyped_storage()._cdata in shared for column in columns for one in column)
+
+
+def stacked(items: Sequence[Any], dim: int) -> Any:
+    """:func:`stack` for a dim that is known to be valid."""
+    return stack_class(items)._stack_entries(items, dim)
+
+
+def _not_congruent(items: Sequence[Any]) -> RuntimeError:
+    """The error for items that do not stack: the first batch size or set of keys that differs."""
+    first = items[0]
+    for at, item in enumerate(items):
+        if item._batch_size != first._batch_size:
+            return RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"td[{at}].batch_size={item._batch_size} and td[0].batch_size={first._batch_size}"
+            )
+        odd = sorted(set(first._key_list()) ^ set(item._key_list()))
+        if odd:
+            return RuntimeError(
+                f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} "
+                "only. Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+            )
+    return RuntimeError("the tensordicts to stack do not have the same keys at every level")
+
+
+def _other_keys(items: Sequence[Any]) -> KeyError:
+    """The error for items that cannot be joined: the first with other keys."""
+    keys = sorted(items[0]._source)
+    at = next(at for at, item in enumerate(items) if sorted(item._source) != keys)
+    return KeyError(
+        f"tensordict {at} has keys {sorted(items[at]._source)} but tensordict 0 has keys {keys}; all "
+        "tensordicts must have the same keys"
+    )
+
+
+def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
+    if not all(isinstance(value, Tensor) for value in column[:1]):
+        return err  # raised below, with the key path
+    mixed = _bad_kind(column, key)
+    if mixed is not None:
+        return mixed
+    for value in column:
+        if value.shape != column[0].shape:
+            return RuntimeError(
+                f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key "
+                f"{key}. LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
+            )
+    return RuntimeError(f"{err} (for key {key})")
+
+
+def _bad_kind(column: Sequence[Any], key: str) -> RuntimeError | None:
+    for value in column:
+        if not isinstance(value, Tensor):
+            return RuntimeError(f"cannot combine a tensor with {_kind_name(value)} (for key {key})")
+    return None
+
+
+def _kind_name(value: object) -> str:
+    if isinstance(value, TensorCollection):
+        return "an unbatched tensor" if value._is_unbatched else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"

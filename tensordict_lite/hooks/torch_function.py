@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection
+from tensordict_lite.base import HANDLED, TensorCollection
 from tensordict_lite.dense import combine
-from tensordict_lite.hooks.table import HANDLED, implements
 from tensordict_lite.kernel import Kernel, normalise_device
 
 # torch functions whose first argument is the collection, implemented by the method of the same name
@@ -26,6 +25,16 @@ METHODS = """
     quantile reciprocal repeat_interleave reshape roll rot90 round sigmoid sign sin sinh softmax split sqrt squeeze std
     sub sum swapaxes swapdims tan tanh tensor_split tile transpose trunc unbind unflatten unsqueeze var
 """.split()
+
+
+def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the meaning of torch functions on collections."""
+
+    def register(handler: Callable[..., Any]) -> Callable[..., Any]:
+        HANDLED.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
-from tensordict_lite.dense.joining import joined_into
+from tensordict_lite.dense.combine import joined_into
 from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.ragged import nested, padded
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection, TensorDictBase
-from tensordict_lite.dense.combine import cat
-from tensordict_lite.dense.joining import stacked
+from tensordict_lite.dense.combine import cat, stacked
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index

@@ -16,8 +16,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.keys import NestedKey, missing_key_error, require_path
 from tensordict_lite.lazy.ragged import nested
-from tensordict_lite.lazy.storage import through_dense
-from tensordict_lite.lazy.update import LazyUpdateOps
+from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
 
@@ -54,7 +53,7 @@ class LazyKeysView(NestedKeysView):
         return self._stack._skeleton()
 
 
-class LazyValueOps(LazyUpdateOps):
+class LazyValueOps(Stacked):
     """Overrides of the mapping and value families for stacks."""
 
     __slots__ = ()

@@ -14,50 +14,33 @@ from tensordict_lite.keys import require_path
 _WHOLE = (torch.int32, torch.int64)
 
 
-class ArrowTypeOps(Kernel):
-    """Mixin of :attr:`arrow_types`."""
+def types_of(node: Any) -> dict[Any, str]:
+    """The types of the entries of a tree, by key."""
+    found: dict[Any, str] = {}
+    _collect(node, (), found)
+    return found
 
-    __slots__ = ()
 
-    @property
-    def arrow_types(self) -> dict[Any, str]:
-        """The Arrow type of each int32 or int64 entry that holds dates, times or durations, by key.
+def set_types(root: Any, types: Mapping[Any, str]) -> None:
+    """Replace the types of all entries of a tree by those of some keys.
 
-        Readers of files set it; writers, formulas (``col``) and joins use it. Indexing, selecting, joining rows,
-        saving, loading, pickling and writing into an entry keep it. A renamed entry is a plain number. Assignable: a
-        dictionary by (nested) keys replaces all types.
-
-        Raises:
-            KeyError: there is no such entry.
-            TypeError: an entry is not a tensor of int32 or int64, or a type is not a string.
-
-        Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
-            >>> td = TensorDict({"day": torch.arange(3), "x": torch.zeros(3)}, [3])
-            >>> td.arrow_types = {"day": "timestamp[s]"}
-            >>> td[1:].exclude("x").arrow_types
-            {'day': 'timestamp[s]'}
-        """
-        found: dict[Any, str] = {}
-        _collect(self, (), found)
-        return found
-
-    @arrow_types.setter
-    def arrow_types(self, types: Mapping[Any, str]) -> None:
-        levels: dict[tuple[str, ...], dict[str, str]] = {}
-        for key, name in types.items():
-            path = require_path(key)
-            value = self.get(path, None)
-            if not isinstance(value, Tensor) and not isinstance(value, Kernel):
-                raise KeyError(f"there is no entry {key!r}: there are {', '.join(map(repr, self.keys()))}")
-            if not isinstance(value, Tensor) or value.dtype not in _WHOLE:
-                what = value.dtype if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise TypeError(f"dates and times are int32 or int64, and the entry {key!r} is {what}")
-            if not isinstance(name, str) or not name:
-                raise TypeError(f"a type is the name of an Arrow type, such as 'timestamp[us]': got {name!r}")
-            levels.setdefault(path[:-1], {})[path[-1]] = name
-        _assign(self, (), levels)
+    Raises:
+        KeyError: there is no such entry.
+        TypeError: an entry is not a tensor of int32 or int64, or a type is not a string.
+    """
+    levels: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, name in types.items():
+        path = require_path(key)
+        value = root.get(path, None)
+        if not isinstance(value, Tensor) and not isinstance(value, Kernel):
+            raise KeyError(f"there is no entry {key!r}: there are {', '.join(map(repr, root.keys()))}")
+        if not isinstance(value, Tensor) or value.dtype not in _WHOLE:
+            what = value.dtype if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise TypeError(f"dates and times are int32 or int64, and the entry {key!r} is {what}")
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a type is the name of an Arrow type, such as 'timestamp[us]': got {name!r}")
+        levels.setdefault(path[:-1], {})[path[-1]] = name
+    _assign(root, (), levels)
 
 
 def _collect(node: Any, above: tuple[str, ...], found: dict[Any, str]) -> None:

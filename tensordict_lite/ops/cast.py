@@ -1,9 +1,10 @@
-"""Device, dtype and copies of the leaves."""
+"""Device, dtype, memory and gradients of the leaves; copies."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,21 +12,28 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
-from tensordict_lite.kernel import Kernel, normalise_device
-from tensordict_lite.ops.memory import pinned
-from tensordict_lite.ops.values.operands import leaf_paths, tracked_rows
+from tensordict_lite.kernel import Kernel, Lock, normalise_device
+from tensordict_lite.ops.operands import is_object, leaf_paths, pair_leaves, tracked_rows
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 
+
 _parse_to: Callable[..., Any] = torch._C._nn._parse_to
 _foreach_clone = getattr(torch, "_foreach_clone", None)  # since torch 2.12
 
 
+class SharedLock(Lock):
+    """The lock of a collection that :meth:`CastOps.share_memory_` moved: unlocking drops the shared mark."""
+
+    __slots__ = ()
+
+
 class CastOps(Kernel):
-    """Copies, casts and moves. A cast keeps names and lock; a clone is unlocked."""
+    """Copies, casts, moves, memory and gradients. A cast keeps names and lock; a clone is unlocked."""
 
     __slots__ = ()
 
@@ -320,8 +328,6 @@ class CastOps(Kernel):
         ]
         return self._with_leaves(iter(leaves))
 
-    # -- memory ---------------------------------------------------------------------------------------------
-
     # -- figures --------------------------------------------------------------------------------------------
 
     @property
@@ -333,6 +339,318 @@ class CastOps(Kernel):
     def is_floating_point(self) -> bool:
         """Whether every tensor has a floating-point dtype."""
         return all(leaf.is_floating_point() for leaf in self._leaves())
+
+    def auto_device_(self) -> Self:
+        """Set the device to that of all leaves, ``None`` if they differ. Nothing is moved.
+
+        Returns:
+            self
+        """
+        devices = {leaf.device for leaf in self._leaves()}
+        self._set_device(devices.pop() if len(devices) == 1 else None)
+        return self
+
+    def clear_device_(self) -> Self:
+        """Set the device to ``None``, at every level. Nothing is moved.
+
+        Returns:
+            self
+        """
+        self._set_device(None)
+        return self
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def share_memory_(self) -> Self:
+        """Move the tensors to shared memory, lock the collection and return it.
+
+        Processes that receive it read and write the same memory. No effect on a CUDA device, whose tensors are always
+        shared.
+
+        Raises:
+            RuntimeError: the collection is memory-mapped, and thus already shared through its files.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
+            >>> td.is_shared(), td.is_locked, td["a"].is_shared()
+            (True, True, True)
+        """
+        if self.is_memmap():
+            raise RuntimeError(
+                "memory-mapped tensors cannot be moved to shared memory: their files are shared already. "
+                "Clone the collection first to share a copy."
+            )
+        if self._device is not None and self._device.type == "cuda":
+            return self
+        for leaf in self._leaves():
+            if leaf.device.type == "cpu":
+                leaf.share_memory_()
+        for column in ragged_columns(self):
+            column.share_memory_()
+        if self._lock is None:
+            self._propagate_lock(None)
+        mark_shared(self)
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether :meth:`share_memory_` was called since the last unlock; always on a CUDA device."""
+        if self._device is not None and self._device.type == "cuda":
+            return True
+        return type(self._lock) is SharedLock
+
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
+        """The same entries in page-locked memory, which is copied to an accelerator faster.
+
+        Args:
+            num_threads: number of threads that pin; ``None`` or 0 uses the calling thread.
+            inplace: replace the tensors in this collection and return it.
+
+        Raises:
+            RuntimeError: no accelerator is available.
+        """
+        leaves = pinned(self._leaves(), num_threads)
+        return self._swap_leaves(leaves) if inplace else self._with_leaves(iter(leaves))
+
+    def pin_memory_(self, num_threads: int = 0) -> Self:
+        """:meth:`pin_memory` in place."""
+        return self.pin_memory(num_threads, inplace=True)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Tell the allocator that ``stream`` uses every tensor, see :meth:`torch.Tensor.record_stream`."""
+        for leaf in self._leaves():
+            leaf.record_stream(stream)
+        return self
+
+    def data_ptr(self, *, storage: bool = False) -> TensorCollection:
+        """Addresses of the tensors: a TensorDict of zero-dimensional int64 tensors under the same keys.
+
+        Args:
+            storage: return the address of the storage, which a view shares with its base, not that of the first
+                element.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> bool((td[1:].data_ptr(storage=True) == td.data_ptr(storage=True)).all())
+            True
+        """
+        return _address_tree(self, storage)
+
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """Size of all tensors in bytes, including gradients, and offsets (and lengths) of jagged ones.
+
+        Args:
+            count_duplicates: count a tensor under two keys twice.
+        """
+        total = 0
+        for leaf in _distinct(self._leaves(), count_duplicates):
+            total += leaf.numel() * leaf.element_size()
+            if leaf.is_nested and leaf.layout is torch.jagged:
+                rows = (leaf.offsets(), leaf._lengths)  # type: ignore[attr-defined]
+                total += sum(part.numel() * part.element_size() for part in rows if part is not None)
+            grad = leaf.grad if leaf.is_leaf and leaf.requires_grad else None
+            if grad is not None:
+                total += grad.numel() * grad.element_size()
+        return total
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """Number of elements of all tensors.
+
+        Args:
+            count_duplicates: count a tensor under two keys twice.
+        """
+        return sum(leaf.numel() for leaf in _distinct(self._leaves(), count_duplicates))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device of the collection is the CPU (not whether its tensors are there)."""
+        return self._device is not None and self._device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device of the collection is a CUDA device."""
+        return self._device is not None and self._device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device of the collection is ``meta``."""
+        return self._device is not None and self._device.type == "meta"
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any tensor requires grad."""
+        return any(leaf.requires_grad for leaf in self._leaves())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set ``requires_grad`` of every tensor.
+
+        Raises:
+            RuntimeError: a tensor is neither floating point nor complex.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.zeros(3)}, [3]).requires_grad_()["a"].requires_grad
+            True
+        """
+        self._changed_under_lock()
+        for leaf in self._leaves():
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> Self | None:
+        """The gradients of the tensors that have one, by key; ``None`` if there are none."""
+        return self._attribute("grad")
+
+    @property
+    def data(self) -> Self:
+        """The same memory outside of the autograd graph, see :attr:`torch.Tensor.data`. Keeps the lock."""
+        return self._keep_lock(self._map_leaves(_data))
+
+    def detach(self) -> Self:
+        """The same memory outside of the autograd graph, see :meth:`torch.Tensor.detach`. Keeps the lock.
+
+        A locked TensorDict of plain or memory-mapped tensors that do not require grad returns the same object again,
+        until it or the result is unlocked or changed (``requires_grad_()``, another batch size, other names). A change
+        of a tensor of the result (``result["a"].requires_grad_()``) is visible in later results.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
+            >>> td.detach() is td.detach()
+            True
+            >>> td.detach().requires_grad_() is td.detach()
+            False
+        """
+        lock = self._lock
+        if lock is None:
+            return self._map_leaves(_detach)
+        try:
+            kept, its_lock = lock.detached  # type: ignore[attr-defined]
+            if kept._lock is its_lock:
+                return kept
+        except AttributeError:  # nothing was cached so far
+            pass
+        return self._detach_locked()
+
+    def _detach_locked(self) -> Self:
+        """A new detached tree under a lock, cached in the lock of this one if that is safe."""
+        new = self._map_leaves(_detach)
+        new._propagate_lock(None)
+        # Neither wrapped nor fake tensors.
+        if _interpreter() is None and _detaches_alike(self) and _detaches_alike(new):
+            if type(self._lock) is list:
+                self._lock = Lock(self._lock)
+            self._lock.detached = (new, new._lock)  # type: ignore[union-attr]
+        return new
+
+    def detach_(self) -> Self:
+        """Detach every tensor from the autograd graph, in place. Returns ``self``."""
+        for leaf in self._leaves():
+            if type(leaf) is Tensor or leaf.requires_grad:  # an unbatched tensor is a view, which torch rejects
+                leaf.detach_()
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> Self:
+        """Drop the gradient of every tensor.
+
+        Args:
+            set_to_none: ``False`` fills existing gradients with zeros instead.
+
+        Returns:
+            self
+        """
+        for leaf in self._leaves():
+            if set_to_none:
+                leaf.grad = None
+            elif leaf.grad is not None:
+                leaf.grad.zero_()
+        return self
+
+    def backward(
+        self,
+        gradient: TensorCollection | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: TensorCollection | Sequence[Tensor] | None = None,
+    ) -> None:
+        """One backward pass from all tensors that require grad.
+
+        Args:
+            gradient: a gradient for each of them, by key. By default each must have a single element, whose gradient is
+                1.
+            retain_graph: keep the graph for another pass; defaults to ``create_graph``.
+            create_graph: record the pass itself, for higher derivatives.
+            inputs: tensors (or a collection of them) that accumulate gradients; by default all of the graph.
+
+        Raises:
+            RuntimeError: no tensor requires grad, or one has several elements and there is no ``gradient``.
+            KeyError: ``gradient`` lacks an entry.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> x = torch.ones(2, requires_grad=True)
+            >>> TensorDict({"loss": x.sum(), "penalty": (x * x).sum()}).backward()
+            >>> x.grad
+            tensor([3., 3.])
+        """
+        active = [(path, leaf) for path, leaf in zip(leaf_paths(self), self._leaves()) if leaf.requires_grad]
+        if not active:
+            raise RuntimeError(
+                "backward() cannot be called on a tensordict that has no leaf tensor requiring gradients."
+            )
+        if gradient is not None:
+            if not hasattr(gradient, "_leaves"):
+                raise TypeError(
+                    "gradient must be a TensorDictBase instance with an entry for each tensor that requires grad, got "
+                    f"a {type(gradient).__name__}"
+                )
+            for path, _ in active:
+                if path not in gradient:
+                    name = path[0] if len(path) == 1 else path
+                    raise KeyError(f"Missing gradient entry for key {name!r} in the gradient passed to backward()")
+            keys = [path for path, _ in active]
+            gradients = pair_leaves(self.select(*keys), gradient.select(*keys))[1]
+        else:
+            for path, leaf in active:
+                if leaf.numel() != 1:
+                    name = path[0] if len(path) == 1 else path
+                    raise RuntimeError(
+                        "grad can be implicitly created only for scalar outputs: the leaf at key "
+                        f"{name!r} has shape {tuple(leaf.shape)}. Pass a gradient tensordict with the same "
+                        "keys to backward()."
+                    )
+            gradients = [torch.ones_like(leaf) for _, leaf in active]
+        if inputs is not None and hasattr(inputs, "_leaves"):
+            inputs = inputs._leaves()
+        torch.autograd.backward(
+            [leaf for _, leaf in active],
+            gradients,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+
+    def _keep_lock(self, new: Any) -> Any:
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return new
+
+    def _attribute(self, name: str) -> Any:
+        """An attribute of every tensor, without those where it is ``None``; ``None`` if none is left."""
+        found = _attribute_tree(self, name)
+        return None if found is None else self._keep_lock(found)
 
 
 # torch's shorthands need no argument parsing, which is half the time of a cast of a small tensor.
@@ -464,3 +782,94 @@ def _undo_cast(origin: Callable[[], Any], changed: Any) -> Any:
     back = changed._with_leaves(iter(leaves))
     back._set_device(device)
     return back
+
+
+def ragged_columns(node: Any) -> Iterator[Any]:
+    """The values and offsets of the ragged entries of a tree."""
+    for sub in () if node._is_non_tensor and not hasattr(node, "column") else node._nested():
+        yield from ragged_columns(sub)
+    column = getattr(node, "column", None) if node._is_non_tensor else None
+    if column is not None:
+        yield column
+
+
+def pinned(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
+    if num_threads and len(leaves) > 1:
+        with ThreadPoolExecutor(min(num_threads, len(leaves))) as threads:
+            return list(threads.map(Tensor.pin_memory, leaves))
+    return [leaf.pin_memory() for leaf in leaves]
+
+
+def mark_shared(node: Any) -> None:
+    """Mark a locked tree as being in shared memory."""
+    node._changed_under_lock()
+    node._lock = SharedLock(node._lock)
+    for sub in node._nested():
+        mark_shared(sub)
+
+
+def _distinct(leaves: list[Tensor], count_duplicates: bool) -> list[Tensor]:
+    return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _address_tree(node: Any, storage: bool) -> Any:
+    source = node._source
+    entries = source.items() if isinstance(source, dict) else ((str(i), sub) for i, sub in enumerate(node._nested()))
+    out = {}
+    for key, value in entries:
+        value = public(value)
+        if isinstance(value, Tensor):
+            address = value.untyped_storage().data_ptr() if storage else value.data_ptr()
+            out[key] = torch.tensor(address, dtype=torch.int64)
+        elif value._leaves():
+            out[key] = _address_tree(value, storage)
+    return registry.TensorDict._trusted(out, torch.Size(()), torch.device("cpu"))
+
+
+_detach = Tensor.detach
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+
+def _detaches_alike(node: Any) -> bool:
+    """Whether a locked tree can cache the result of ``detach()``: TensorDicts of tensors that are never replaced.
+
+    Objects and the members of lazy stacks are replaced under a lock, and ``module.to()`` changes the memory of a
+    parameter.
+    """
+    if type(node) is not registry.TensorDict:
+        return False
+    for value in node._source.values():
+        cls = type(value)
+        if isinstance(value, Kernel):
+            if not _detaches_alike(value):
+                return False
+        elif not ((cls is Tensor or cls is registry.MemoryMappedTensor) and not value.requires_grad):
+            return False
+    return True
+
+
+def _data(leaf: Tensor) -> Tensor:
+    return leaf.data
+
+
+def _attribute_tree(node: Any, name: str) -> Any:
+    source = node._source
+    if type(source) is not dict:
+        members = [_attribute_tree(member, name) for member in node._nested()]
+        if any(member is None for member in members):
+            return None
+        return type(node)(*members, stack_dim=node.stack_dim)
+    out = {}
+    for key, value in source.items():
+        if isinstance(value, Tensor):
+            item = getattr(value, name)
+        elif value._is_unbatched:
+            found = getattr(value._leaves()[0], name)
+            item = None if found is None else value._around(found)
+        elif value._key_list() or not is_object(value):
+            item = _attribute_tree(value, name)
+        else:
+            item = value.clone(False)
+        if item is not None:
+            out[key] = item
+    return node._rebuild(out, node._batch_size, node._names) if out else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import EntryKindError
-from tensordict_lite.ops.values.operands import pair_alike
+from tensordict_lite.ops.operands import pair_alike
 
 NUMBERS = (Tensor, int, float, complex)
 

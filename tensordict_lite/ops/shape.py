@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import Kernel, names_or_none
 from tensordict_lite.views import entry_of
 
 
@@ -283,7 +283,7 @@ class ShapeOps(Kernel):
         new = torch.Size((*size[:start], math.prod(middle), *size[end + 1 :]))
         names = None
         if self._names is not None:
-            names = _names_or_none([*self._names[:start], None, *self._names[end + 1 :]])
+            names = names_or_none([*self._names[:start], None, *self._names[end + 1 :]])
 
         def flat(value: Any) -> Any:  # one dimension: the tensor itself, which torch returns slowly
             return value if start == end and isinstance(value, Tensor) else value.flatten(start, end)
@@ -339,7 +339,7 @@ class ShapeOps(Kernel):
             new = torch.Size([n for n in size if n != 1])
             names = None
             if self._names is not None:
-                names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
+                names = names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
                 self._fitting(new, reshaped_entry),
                 new,
@@ -351,7 +351,7 @@ class ShapeOps(Kernel):
             return self._unchanged()
         names = None
         if self._names is not None:
-            names = _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+            names = names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
         return self._reshaped(
             lambda value: value.squeeze(dim),
             size[:dim] + size[dim + 1 :],
@@ -664,10 +664,63 @@ class ShapeOps(Kernel):
         self._assign_names(self._renamed(names, rename_map))
         return self._unchanged()
 
+    # -- from the entries ------------------------------------------------------------------------------------------
+
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+        """Set the batch size to the longest leading shape that all entries share, in nested collections first.
+
+        Args:
+            batch_dims: maximum number of dimensions, at every level.
+            keep_compliant_size: nested collections with ``batch_dims`` dimensions or more keep theirs.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4)}})
+            >>> td.auto_batch_size_().batch_size
+            torch.Size([3, 4])
+        """
+        common: torch.Size | None = None
+        followers = []
+        for _, value in self._entries():
+            if isinstance(value, Tensor):
+                shape = torch.Size((value.size(0),)) if value.is_nested else value.shape
+            elif type(value._source) is not dict:
+                shape = value.batch_size
+            elif value._follows_batch:
+                followers.append(value)
+                continue
+            elif value._is_non_tensor or value.is_empty():
+                followers.append(value)  # fits any batch size
+                shape = value.batch_size
+                if not shape:
+                    continue
+            else:
+                if not (keep_compliant_size and batch_dims is not None and value.batch_dims >= batch_dims):
+                    value.auto_batch_size_(batch_dims, keep_compliant_size)
+                shape = value.batch_size
+            common = shape if common is None else _common_prefix(common, shape)
+        if common is None:
+            return self
+        size = torch.Size(common if batch_dims is None else common[:batch_dims])
+        for value in followers:
+            value._change_batch_size(size)
+        if size != self._batch_size:
+            self._change_batch_size(size)
+        return self
+
 
 def _implicit_squeeze(out: Any) -> Any:
     raise RuntimeError("squeeze() cannot write back at the end of a `with` block: name the dimension, squeeze(dim)")
 
 
-def _names_or_none(names: list[str | None]) -> list[str | None] | None:
-    return names if any(name is not None for name in names) else None
+def _common_prefix(a: torch.Size, b: torch.Size) -> torch.Size:
+    n = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        n += 1
+    return a[:n]

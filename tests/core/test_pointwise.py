@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict
-from tensordict_lite.ops.values.generated import BINARY, DTYPES, PREDICATES, UNARY
-from tensordict_lite.ops.values.stubs import STUB, render
+from tensordict_lite.ops.generated import BINARY, DTYPES, PREDICATES, UNARY
+from tensordict_lite.ops.stubs import STUB, render
 
 
 @pytest.mark.parametrize("name", [*UNARY, *PREDICATES])
@@ -71,7 +71,7 @@ def test_gradients_flow_through_beside_an_integer_leaf() -> None:
 
 
 def test_stub_file_is_up_to_date() -> None:
-    assert STUB.read_text() == render(), "run `python -m tensordict_lite.ops.values.stubs`"
+    assert STUB.read_text() == render(), "run `python -m tensordict_lite.ops.stubs`"
 
 
 def test_generated_methods_are_documented_and_named() -> None:

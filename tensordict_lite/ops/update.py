@@ -14,9 +14,9 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.ops.generated import any_requires_grad
+from tensordict_lite.ops.operands import pair_alike
 from tensordict_lite.ops.put import put_alike, put_rows
-from tensordict_lite.ops.values.generated import any_requires_grad
-from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
 
 IsLeaf = Callable[[type], bool]

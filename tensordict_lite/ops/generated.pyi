@@ -1,4 +1,4 @@
-# Written by `python -m tensordict_lite.ops.values.stubs`: change the tables in generated.py instead.
+# Written by `python -m tensordict_lite.ops.stubs`: change the tables in generated.py instead.
 # fmt: off
 # ruff: noqa: E501
 

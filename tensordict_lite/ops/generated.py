@@ -1,6 +1,6 @@
 """Methods defined as rows of a table, with a signature, a docstring and a stub.
 
-``python -m tensordict_lite.ops.values.stubs`` writes ``generated.pyi`` next to this file.
+``python -m tensordict_lite.ops.stubs`` writes ``generated.pyi`` next to this file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.ops.values.objects import with_answers
-from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve, spelled_out
+from tensordict_lite.ops.comparison import with_answers
+from tensordict_lite.ops.operands import NUMBERS, fused, is_collection, pair_leaves, resolve, spelled_out
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection

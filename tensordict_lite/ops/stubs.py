@@ -1,6 +1,6 @@
 """Writes ``generated.pyi``, the stub for type checkers and editors of the generated methods.
 
-``python -m tensordict_lite.ops.values.stubs`` rewrites the file; ``--check`` only compares it.
+``python -m tensordict_lite.ops.stubs`` rewrites the file; ``--check`` only compares it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensordict_lite.ops.values.generated import BINARY, DTYPES, OPERATORS, PREDICATES, UNARY, GeneratedOps
+from tensordict_lite.ops.generated import BINARY, DTYPES, OPERATORS, PREDICATES, UNARY, GeneratedOps
 
 STUB = Path(__file__).with_name("generated.pyi")
 
-_HEADER = """# Written by `python -m tensordict_lite.ops.values.stubs`: change the tables in generated.py instead.
+_HEADER = """# Written by `python -m tensordict_lite.ops.stubs`: change the tables in generated.py instead.
 # fmt: off
 # ruff: noqa: E501
 

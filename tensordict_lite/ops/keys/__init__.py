@@ -1,1 +1,0 @@
-"""Operations on the keys: get, set, update, rename, nest, select."""

@@ -1,1 +1,0 @@
-"""Operations on the values: element by element, comparisons, reductions."""
