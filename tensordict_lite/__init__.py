@@ -15,6 +15,7 @@ if importlib.util.find_spec("fcntl") is None:
 
 from torch.serialization import add_safe_globals as _add_safe_globals
 
+from tensordict_lite import kernel as _kernel
 from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.building.arrow import from_arrow, to_arrow
 from tensordict_lite.building.batches import collate, merge_tensordicts
@@ -32,7 +33,6 @@ from tensordict_lite.consolidated import from_consolidated
 from tensordict_lite.consolidated import layout as _layout
 from tensordict_lite.consolidated import record as _record
 from tensordict_lite.consolidated.safetensor_files import from_safetensors, to_safetensors
-from tensordict_lite.dense import storage as _dense
 from tensordict_lite.dense.combine import cat, pad, pad_sequence, stack, unpad_sequence
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
@@ -40,7 +40,6 @@ from tensordict_lite.hooks import torch_function as _torch_function  # noqa: F40
 from tensordict_lite.hooks import vmapping as _vmapping
 from tensordict_lite.hooks.pytree import from_pytree
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
-from tensordict_lite.lazy import stack as _lazystack_class
 from tensordict_lite.lazy import typed as _lazy_typed  # noqa: F401  (registers its part)
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
@@ -114,8 +113,7 @@ _SAFE: list[Any] = [
     Ragged,
     RaggedPart,
     MetaData,
-    _dense._blank,
-    _lazystack_class._blank,
+    _kernel.blank,
     _metadata._restored,
     _layout.JaggedSpot,
     _record._placeholder,

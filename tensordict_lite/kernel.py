@@ -184,8 +184,6 @@ class Kernel:
         def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any: ...
         def _wrap(self, item: Any) -> Any: ...
         def _new_child(self) -> Any: ...
-        def _as_parent(self) -> Any: ...
-        def _as_value(self) -> Any: ...
         def _plain(self) -> Any: ...
         def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None: ...
         def _set_index(self, index: Any, value: Any) -> None: ...
@@ -471,6 +469,19 @@ class Kernel:
     def _locked_error(self) -> RuntimeError:
         return RuntimeError(LOCKED_MESSAGE.format(name=type(self).__name__))
 
+    # -- values and pickles ----------------------------------------------------------------------------
+
+    def _as_value(self) -> Any:
+        """The result of ``td[key]`` for this entry: itself, or the payload of a non-tensor wrapper."""
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if getattr(self, "_consolidated", None) is not None:
+            reduced = registry.reduce_tree(self)
+            if reduced is not None:
+                return reduced
+        return blank, (type(self),), self.__getstate__()  # type: ignore[misc]
+
     # -- context manager: undo the last operation -------------------------------------------------------
 
     def _unchanged(self) -> Self:
@@ -512,6 +523,11 @@ class Kernel:
             if target is not None:
                 changed = inverse(self)
                 target.update(changed, inplace=target._lock is not None)
+
+
+def blank(cls: Any) -> Any:
+    """An instance with unset slots, to be unpickled."""
+    return _new_object(cls)
 
 
 def as_size(value: Any) -> torch.Size:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.building import frames
 from tensordict_lite.building.builders import (
     build,
@@ -278,15 +279,13 @@ class ConvertOps(Kernel):
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack of the slices along a batch dimension, as views; ``self`` if it already is that stack."""
-        from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
         dims = len(self._batch_size)
         if not -dims <= dim < dims:
             raise IndexError(f"to_lazystack(dim={dim}): the batch size {list(self._batch_size)} has {dims} dimensions")
         dim %= dims
         if type(self._source) is not dict and self._stack_dim == dim:
             return self
-        return LazyStackedTensorDict.lazy_stack(list(self.unbind(dim)), dim)
+        return registry.stack_lazily(list(self.unbind(dim)), dim)
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The same tree with dense collections for its lazy stacks; entries of different shapes become nested tensors.
@@ -652,9 +651,7 @@ class ConvertOps(Kernel):
         if storage not in (None, "memmap", "shared"):
             raise ValueError(f"unknown storage {storage!r}: expected None, 'memmap', 'shared', 'h5' or 'zarr'")
         size = torch.Size(batch_size if batch_size is not None else ())
-        from tensordict_lite.dense.tensordict import TensorDict
-
-        new = TensorDict({}, batch_size=size, device=None if storage == "memmap" else device)
+        new = registry.TensorDict({}, batch_size=size, device=None if storage == "memmap" else device)
         for key, (shape, dtype) in schema.items():
             full = (*size, *shape)
             if storage == "memmap":  # a view of one element: the files are allocated without using memory
@@ -684,16 +681,14 @@ class ConvertOps(Kernel):
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """A lazy stack of the collections, see :class:`LazyStackedTensorDict`."""
-        from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
-        return LazyStackedTensorDict.lazy_stack(input, dim, out=out, **kwargs)
+        return registry.lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(
+        cls, input: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any
+    ) -> Any:
         """A dense stack where keys and shapes agree, a lazy one otherwise."""
-        from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
-        return LazyStackedTensorDict.maybe_dense_stack(input, dim, out=out, **kwargs)
+        return registry.maybe_dense_stack(input, dim, out, strict, **kwargs)
 
     # -- new_* ---------------------------------------------------------------------------------------------
 

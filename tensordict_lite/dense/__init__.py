@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tensordict_lite.dense.storage import DenseCollection, _blank
+from tensordict_lite.dense.storage import DenseCollection
 
-__all__ = ["DenseCollection", "_blank"]
+__all__ = ["DenseCollection"]

@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.combine import cat_entries, stack_entries
 from tensordict_lite.dense.fitting import Fitting
@@ -19,7 +18,6 @@ from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThrough
 from tensordict_lite.indexing import (
     assigned_rows,
     index_batch_size,
-    index_names,
     is_whole,
     normalise_index,
     rows_mismatch,
@@ -31,8 +29,6 @@ from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, put_rows, write
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
-
-_new_object = object.__new__
 
 
 class DenseCollection(Fitting):
@@ -163,28 +159,6 @@ class DenseCollection(Fitting):
             return self._get_path_slowly(path)
         return node
 
-    def _get_path_slowly(self, path: tuple[str, ...]) -> Any:
-        """Lazy stacks on the path, or an error that names the failing step."""
-        node: Any = self
-        for depth, key in enumerate(path):
-            if not isinstance(node, TensorCollection) or node._is_unbatched:
-                rest = path[depth:]
-                raise KeyThroughLeafError(
-                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
-                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
-                )
-            try:
-                node = node._get_str(key)
-            except KeyError as err:
-                if err.args and err.args[0] == key:
-                    raise missing_key_error(key, node._key_list(), type(node).__name__) from None
-                raise
-            except RuntimeError:  # a failed stack on the path says nothing about the entry
-                if hasattr(node, "_stack_dim") and not has_entry(node, path[depth:]):
-                    node._raise_missing(path[depth:])
-                raise
-        return node
-
     def get(
         self,
         key: Any,
@@ -264,9 +238,6 @@ class DenseCollection(Fitting):
 
     # -- indexing ----------------------------------------------------------------------------------------
 
-    def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None:
-        return None if self._names is None else index_names(self._names, index, result_dims)
-
     def _index(self, index: Any) -> Self:
         """Entries under a normalised index (see ``indexing.normalise_index``)."""
         if isinstance(index, Tensor):
@@ -327,13 +298,6 @@ class DenseCollection(Fitting):
             index_batch_size(self._batch_size, rows)  # no entry has checked the range
         return self._rebuild(out, size, self._names)
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = MISSING) -> Any:
-        """``td.get(key)[index]``; the default if :meth:`get` returns it, unindexed."""
-        value = self.get(key) if default is MISSING else self.get(key, default)
-        if type(index) is list and isinstance(value, Tensor):  # torch takes some for tuples
-            index = normalise_index(index, value.ndim)
-        return value if value is default or value is None else value[index]
-
     # -- writing -------------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: object) -> None:
@@ -378,7 +342,7 @@ class DenseCollection(Fitting):
         if type(key) is not str:
             path = require_path(key)
             if len(path) > 1:
-                self._parent_for(path)._as_parent().set(path[-1], item, inplace, non_blocking=non_blocking)
+                self._parent_for(path).set(path[-1], item, inplace, non_blocking=non_blocking)
                 return self
             key = path[0]
         if inplace and key in self._source:
@@ -422,9 +386,6 @@ class DenseCollection(Fitting):
                 )
             node = child
         return node
-
-    def _as_parent(self) -> TensorCollection:
-        return self
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, locked or not.
@@ -499,11 +460,6 @@ class DenseCollection(Fitting):
             if not is_object:
                 raise EntryKindError(key, entry, item)
 
-    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        """In-place write of a whole nested collection."""
-        self.update_(item)
-        return self
-
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """``td.get(key)[index] = value`` in place; arrays and lists of numbers are cast to the dtype of the entry.
 
@@ -536,9 +492,6 @@ class DenseCollection(Fitting):
             self._parent_of(path)._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
         return self
 
-    def __delitem__(self, key: Any) -> None:
-        self.del_(key)
-
     def del_(self, key: NestedKey) -> Self:
         """Remove an entry.
 
@@ -557,10 +510,6 @@ class DenseCollection(Fitting):
             parent._del_str(path[-1])
         except KeyError:
             raise missing_key_error(path[-1], parent._key_list(), type(self).__name__) from None
-        return self
-
-    def _as_value(self) -> Any:
-        """The result of ``td[key]`` for this entry: itself, or the payload of a non-tensor wrapper."""
         return self
 
     # -- writing rows ------------------------------------------------------------------------------------------
@@ -667,13 +616,6 @@ class DenseCollection(Fitting):
         state = {key: value for key, value in state.items() if value}
         return {"source": self._source, "batch_size": tuple(self._batch_size), **state}
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if getattr(self, "_consolidated", None) is not None:
-            reduced = registry.reduce_tree(self)
-            if reduced is not None:
-                return reduced
-        return _blank, (type(self),), self.__getstate__()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._source = state["source"]
         self._batch_size = torch.Size(state["batch_size"])
@@ -690,7 +632,3 @@ class DenseCollection(Fitting):
         path = state.get("memmap")
         if path is not None and not any(type(value) is Tensor for value in self._source.values()):
             self._memmap_path = path  # a deep copy has ordinary tensors and is not mapped
-
-
-def _blank(cls: type[DenseCollection]) -> DenseCollection:
-    return _new_object(cls)

@@ -16,13 +16,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import names_or_none
 from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
-
-
-def _names_or_none(names: list[str | None]) -> list[str | None] | None:
-    return None if all(name is None for name in names) else names
 
 
 def _sequence(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -117,7 +114,7 @@ class LazyShapeOps(Stacked):
             return self._unchanged()
         if dim == self._stack_dim:
             return self._source[0]
-        names = None if self._names is None else _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+        names = None if self._names is None else names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
         members = [member.squeeze(self._inner(dim)) for member in self._source]
         out = self._restacked(members, self._inner_position(dim), names)
         return self._undoable(out, lambda result: result.unsqueeze(dim))
@@ -259,7 +256,7 @@ class LazyShapeOps(Stacked):
         dim = self._positive(dim)
         if dim == self._stack_dim:
             return tuple(self._source)
-        names = None if self._names is None else _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+        names = None if self._names is None else names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
         if self._batch_size[dim] == -1:
             raise RuntimeError(f"the members have different lengths along dim {dim}: they cannot be unbound there")
         columns = [member.unbind(self._inner(dim)) for member in self._source]

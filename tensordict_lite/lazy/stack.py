@@ -19,7 +19,6 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.combine import cat, stacked
-from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.kernel import DeviceLike, as_size
@@ -38,8 +37,6 @@ from tensordict_lite.lazy.values import LazyValueOps
 from tensordict_lite.lazy.write import LazyWriteOps
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
-
-_new_object = object.__new__
 
 
 class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDictBase):
@@ -97,20 +94,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         self._lock = None
         if names is not None:
             self.names = names
-
-    # -- constructors -------------------------------------------------------------------------------------
-
-    @classmethod
-    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-        """See :func:`tensordict_lite.lazy_stack`."""
-        return registry.lazy_stack(input, dim, out=out, **kwargs)
-
-    @classmethod
-    def maybe_dense_stack(
-        cls, input: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any
-    ) -> Any:
-        """A dense stack where keys and shapes agree, a lazy one otherwise."""
-        return registry.maybe_dense_stack(input, dim, out, strict, **kwargs)
 
     # -- members ------------------------------------------------------------------------------------------
 
@@ -376,10 +359,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             return TensorCollection.__contains__(self, key)
         return bool(self._source) and all(key in member for member in self._source)
 
-    _get_path_slowly: Callable[..., Any] = DenseCollection._get_path_slowly
-    _get_path = _get_path_slowly
-    _index_names = DenseCollection._index_names
-    get_at = DenseCollection.get_at
+    _get_path = TensorCollection._get_path_slowly
 
     # -- batch size, names, lock --------------------------------------------------------------------------
 
@@ -433,14 +413,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     # -- pickling -----------------------------------------------------------------------------------------
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if getattr(self, "_consolidated", None) is not None:
-            reduced = registry.reduce_tree(self)
-            if reduced is not None:
-                return reduced
-        return _blank, (type(self),), self._pickled_state()
-
-    def _pickled_state(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {
             "members": self._source,
             "stack_dim": self._stack_dim,
@@ -487,10 +460,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             return model._restacked([member for item in items for member in item.unbind(at)], at, model._names, False)
         model, columns = member_columns(items)
         return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names, locked=False)
-
-
-def _blank(cls: type[Any]) -> Any:
-    return _new_object(cls)
 
 
 def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:

@@ -145,15 +145,8 @@ class Stacked(Fitting):
 
     def _with_members(self, members: list[Any]) -> Any:
         """The same stack around other members of the same batch sizes."""
-        new = _new_object(self._class_for(members))
-        new._source = members
-        new._stack_dim = self._stack_dim
-        new._batch_size = self._batch_size
-        new._device = self._device
-        new._names = self._names
-        new._types = None
-        new._lock = None
-        return new
+        cls, size = self._class_for(members), self._batch_size
+        return cls._of(members, self._stack_dim, size, self._device, self._names, size)
 
     def _restacked(
         self, members: list[Any], dim: int, names: list[str | None] | None = None, locked: bool = True

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.kernel import blank
 from tensordict_lite.keys import NestedKey, require_path
-from tensordict_lite.lazy.stack import LazyStackedTensorDict, _blank
+from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.build import TensorClassMeta
@@ -110,7 +111,7 @@ class TypedLazyStack(LazyStackedTensorDict):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        if reduced[0] is not _blank:
+        if reduced[0] is not blank:
             return reduced  # that of a consolidated stack
         return _blank_lazy, (self._member_class,), reduced[2]
 

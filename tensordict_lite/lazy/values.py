@@ -193,24 +193,16 @@ class LazyValueOps(Stacked):
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Self:
         """A stack of the members with joined names, see :meth:`TensorDict.flatten_keys`."""
-        if inplace:
-            self._each_in_place("flatten_keys", separator, True, is_leaf)
-            out: Any = self
-        else:
-            out = self._each("flatten_keys", separator, False, is_leaf)
-        return self._undoable_as(out, lambda td: td.unflatten_keys(separator))
+        each = self._each_in_place if inplace else self._each
+        out = each("flatten_keys", separator, inplace, is_leaf)
+        out._last_op = (weakref.ref(self), lambda td: td.unflatten_keys(separator))
+        return out
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """A stack of the members with joined names as nested collections."""
-        if inplace:
-            self._each_in_place("unflatten_keys", separator, True)
-            out: Any = self
-        else:
-            out = self._each("unflatten_keys", separator, False)
-        return self._undoable_as(out, lambda td: td.flatten_keys(separator))
-
-    def _undoable_as(self, out: Any, inverse: Callable[[Any], Any]) -> Any:
-        out._last_op = (weakref.ref(self), inverse)
+        each = self._each_in_place if inplace else self._each
+        out = each("unflatten_keys", separator, inplace)
+        out._last_op = (weakref.ref(self), lambda td: td.flatten_keys(separator))
         return out
 
     def _blank(self, size: torch.Size, repeat: bool) -> Any:
@@ -248,20 +240,6 @@ class LazyValueOps(Stacked):
         """A stack of the members without their non-tensor entries."""
         return self._each("filter_non_tensor_data")
 
-    def clear(self) -> Self:
-        """Remove the entries that all members have."""
-        if self._lock is not None:
-            raise self._locked_error()
-        for key in self._key_list():
-            self._del_str(key)
-        return self
-
-    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
-        """The entry at ``key``; if a member lacks it, write ``default`` first."""
-        if require_path(key) not in self:
-            self.set(key, default, inplace=inplace)
-        return self.get(key)
-
     def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
         """Remove an entry from every member and returns it, stacked.
 
@@ -282,18 +260,6 @@ class LazyValueOps(Stacked):
     def create_nested(self, key: NestedKey) -> Self:
         """Put an empty collection at ``key`` of every member."""
         return self._each_in_place("create_nested", key)
-
-    def fill_(self, key: NestedKey, value: float | bool) -> Self:
-        """Fill an entry that every member has, in place.
-
-        Raises:
-            KeyError: a member has no such entry.
-        """
-        if require_path(key) not in self:
-            self._raise_missing(require_path(key))
-        for member in self._source:
-            member.fill_(key, value)
-        return self
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
@@ -457,13 +423,6 @@ class LazyValueOps(Stacked):
                 "td.densify(layout=torch.jagged).to_padded_tensor(mask_key=...)"
             )
         return self._each("to_padded_tensor", padding)
-
-    def to_lazystack(self, dim: int = 0) -> Any:
-        """A lazy stack of the rows along ``dim``; ``self`` if that is the stack dimension."""
-        dim = self._positive(dim)
-        if dim == self._stack_dim:
-            return self
-        return registry.stack_lazily(list(self.unbind(dim)), dim)
 
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:

@@ -388,17 +388,10 @@ class LazyWriteOps(Stacked):
                 member.del_(path)
         return self
 
-    def __delitem__(self, key: Any) -> None:
-        self.del_(key)
-
     def _parent_for(self, path: tuple[str, ...], *args: Any) -> Any:
         for member in self._source:
             member._parent_for(path, *args)
         return self._get_path_slowly(path[:-1])
-
-    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item)
-        return self
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         if getattr(item, "_is_non_tensor", False) is not self._is_non_tensor and isinstance(item, TensorCollection):
@@ -417,12 +410,6 @@ class LazyWriteOps(Stacked):
         members = [member._empty_rows(lead, index_dims, device) for member in self._source]
         new = type(self)._of(members, len(lead) + at, torch.Size((*lead, *rest)), device)
         return new
-
-    def _as_parent(self) -> TensorCollection:
-        return self
-
-    def _as_value(self) -> Any:
-        return self
 
     # Assigned here, since a tensorclass that overrides some precedes `Fitting` among the bases of its stacks.
     _misfit = Fitting._misfit

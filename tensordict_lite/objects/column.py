@@ -293,10 +293,10 @@ class ObjectRows(LazyStackedTensorDict):
 
     # -- pickling -------------------------------------------------------------------------------------------
 
-    def _pickled_state(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         column = self._plain_column()
         if column is None or not all(map(self._holds_no_more, column.made(self._rows))):
-            return super()._pickled_state()
+            return super().__getstate__()
         return {
             "objects": column.pickled(self._rows),
             "stack_dim": self._stack_dim,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.errors import KeyThroughLeafError
+from tensordict_lite.indexing import normalise_index
 from tensordict_lite.kernel import DeviceLike, Kernel
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path, unravel_key
 from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
@@ -267,6 +268,38 @@ class KeyOps(Kernel):
         if value is None:
             self._raise_missing(path)
         return public(value).shape
+
+    def _get_path_slowly(self, path: tuple[str, ...]) -> Any:
+        """Lazy stacks on the path, or an error that names the failing step."""
+        node: Any = self
+        for depth, key in enumerate(path):
+            if not isinstance(node, Kernel) or node._is_unbatched:
+                rest = path[depth:]
+                raise KeyThroughLeafError(
+                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
+                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
+                )
+            try:
+                node = node._get_str(key)
+            except KeyError as err:
+                if err.args and err.args[0] == key:
+                    raise missing_key_error(key, node._key_list(), type(node).__name__) from None
+                raise
+            except RuntimeError:  # a failed stack on the path says nothing about the entry
+                if hasattr(node, "_stack_dim") and not has_entry(node, path[depth:]):
+                    node._raise_missing(path[depth:])
+                raise
+        return node
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = MISSING) -> Any:
+        """``td.get(key)[index]``; the default if :meth:`get` returns it, unindexed."""
+        value = self.get(key) if default is MISSING else self.get(key, default)
+        if type(index) is list and isinstance(value, Tensor):  # torch takes some for tuples
+            index = normalise_index(index, value.ndim)
+        return value if value is default or value is None else value[index]
+
+    def __delitem__(self, key: Any) -> None:
+        self.del_(key)
 
     # -- non-tensor entries -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite.indexing import index_names
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.strided import indexed
@@ -241,6 +242,9 @@ class RowOps(Kernel):
             tensor([0, 2])
         """
         return self._inplace_or(inplace, self[mask])
+
+    def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None:
+        return None if self._names is None else index_names(self._names, index, result_dims)
 
     # -- filling ----------------------------------------------------------------------------------------------------
 

@@ -414,6 +414,11 @@ class UpdateOps(Kernel):
                 raise EntryKindError(".".join(path), entry, value)
         return self
 
+    def _overwrite(self, item: Any, parent: Any) -> Any:
+        """In-place write of a whole nested collection."""
+        self.update_(item)
+        return self
+
     def _with(self, key: str, value: Any) -> Self:
         self._set_str(key, value)
         return self

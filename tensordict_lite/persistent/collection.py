@@ -388,8 +388,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             return value if isinstance(value, Tensor) else value._as_value()
         return self._index(normalise_index(index, len(self._batch_size)))
 
-    def _get_path(self, path: tuple[str, ...]) -> Any:
-        return self._get_path_slowly(path)
+    _get_path = TensorCollection._get_path_slowly
 
     def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
         """The entry at a nested key; see :meth:`TensorDict.get`."""
