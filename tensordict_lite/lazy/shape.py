@@ -65,7 +65,6 @@ class LazyShapeOps(Stacked):
     # -- order of dimensions --------------------------------------------------------------------------------
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
-        """Batch dimensions in another order; trailing ones that are left out stay."""
         ndim = len(self._batch_size)
         order = permutation(args, kwargs, ndim)
         if order == list(range(ndim)):
@@ -82,7 +81,6 @@ class LazyShapeOps(Stacked):
         return self._undoable(self._restacked(members, at, names), lambda out: out.permute(*back))
 
     def transpose(self, dim0: int, dim1: int) -> Self:
-        """Two batch dimensions swapped."""
         ndim = len(self._batch_size)
         a, b = swapped_dims(dim0, dim1, ndim)
         order = list(range(ndim))
@@ -92,7 +90,6 @@ class LazyShapeOps(Stacked):
     # -- dimensions of size 1 -------------------------------------------------------------------------------
 
     def unsqueeze(self, dim: int) -> Self:
-        """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
         at = new_dim(dim, self._batch_size)
         stack_dim = self._stack_dim
         names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
@@ -101,7 +98,6 @@ class LazyShapeOps(Stacked):
         return self._undoable(out, lambda result: result.squeeze(at))
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
         size = self._batch_size
         if dim is None:
             out: Any = self
@@ -191,12 +187,10 @@ class LazyShapeOps(Stacked):
             )
 
     def reshape(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Same elements under another batch size; members stay apart where the stack dimension does."""
         self._refuse_inplace("reshape", inplace)
         return super().reshape(*args, **kwargs)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
-        """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
         ndim = len(self._batch_size)
         self._refuse_inplace("flatten", inplace)
         start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
@@ -214,7 +208,6 @@ class LazyShapeOps(Stacked):
         return self._undoable(out, lambda result: result.unflatten(start, middle))
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
-        """Several dimensions instead of one; one of the sizes may be -1."""
         self._refuse_inplace("unflatten", inplace)
         size = self._batch_size
         dim = self._positive(dim)
@@ -225,7 +218,6 @@ class LazyShapeOps(Stacked):
         return self._undoable(out, lambda result: result.flatten(dim, dim + len(middle) - 1))
 
     def expand(self, *args: Any, **kwargs: Any) -> Self:
-        """Dimensions of size 1 repeated, and new ones in front, without a copy."""
         shape = expand_sizes(args, kwargs)
         ahead = len(shape) - len(self._batch_size)
         if ahead < 0:
@@ -294,7 +286,6 @@ class LazyShapeOps(Stacked):
         return tuple(parts)
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """Consecutive parts of ``split_size`` rows (the last one shorter), or of the given sizes."""
         dim = self._positive(dim)
         if isinstance(split_size, int) and split_size <= 0:
             raise ValueError(f"split: split_size must be positive, got {split_size}.")
@@ -306,7 +297,6 @@ class LazyShapeOps(Stacked):
         return self._cut(sizes, dim)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """At most ``chunks`` consecutive parts of equal size (the last one shorter)."""
         if not isinstance(chunks, int) or chunks <= 0:
             raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
         dim = self._positive(dim)
@@ -317,13 +307,11 @@ class LazyShapeOps(Stacked):
         return self._cut([len(part) for part in probe.chunk(chunks)], dim)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
-        """Parts as :func:`torch.tensor_split` cuts them."""
         dim = self._positive(dim)
         probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
         return self._cut([len(part) for part in probe.tensor_split(indices_or_sections)], dim)
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """Rows ``start`` to ``start + length`` along ``dim``."""
         dim = self._positive(dim)
         total = self._batch_size[dim]
         start = start + total if start < 0 else start
@@ -338,7 +326,6 @@ class LazyShapeOps(Stacked):
         return self._restacked([dim_fn(self._source[k]) for k in order], self._stack_dim, self._names)
 
     def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
-        """The batch repeated along each dimension, copied."""
         self._refuse_inplace("repeat", inplace)
         repeats = _sequence(repeats)
         if len(repeats) != len(self._batch_size):
@@ -354,7 +341,6 @@ class LazyShapeOps(Stacked):
     def repeat_interleave(
         self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
     ) -> Self:
-        """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
         self._refuse_inplace("repeat_interleave", inplace)
         if dim is None:
             return self.reshape(-1).repeat_interleave(repeats, 0)
@@ -367,7 +353,6 @@ class LazyShapeOps(Stacked):
         return self._restacked(members, self._stack_dim, self._names)
 
     def flip(self, dims: Any, *more: int) -> Self:
-        """Rows in reverse order along the given dimensions."""
         axes = [self._positive(d) for d in _sequence((dims, *more))]
         dense = self._dense_or_none()
         if dense is not None:
@@ -379,7 +364,6 @@ class LazyShapeOps(Stacked):
         return self._take_members(order, lambda member: member.flip(inner) if inner else member.clone())
 
     def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
-        """Rows moved along dimensions, those that leave at the end coming back at the start."""
         out = self._rolled(shifts, dims)
         if not inplace:
             return out
@@ -427,7 +411,6 @@ class LazyShapeOps(Stacked):
         return mask.unbind(self._stack_dim)
 
     def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
-        """Fill the rows where ``mask`` (over the leading batch dimensions) holds, in place."""
         for member, rows in zip(self._source, self._mask_rows(mask)):
             if rows.ndim:
                 member.masked_fill_(rows, value)
@@ -437,11 +420,9 @@ class LazyShapeOps(Stacked):
         return self
 
     def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
-        """A copy with the rows filled where ``mask`` (over the leading batch dimensions) holds."""
         return self.clone().masked_fill_(mask, value)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
-        """The rows where ``mask`` holds, in one dimension."""
         self._refuse_inplace("masked_select", inplace)
         dense = self._dense_or_none()
         return self._index(mask) if dense is None else dense.masked_select(mask)
@@ -455,7 +436,6 @@ class LazyShapeOps(Stacked):
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> Self:
-        """Entries of this stack where ``condition`` holds, of ``other`` elsewhere."""
         if condition.ndim > len(self._batch_size):
             raise RuntimeError(
                 f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
@@ -476,7 +456,6 @@ class LazyShapeOps(Stacked):
         return out.update(result, inplace=True) if out._lock is None else out.update_(result)
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
-        """Rows gathered along ``dim`` from the dense form, as :func:`torch.gather`."""
         check_gather_out(out, inplace)
         self._refuse_inplace("gather", inplace)
         return self._densified().gather(dim, index, out)

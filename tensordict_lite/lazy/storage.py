@@ -144,7 +144,6 @@ class Stacked(Fitting):
         return cls
 
     def _with_members(self, members: list[Any]) -> Any:
-        """The same stack around other members of the same batch sizes."""
         cls, size = self._class_for(members), self._batch_size
         return cls._of(members, self._stack_dim, size, self._device, self._names, size)
 

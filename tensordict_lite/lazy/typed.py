@@ -100,7 +100,6 @@ class TypedLazyStack(LazyStackedTensorDict):
         return super()._check_member(value)
 
     def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
-        """An instance from a dict; nested dicts take the types that the members have there."""
         if not self._source:
             return self._member_class.from_dict(input_dict, *others, **kwargs)
         return self._source[0].from_dict_instance(input_dict, *others, **kwargs)

@@ -68,7 +68,6 @@ class LazyValueOps(Stacked):
         *,
         sort: bool = False,
     ) -> Any:
-        """The keys that all members have, see :meth:`TensorDict.keys`."""
         if include_nested or leaves_only or sort:
             return LazyKeysView(self, include_nested, leaves_only, is_leaf, sort)
         return LazyStringKeysView(self)
@@ -98,20 +97,14 @@ class LazyValueOps(Stacked):
         return self._plain_class()._trusted(out, self._batch_size)
 
     def is_empty(self) -> bool:
-        """Whether no member holds a leaf."""
         return all(member.is_empty() for member in self._source)
 
     @property
     def depth(self) -> int:
-        """Levels of nested collections above the deepest leaf: 0 for members without any."""
         return self._skeleton().depth
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
-        """Shape of an entry, -1 where it differs from member to member.
-
-        Raises:
-            KeyError: there is no such entry.
-        """
+        """Shape of an entry, -1 where it differs from member to member."""
         path = require_path(key)
         if path not in self:
             self._raise_missing(path)
@@ -138,11 +131,6 @@ class LazyValueOps(Stacked):
         raise through or missing_key_error(path, self._key_list(), type(self).__name__)
 
     def entry_class(self, key: NestedKey) -> type:
-        """Type of an entry, ``NoneType`` if a member lacks it.
-
-        Raises:
-            ValueError: the path runs through a tensor.
-        """
         path = require_path(key)
         if path not in self:
             with suppress(KeyError):
@@ -164,42 +152,29 @@ class LazyValueOps(Stacked):
         return self
 
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
-        """A stack of the members with only these entries, see :meth:`TensorDict.select`."""
         if inplace:
             return self._each_in_place("select", *keys, inplace=True, strict=strict)
         return self._each("select", *keys, strict=strict)
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
-        """A stack of the members without these entries."""
         return self._each_in_place("exclude", *keys, inplace=True) if inplace else self._each("exclude", *keys)
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Move an entry of every member to another key, in place.
-
-        Raises:
-            KeyError: a member has no such entry; then nothing is renamed.
-            ValueError: the path runs through a tensor.
-        """
+        """Move an entry of every member to another key, in place; none if a member lacks it."""
         if require_path(old_key) not in self:
             self._raise_missing(require_path(old_key))
         return self._each_in_place("rename_key_", old_key, new_key, safe)
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
-        """A stack of the members with renamed entries, not copied, see :meth:`TensorDict.rename_keys`.
-
-        With ``strict`` every member must have the keys.
-        """
         return self._each("rename_keys", mapping, strict=strict)
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Self:
-        """A stack of the members with joined names, see :meth:`TensorDict.flatten_keys`."""
         each = self._each_in_place if inplace else self._each
         out = each("flatten_keys", separator, inplace, is_leaf)
         out._last_op = (weakref.ref(self), lambda td: td.unflatten_keys(separator))
         return out
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
-        """A stack of the members with joined names as nested collections."""
         each = self._each_in_place if inplace else self._each
         out = each("unflatten_keys", separator, inplace)
         out._last_op = (weakref.ref(self), lambda td: td.flatten_keys(separator))
@@ -237,16 +212,9 @@ class LazyValueOps(Stacked):
         return self
 
     def filter_non_tensor_data(self) -> Self:
-        """A stack of the members without their non-tensor entries."""
         return self._each("filter_non_tensor_data")
 
     def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
-        """Remove an entry from every member and returns it, stacked.
-
-        Raises:
-            KeyError: a member has no such entry, and there is no default.
-            ValueError: the path runs through a tensor, and there is no default.
-        """
         path = require_path(key)
         default = (*default, *kwargs.values())
         if path not in self:
@@ -258,7 +226,6 @@ class LazyValueOps(Stacked):
         return value
 
     def create_nested(self, key: NestedKey) -> Self:
-        """Put an empty collection at ``key`` of every member."""
         return self._each_in_place("create_nested", key)
 
     # -- apply -------------------------------------------------------------------------------------------------------
@@ -319,11 +286,7 @@ class LazyValueOps(Stacked):
     stack_from_tensordict = through_dense("stack_from_tensordict")
 
     def _densified(self) -> Any:
-        """The dense collection of the entries that all members have.
-
-        Raises:
-            RuntimeError: the shapes of an entry differ.
-        """
+        """The dense collection of the entries that all members have; RuntimeError if the shapes of an entry differ."""
         out: dict[str, Any] = {}
         for key in self._key_list():
             value = self._get_str(key)
@@ -335,11 +298,7 @@ class LazyValueOps(Stacked):
         return self._rebuild(out, self._batch_size, self._names)
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
-        """The dense collection of the entries that all members have.
-
-        Raises:
-            RuntimeError: the shapes of an entry differ.
-        """
+        """The dense collection of the entries that all members have; RuntimeError if the shapes of an entry differ."""
         self._refuse_inplace("contiguous", inplace)
         return self._densified()
 
@@ -348,11 +307,7 @@ class LazyValueOps(Stacked):
         return False
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """A copy as a TensorDict, nested stacks included, of the entries that all members have.
-
-        Raises:
-            RuntimeError: the shapes of an entry differ.
-        """
+        """A TensorDict with copies of the entries that all members have; RuntimeError if the shapes of one differ."""
         dense = self._densified()
         return dense.to_tensordict(retain_none=retain_none) if hasattr(dense, "to_tensordict") else dense
 
@@ -402,7 +357,6 @@ class LazyValueOps(Stacked):
         return dense
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
-        """Softmax of every tensor along a batch dimension."""
         dim = self._positive(dim)
         if dim == self._stack_dim:
             dense = self._densified().softmax(dim, dtype)

@@ -132,12 +132,7 @@ class LazyWriteOps(Stacked):
         return -1 in self._batch_size or (len(self._batch_size) > 1 and all(isinstance(value, str) for value in values))
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
-        """Copy a value into an entry that every member has, locked or not.
-
-        Raises:
-            KeyError: a member has no such entry.
-            RuntimeError: the shape does not fit.
-        """
+        """Copy a value into an entry that every member has, locked or not."""
         path = (key,) if type(key) is str else require_path(key)
         if type(item) is Tensor and self._copy_directly(path, item, non_blocking):
             return self
@@ -176,11 +171,6 @@ class LazyWriteOps(Stacked):
         self.set_(key, item, non_blocking=non_blocking)
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """``td.get(key)[index] = value`` in place.
-
-        Raises:
-            KeyError: a member has no such entry.
-        """
         path = require_path(key)
         if path not in self:
             self._raise_missing(path)
@@ -294,12 +284,6 @@ class LazyWriteOps(Stacked):
         keys_to_update: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Copy values into existing entries, also of a locked stack.
-
-        Raises:
-            KeyError: a member has no such entry.
-            RuntimeError: a value does not fit its entry.
-        """
         for source in (input_dict_or_td, kwargs or None):
             if source is None or source is self:
                 continue
@@ -340,11 +324,6 @@ class LazyWriteOps(Stacked):
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
     ) -> Self:
-        """Copy values into the rows ``idx`` of existing entries, also of a locked stack.
-
-        Raises:
-            KeyError: a member has no such entry.
-        """
         source = input_dict_or_td
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
@@ -372,12 +351,7 @@ class LazyWriteOps(Stacked):
             self.set_(key, value, non_blocking=non_blocking)
 
     def del_(self, key: NestedKey) -> Self:
-        """Remove an entry from every member that has it.
-
-        Raises:
-            KeyError: no member has such an entry.
-            RuntimeError: the stack is locked.
-        """
+        """Remove an entry from every member that has it."""
         if self._lock is not None:
             raise self._locked_error()
         path = (key,) if type(key) is str else require_path(key)

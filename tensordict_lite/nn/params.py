@@ -235,23 +235,19 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         return self._hooked(value) if self._hooks and value is not self else value
 
     def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
-        """Entry at a nested key, see :meth:`TensorDict.get`."""
         value = super().get(key, **kwargs) if default is MISSING else super().get(key, default, **kwargs)
         return self._hooked(value) if self._hooks and value is not default else value
 
     def items(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`TensorDict.items`."""
         items = self._plain().items(*args, **kwargs)
         return [(key, self._hooked(value)) for key, value in items] if self._hooks else items
 
     def values(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`TensorDict.values`."""
         values = self._plain().values(*args, **kwargs)
         return [self._hooked(value) for value in values] if self._hooks else values
 
     @classmethod
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """Parameters from a dict, see :meth:`TensorDict.from_dict`."""
         return cls(TensorDict.from_dict(*args, **kwargs))
 
     # -- copies --------------------------------------------------------------------------------------------------

@@ -178,7 +178,6 @@ class ObjectRows(LazyStackedTensorDict):
         return super()._map_leaves(fn) if column is None else self._copied(column, fn is Tensor.clone)
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
-        """A copy, with a deep copy of each object unless ``recurse=False``."""
         column = self._plain_column()
         return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
 
@@ -208,7 +207,6 @@ class ObjectRows(LazyStackedTensorDict):
 
     @property
     def is_locked(self) -> bool:
-        """Whether objects can only be replaced in place."""
         return self._lock is not None if self._objects is not None else super().is_locked
 
     @is_locked.setter

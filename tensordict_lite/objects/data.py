@@ -93,14 +93,12 @@ class NonTensorDataBase(DenseCollection):
         return self._payload
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """A copy, with a deep copy of the object unless ``recurse=False``."""
         new = self._rebuild({}, self._batch_size, self._names)
         if recurse and type(self._payload) not in IMMUTABLE:
             new._payload = copy.deepcopy(self._payload)
         return new
 
     def to_tensordict(self, **kwargs: Any) -> Self:
-        """A copy: there is no tensor to convert."""
         return self.clone()
 
     def to_dict(self, **kwargs: Any) -> Any:
@@ -112,7 +110,6 @@ class NonTensorDataBase(DenseCollection):
         return filled(self._payload, tuple(self._batch_size))
 
     def is_empty(self) -> bool:
-        """False: the object is content."""
         return False
 
     def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
@@ -194,11 +191,9 @@ class NonTensorDataBase(DenseCollection):
         return self
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        """:meth:`update`, also on a locked collection."""
         return self.update(input_dict_or_td, clone, True)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
-        """:meth:`update`, also on a locked collection."""
         return self.update(tensordict, False, True)
 
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
@@ -224,7 +219,6 @@ class NonTensorDataBase(DenseCollection):
         return self
 
     def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
-        """``self``: there are no keys."""
         return self
 
     unflatten_keys = flatten_keys

@@ -161,18 +161,15 @@ class NonTensorStack(ObjectRows):
         return _nested_payloads(self, kwargs.get("as_linked_list", False))
 
     def to_dict(self, **kwargs: Any) -> Any:
-        """Same as :meth:`tolist`."""
         return self.tolist()
 
     def to_tensordict(self, **kwargs: Any) -> Any:
-        """A copy: there is no tensor to convert."""
         return self.clone()
 
     def _as_value(self) -> Any:
         return _nested_payloads(self, True)
 
     def is_empty(self) -> bool:
-        """False: the objects are content."""
         return False
 
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
@@ -195,7 +192,6 @@ class NonTensorStack(ObjectRows):
         return self
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
-        """A copy: there is no tensor."""
         return self.copy()
 
     def _dense_or_none(self) -> Any:
@@ -209,11 +205,9 @@ class NonTensorStack(ObjectRows):
         return cls if all(is_non_tensor(member) for member in members) else LazyStackedTensorDict
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """``self``: there is no tensor."""
         return self
 
     def to_lazystack(self, dim: int = 0) -> Any:
-        """``self``."""
         return self
 
     def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
@@ -262,7 +256,6 @@ class NonTensorStack(ObjectRows):
             registry.rewrite(self, folder)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
-        """Take the objects of other non-tensor data of the same batch size, also on a locked stack."""
         super().update_(input_dict_or_td, clone, **kwargs)
         self._save()
         return self
@@ -272,7 +265,6 @@ class NonTensorStack(ObjectRows):
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
-        """Take the objects of other non-tensor data of the same batch size."""
         if self._lock is not None and not inplace:
             raise self._locked_error()
         return self.update_(input_dict_or_td, clone)
@@ -297,7 +289,6 @@ class NonTensorStack(ObjectRows):
         return _picked(values, move(positions).tolist(), self._device)
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
-        """Rows gathered along ``dim``, as :func:`torch.gather`."""
         check_gather_out(out, inplace)
         self._refuse_inplace("gather", inplace)
         new = self._moved(lambda positions: positions.gather(dim, index))
@@ -307,11 +298,9 @@ class NonTensorStack(ObjectRows):
         return self._moved(lambda positions: positions.roll(shifts, dims if dims is not None else ()))
 
     def flip(self, dims: Any, *more: int) -> Any:
-        """Rows in reverse order, as :func:`torch.flip`."""
         return self._moved(lambda positions: positions.flip(dims, *more))
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
-        """Rows turned, as :func:`torch.rot90`."""
         return self._moved(lambda positions: positions.rot90(k, tuple(dims)))
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
@@ -323,13 +312,11 @@ class NonTensorStack(ObjectRows):
         raise no_entries_error(self, key)
 
     def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
-        """``self``: there are no keys."""
         return self
 
     unflatten_keys = flatten_keys
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """The objects as (nested) lists."""
         return self.tolist()
 
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
@@ -347,7 +334,6 @@ class NonTensorStack(ObjectRows):
         return self
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
-        """``self``: there is no tensor."""
         return self
 
 

@@ -138,7 +138,6 @@ class UnbatchedEntry(NonTensorDataBase):
         return self._around(next(leaves))
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """A copy; with ``recurse=False`` around the same tensor."""
         return self._around(self._payload.clone() if recurse else self._payload)
 
     def _apply_entry(self, call: Callable[[Any], Any], result: Any) -> Any:
@@ -172,7 +171,6 @@ class UnbatchedEntry(NonTensorDataBase):
         return _as_entry(value, size, self._device)
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        """Copy the values of another tensor of the same shape into the same memory."""
         if isinstance(item, UnbatchedEntry):
             item = item._payload
         if not isinstance(item, Tensor):
@@ -232,7 +230,6 @@ class UnbatchedEntry(NonTensorDataBase):
         return self
 
     def to_dict(self, **kwargs: Any) -> Any:
-        """The tensor."""
         return self._as_value()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -391,7 +391,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
     _get_path = TensorCollection._get_path_slowly
 
     def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
-        """The entry at a nested key; see :meth:`TensorDict.get`."""
         try:
             return self._get_path(require_path(key))
         except (KeyError, KeyThroughLeafError) as error:
@@ -402,7 +401,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             return None
 
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
-        """``data.get(key)[index]``, reading only these rows."""
         path = require_path(key)
         entry = self._group.get("/".join(path)) if self._has(path) else None
         if entry is None or entries.is_group(entry) or entries.is_text(entry):
@@ -450,7 +448,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         *,
         sort: bool = False,
     ) -> Any:
-        """The keys, without reading entries; see :meth:`TensorDict.keys`."""
         if is_leaf is not None and is_leaf is not default_is_leaf:
             return self._loaded().keys(include_nested, leaves_only, is_leaf, sort=sort)
         found: list[Any] = []
@@ -460,11 +457,9 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return dict.fromkeys(found).keys()
 
     def items(self, *args: Any, **options: Any) -> Any:
-        """Pairs of key and entry, read one by one; see :meth:`TensorDict.items`."""
         return ((key, self.get(key)) for key in self.keys(*args, **options))
 
     def values(self, *args: Any, **options: Any) -> Any:
-        """The entries, read one by one; see :meth:`TensorDict.values`."""
         return (value for _, value in self.items(*args, **options))
 
     def _has(self, path: tuple[str, ...]) -> bool:
@@ -479,15 +474,12 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return self._has(require_path(key))
 
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
         return next(iter(entries.datasets(self._group)), None) is None
 
     def to_tensordict(self, **kwargs: Any) -> TensorDict:
-        """All entries in memory."""
         return self._loaded().to_tensordict(**kwargs)
 
     def contiguous(self, **kwargs: Any) -> TensorDict:  # type: ignore[override]  # in memory
-        """All entries in memory."""
         return self._loaded()
 
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
@@ -524,13 +516,11 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return new
 
     def copy(self) -> Any:
-        """Another object for the same file."""
         return self.clone(False)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
-        """Write an entry to the file; see :meth:`TensorDict.set`."""
         path = require_path(key)
         if inplace and self._has(path):
             return self.set_(key, item)
@@ -583,7 +573,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
                 self._set_str(key, memory.get(key))
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrite an existing entry, also in a locked collection."""
         path = require_path(key)
         if not self._has(path):
             self._raise_missing(path)
@@ -600,7 +589,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrite rows of an existing entry."""
         path = require_path(key)
         if not self._has(path):
             self._raise_missing(path)
@@ -615,11 +603,9 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Write the entries of a mapping or another collection; nested collections are merged."""
         return self._write_entries(input_dict_or_td, kwargs, inplace, self._lock is not None)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        """Overwrite existing entries."""
         return self._write_entries(input_dict_or_td, kwargs, True, True)
 
     def _write_entries(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
@@ -643,7 +629,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return self
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Move an entry to another key."""
         if self._lock is not None:
             raise self._locked_error()
         old, new = require_path(old_key), require_path(new_key)

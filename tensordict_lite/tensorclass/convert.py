@@ -136,12 +136,10 @@ class TensorClassConversions(DenseCollection):
         return cls._checked(TensorDict.from_dict(input_dict, *others, **kwargs))
 
     def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
-        """:meth:`from_dict`, with the nested collections of this instance as templates."""
         return type(self)._checked(super().from_dict_instance(input_dict, *others, **kwargs))
 
     @classmethod
     def from_any(cls, obj: Any, **kwargs: Any) -> Any:
-        """An instance from any object that :meth:`TensorDict.from_any` accepts."""
         if dataclasses.is_dataclass(obj) and not isinstance(obj, (type, TensorCollection)):
             kwargs = {k: v for k, v in kwargs.items() if k in ("auto_batch_size", "batch_dims", "device", "batch_size")}
             return from_dataclass(obj, dest_cls=cls, **kwargs)
@@ -151,27 +149,22 @@ class TensorClassConversions(DenseCollection):
     def from_dataclass(
         cls, dataclass: Any, *, dest_cls: Any = None, as_tensorclass: bool = False, **kwargs: Any
     ) -> Any:
-        """An instance with the fields of a dataclass instance, see :func:`tensordict_lite.from_dataclass`."""
         return from_dataclass(dataclass, dest_cls=dest_cls or cls, **kwargs)
 
     @classmethod
     def fromkeys(cls, keys: Any, value: Any = 0) -> Any:
-        """An instance with the same value in several fields."""
         return cls._checked(TensorDict.fromkeys(keys, value))
 
     @classmethod
     def from_namedtuple(cls, named_tuple: Any, **kwargs: Any) -> Any:
-        """An instance with the fields of a named tuple."""
         return cls._checked(TensorDict.from_namedtuple(named_tuple, **kwargs))
 
     @classmethod
     def from_struct_array(cls, struct_array: Any, **kwargs: Any) -> Any:
-        """An instance from a numpy structured array, with a field per column."""
         return cls._checked(TensorDict.from_struct_array(struct_array, **kwargs))
 
     @classmethod
     def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
-        """An instance from a pytree of tensors keyed by the names of the fields."""
         return cls._checked(TensorDict.from_pytree(pytree, **kwargs))
 
     # -- exports -----------------------------------------------------------------------------------------------
@@ -192,12 +185,7 @@ class TensorClassConversions(DenseCollection):
         return out
 
     def to_dict(self, *, retain_none: bool = True, **kwargs: Any) -> dict[str, Any]:
-        """The fields as a nested dict, see :meth:`TensorDict.to_dict`.
-
-        Args:
-            retain_none: keep the fields that are ``None``.
-            **kwargs: passed on to it.
-        """
+        """The fields as a nested dict; those that are ``None`` too, with ``retain_none``."""
         out = super().to_dict(retain_none=retain_none, **kwargs)
         if retain_none:
             out.update(dict.fromkeys(self._none_fields()))

@@ -249,7 +249,6 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         return self
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
-        """The field; if it is not set, write ``default`` first."""
         if self.get(key) is None:
             self.set(key, default, inplace=inplace)
         return self.get(key)
