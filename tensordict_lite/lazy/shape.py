@@ -18,8 +18,16 @@ from torch import Tensor
 
 from tensordict_lite.kernel import names_or_none
 from tensordict_lite.lazy.storage import Stacked, through_dense
-from tensordict_lite.ops.rows import check_gather_out, check_pad
-from tensordict_lite.ops.shape import expand_sizes, infer_size, new_dim, permutation, positive_dim, swapped_dims
+from tensordict_lite.ops.rows import check_condition, check_gather_out, check_pad, sizes_along
+from tensordict_lite.ops.shape import (
+    expand_sizes,
+    infer_size,
+    new_dim,
+    permutation,
+    positive_dim,
+    repeats_of,
+    swapped_dims,
+)
 
 
 def _sequence(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -129,10 +137,10 @@ class LazyShapeOps(Stacked):
         new = infer_size(sizes, old.numel())
         if new == old:
             return self._unchanged()
-        out = self._regrouped(old, new, method)
+        out = self._rearranged(old, new, method)
         return self._undoable(out, lambda result: result.view(tuple(old))) if method == "view" else out
 
-    def _regrouped(self, old: torch.Size, new: torch.Size, method: str) -> Any:
+    def _rearranged(self, old: torch.Size, new: torch.Size, method: str) -> Any:
         stack_dim, length = self._stack_dim, len(self._source)
         before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
         for at, n in enumerate(new):  # the stack dimension survives: only the members change shape
@@ -186,45 +194,20 @@ class LazyShapeOps(Stacked):
                 f"td = td.{name}(...)"
             )
 
-    def reshape(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        self._refuse_inplace("reshape", inplace)
-        return super().reshape(*args, **kwargs)
+    def _regrouped(
+        self, fn: Any, size: torch.Size, names: Any = None, inverse: Callable[[Any], Any] | None = None
+    ) -> Any:
+        out = self._viewed(size, "reshape")
+        if out is not self and names is not None:
+            out.names = names
+        return out if inverse is None else self._undoable(out, inverse)
 
-    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
-        ndim = len(self._batch_size)
-        self._refuse_inplace("flatten", inplace)
-        start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
-        end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
-        if not (0 <= start < ndim and start <= end < ndim):
-            raise ValueError(
-                f"Incompatible start_dim={start_dim} and end_dim={end_dim} for tensordict with shape "
-                f"{self._batch_size}."
-            )
-        size = self._batch_size
-        middle = size[start : end + 1]
-        out = self._viewed((*size[:start], math.prod(middle), *size[end + 1 :]), "reshape")
-        if out is not self and self._names is not None:
-            out.names = [*self._names[:start], None, *self._names[end + 1 :]]
-        return self._undoable(out, lambda result: result.unflatten(start, middle))
-
-    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
-        self._refuse_inplace("unflatten", inplace)
-        size = self._batch_size
-        dim = self._positive(dim)
-        middle = infer_size(tuple(unflattened_size), size[dim])
-        out = self._viewed((*size[:dim], *middle, *size[dim + 1 :]), "reshape")
-        if out is not self and self._names is not None:
-            out.names = [*self._names[:dim], *([None] * (len(middle) - 1)), *self._names[dim:]]
-        return self._undoable(out, lambda result: result.flatten(dim, dim + len(middle) - 1))
+    def _inplace_or(self, inplace: bool, out: Any, name: str) -> Self:
+        self._refuse_inplace(name, inplace)
+        return out
 
     def expand(self, *args: Any, **kwargs: Any) -> Self:
-        shape = expand_sizes(args, kwargs)
-        ahead = len(shape) - len(self._batch_size)
-        if ahead < 0:
-            raise RuntimeError(
-                f"the number of sizes provided ({len(shape)}) must be greater or equal to the number of dimensions "
-                f"in the TensorDict ({len(self._batch_size)})"
-            )
+        shape, ahead = expand_sizes(args, kwargs, self._batch_size)
         at = self._stack_dim + ahead
         length = len(self._source)
         wanted = shape[at] if shape[at] != -1 else length
@@ -255,68 +238,19 @@ class LazyShapeOps(Stacked):
         at = self._inner_position(dim)
         return tuple(self._restacked(list(row), at, names, locked=False) for row in zip(*columns))
 
-    def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
-        if dim == self._stack_dim:
-            members, size = self._source, self._batch_size
-            groups = [members[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes))]
-            if all(groups):
-                if -1 in size or self._lock is not None:
-                    return tuple([self._restacked(group, dim, self._names) for group in groups])
-                of, inner = type(self)._of, torch.Size((*size[:dim], *size[dim + 1 :]))
-                return tuple([of(group, dim, inner, self._device, self._names) for group in groups])
-        stops, start = [], 0
-        for n in sizes:
-            stops.append((start, start + n))
-            start += n
-        full = slice(None)
-        return tuple(self._index((*[full] * dim, slice(a, b))) for a, b in stops)
+    def _parts(self, cut: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
+        members, size = self._source, self._batch_size
+        stops = list(itertools.accumulate(lengths))
+        if dim != self._stack_dim or 0 in lengths:
+            return tuple([self._narrowed(dim, stop - n, n) for n, stop in zip(lengths, stops)])
+        groups = [members[stop - n : stop] for n, stop in zip(lengths, stops)]
+        if -1 in size or self._lock is not None:
+            return tuple([self._restacked(group, dim, self._names) for group in groups])
+        of, inner, device, names = type(self)._of, self._member_batch_size(), self._device, self._names
+        outer = sizes_along(size, dim, lengths)
+        return tuple([of(group, dim, inner, device, names, whole) for group, whole in zip(groups, outer)])
 
-    def _in_steps(self, step: int, dim: int) -> tuple[Any, ...]:
-        """Consecutive parts of ``step`` rows, the last one shorter."""
-        size = self._batch_size
-        total = size[dim]
-        if dim != self._stack_dim or self._lock is not None or -1 in size or self._is_non_tensor:
-            return self._cut([min(step, total - start) for start in range(0, total, step)], dim)
-        of, members, device, names = type(self)._of, self._source, self._device, self._names
-        lead, tail = size[:dim], size[dim + 1 :]
-        inner, outer = lead + tail, torch.Size((*lead, step, *tail))
-        parts = [of(members[at : at + step], dim, inner, device, names, outer) for at in range(0, total, step)]
-        if total % step:
-            parts[-1]._batch_size = torch.Size((*lead, total % step, *tail))
-        return tuple(parts)
-
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        dim = self._positive(dim)
-        if isinstance(split_size, int) and split_size <= 0:
-            raise ValueError(f"split: split_size must be positive, got {split_size}.")
-        total = self._batch_size[dim]
-        if isinstance(split_size, int) and total > 0:
-            return self._in_steps(split_size, dim)
-        probe = torch.empty((), dtype=torch.bool).expand(total)
-        sizes = [len(part) for part in probe.split(split_size if isinstance(split_size, int) else list(split_size))]
-        return self._cut(sizes, dim)
-
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        if not isinstance(chunks, int) or chunks <= 0:
-            raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
-        dim = self._positive(dim)
-        total = self._batch_size[dim]
-        if total > 0:
-            return self._in_steps(-(-total // chunks), dim)
-        probe = torch.empty((), dtype=torch.bool).expand(total)
-        return self._cut([len(part) for part in probe.chunk(chunks)], dim)
-
-    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
-        dim = self._positive(dim)
-        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
-        return self._cut([len(part) for part in probe.tensor_split(indices_or_sections)], dim)
-
-    def narrow(self, dim: int, start: int, length: int) -> Self:
-        dim = self._positive(dim)
-        total = self._batch_size[dim]
-        start = start + total if start < 0 else start
-        if start < 0 or length < 0 or start + length > total:
-            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({total}).")
+    def _narrowed(self, dim: int, start: int, length: int) -> Any:
         return self._index((*[slice(None)] * dim, slice(start, start + length)))
 
     # -- repeating and moving rows ----------------------------------------------------------------------------
@@ -327,12 +261,7 @@ class LazyShapeOps(Stacked):
 
     def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         self._refuse_inplace("repeat", inplace)
-        repeats = _sequence(repeats)
-        if len(repeats) != len(self._batch_size):
-            raise ValueError(
-                f"The number of repeats must match the number of dimensions in the tensordict: got {list(repeats)} for "
-                f"the batch size {list(self._batch_size)}."
-            )
+        repeats = repeats_of(repeats, self._batch_size)
         at = self._stack_dim
         inner = (*repeats[:at], *repeats[at + 1 :])
         order = list(range(len(self._source))) * repeats[at]
@@ -436,11 +365,7 @@ class LazyShapeOps(Stacked):
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> Self:
-        if condition.ndim > len(self._batch_size):
-            raise RuntimeError(
-                f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
-                "batch size"
-            )
+        check_condition(condition, self._batch_size)
         count = len(self._source)
         if hasattr(other, "_leaves"):
             others: Sequence[Any] = other.unbind(self._stack_dim)

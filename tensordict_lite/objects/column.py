@@ -14,6 +14,7 @@ support columns uses the list of all members, like that of any lazy stack.
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -279,15 +280,12 @@ class ObjectRows(LazyStackedTensorDict):
         found.frombytes(np.ascontiguousarray(picked).data.cast("B"))
         return found
 
-    def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
+    def _parts(self, cut: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
         column = self._plain_column()
-        if column is None or dim != self._stack_dim or 0 in sizes:
-            return super()._cut(sizes, dim)
-        parts, start = [], 0
-        for size in sizes:
-            parts.append(self._view(column, self._rows[start : start + size]))
-            start += size
-        return tuple(parts)
+        if column is None or dim != self._stack_dim or 0 in lengths:
+            return super()._parts(cut, lengths, dim)
+        stops = itertools.accumulate(lengths)
+        return tuple([self._view(column, self._rows[stop - n : stop]) for n, stop in zip(lengths, stops)])
 
     # -- pickling -------------------------------------------------------------------------------------------
 

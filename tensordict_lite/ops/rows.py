@@ -40,6 +40,24 @@ def check_pad(td: Any, pad_size: Sequence[int]) -> list[tuple[int, int]]:
     return pairs
 
 
+def sizes_along(size: torch.Size, dim: int, lengths: Sequence[int]) -> list[torch.Size]:
+    """Sizes of parts that differ along a dimension."""
+    sizes: list[torch.Size] = []
+    last: int | None = None
+    for length in lengths:
+        if length != last:
+            made, last = torch.Size((*size[:dim], length, *size[dim + 1 :])), length
+        sizes.append(made)
+    return sizes
+
+
+def check_condition(condition: Tensor, size: torch.Size) -> None:
+    if condition.ndim > len(size):
+        raise RuntimeError(
+            f"where: the condition has {condition.ndim} dimension(s), more than the {len(size)} of the batch size"
+        )
+
+
 def check_gather_out(out: Any, inplace: bool) -> None:
     if out is not None and inplace:
         raise ValueError("`out` and `inplace=True` are mutually exclusive in gather: the result goes to one place")
@@ -70,7 +88,19 @@ class RowOps(Kernel):
 
     # -- cutting --------------------------------------------------------------------------------------------------
 
-    def _parts(self, cut: Any, sizes: list[torch.Size], names: list[str | None] | None, locked: bool) -> Any:
+    def _cuttable(self, dim: int) -> tuple[int, int]:
+        """A batch dimension, counted from the front, and its length."""
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        if size[dim] < 0:
+            raise RuntimeError(f"the rows have different lengths along dim {dim}: they cannot be cut there")
+        return dim, size[dim]
+
+    def _parts(self, cut: Any, lengths: Sequence[int], dim: int) -> tuple[Self, ...]:
+        """Consecutive parts of these lengths, which ``cut`` makes of each entry."""
+        return self._cut_entries(cut, sizes_along(self._batch_size, dim, lengths), self._names, True)
+
+    def _cut_entries(self, cut: Any, sizes: list[torch.Size], names: list[str | None] | None, locked: bool) -> Any:
         """One collection for each element of the tuples that ``cut`` makes of the entries."""
         keys = list(self._source)
         rebuild = self._rebuild
@@ -100,21 +130,18 @@ class RowOps(Kernel):
             >>> [part.batch_size[0] for part in TensorDict({"a": torch.zeros(5)}, [5]).split(2)]
             [2, 2, 1]
         """
-        size = self._batch_size
-        dim = positive_dim(dim, len(size), size)
-        length = size[dim]
+        dim, length = self._cuttable(dim)
         if isinstance(split_size, int):
             if split_size <= 0:
                 raise ValueError(f"split: split_size must be positive, got {split_size}.")
             full, rest = length // split_size, length % split_size  # torch.compile cannot trace divmod of symbols
             if full and not rest:
                 return self.chunk(int(full), dim)  # Tensor.split is a Python function; this gives the same parts faster
-            same = torch.Size((*size[:dim], split_size, *size[dim + 1 :]))
-            sizes = [same] * full
+            lengths = [split_size] * full
             if rest or not length:
-                sizes.append(torch.Size((*size[:dim], rest, *size[dim + 1 :])))
+                lengths.append(rest)
         else:
-            split_size = list(split_size)
+            split_size = lengths = list(split_size)
             if any(n < 0 for n in split_size):
                 raise RuntimeError(
                     "split_with_sizes expects split_sizes have only non-negative entries, but got "
@@ -125,32 +152,28 @@ class RowOps(Kernel):
                     f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at "
                     f"dimension {dim}), but got split_sizes={split_size}"
                 )
-            sizes = [torch.Size((*size[:dim], n, *size[dim + 1 :])) for n in split_size]
-        return self._parts(lambda value: value.split(split_size, dim), sizes, self._names, True)
+        return self._parts(lambda value: value.split(split_size, dim), lengths, dim)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """At most ``chunks`` consecutive parts of equal size (the last one shorter); views."""
         if not isinstance(chunks, int) or chunks <= 0:
             raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
-        size = self._batch_size
-        dim = positive_dim(dim, len(size), size)
-        length = size[dim]
+        dim, length = self._cuttable(dim)
         rows = max(1, -(-length // chunks))
         full, rest = length // rows, length % rows
-        sizes = [torch.Size((*size[:dim], rows, *size[dim + 1 :]))] * full
+        lengths = [rows] * full
         if not length:  # torch returns as many empty parts as requested
-            sizes = [size] * chunks
+            lengths = [0] * chunks
         elif rest:
-            sizes.append(torch.Size((*size[:dim], rest, *size[dim + 1 :])))
-        return self._parts(lambda value: value.chunk(chunks, dim), sizes, self._names, True)
+            lengths.append(rest)
+        return self._parts(lambda value: value.chunk(chunks, dim), lengths, dim)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
         """Parts as :func:`torch.tensor_split` cuts them; views."""
-        size = self._batch_size
-        dim = positive_dim(dim, len(size), size)
-        probe = torch.empty((), dtype=torch.bool).expand(size)
-        sizes = [part.shape for part in probe.tensor_split(indices_or_sections, dim)]
-        return self._parts(lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True)
+        dim, length = self._cuttable(dim)
+        probe = torch.empty((), dtype=torch.bool).expand(length)
+        lengths = [len(part) for part in probe.tensor_split(indices_or_sections)]
+        return self._parts(lambda value: value.tensor_split(indices_or_sections, dim), lengths, dim)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """One collection for each row along ``dim``; views."""
@@ -158,7 +181,7 @@ class RowOps(Kernel):
         dim = positive_dim(dim, len(size), size)
         rest = size[:dim] + size[dim + 1 :]
         names = None if self._names is None else [*self._names[:dim], *self._names[dim + 1 :]]
-        return self._parts(lambda value: value.unbind(dim), [rest] * size[dim], names, False)
+        return self._cut_entries(lambda value: value.unbind(dim), [rest] * size[dim], names, False)
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
         """Rows ``start`` to ``start + length`` along ``dim``, as a view.
@@ -166,13 +189,15 @@ class RowOps(Kernel):
         Raises:
             RuntimeError: the range exceeds the dimension.
         """
-        size = self._batch_size
-        dim = positive_dim(dim, len(size), size)
+        dim, total = self._cuttable(dim)
         if start < 0:
-            start += size[dim]
-        if start < 0 or length < 0 or start + length > size[dim]:
-            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size[dim]}).")
-        new = torch.Size((*size[:dim], length, *size[dim + 1 :]))
+            start += total
+        if start < 0 or length < 0 or start + length > total:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({total}).")
+        return self._narrowed(dim, start, length)
+
+    def _narrowed(self, dim: int, start: int, length: int) -> Self:
+        (new,) = sizes_along(self._batch_size, dim, (length,))
         return self._reshaped(lambda value: value.narrow(dim, start, length), new, self._names)
 
     # -- choosing ---------------------------------------------------------------------------------------------------
@@ -225,7 +250,7 @@ class RowOps(Kernel):
                 )
             out.update_(new)
             return out
-        return self._inplace_or(inplace, new)
+        return self._inplace_or(inplace, new, "gather")
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """The rows where ``mask`` (over all or the first batch dimensions) is true, with one batch dimension.
@@ -241,7 +266,7 @@ class RowOps(Kernel):
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        return self._inplace_or(inplace, self[mask])
+        return self._inplace_or(inplace, self[mask], "masked_select")
 
     def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None:
         return None if self._names is None else index_names(self._names, index, result_dims)
@@ -285,11 +310,7 @@ class RowOps(Kernel):
             pad: value for keys that only one side has. By default these raise KeyError.
             update_batch_size: set the batch size of ``out`` to that of the result.
         """
-        if condition.ndim > len(self._batch_size):
-            raise RuntimeError(
-                f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
-                "batch size"
-            )
+        check_condition(condition, self._batch_size)
         mine = self._source
         if isinstance(other, Kernel):
             theirs = {key: other._get_str(key) for key in other._key_list()}
@@ -368,7 +389,7 @@ class RowOps(Kernel):
             return torch.nn.functional.pad(entry, spec, value=value)
 
         out = self._rebuild({k: grow(v) for k, v in self._source.items()}, new, self._names)
-        return self._inplace_or(inplace, out)
+        return self._inplace_or(inplace, out, "pad")
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
         """Nested (ragged) tensors as dense ones, padded with ``padding``.

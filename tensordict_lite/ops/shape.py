@@ -74,11 +74,29 @@ def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[in
     return args
 
 
-def expand_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The sizes passed to ``expand``; no arguments are the scalar shape."""
+def expand_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], old: torch.Size) -> tuple[tuple[int, ...], int]:
+    """The sizes passed to ``expand`` (no arguments are the scalar shape), and the number of new dimensions."""
     if "shape" in kwargs and len(kwargs) == 1 and not args:
         kwargs = {"size": kwargs["shape"]}
-    return _sizes(args, kwargs, "expand") if args or kwargs else ()
+    sizes = _sizes(args, kwargs, "expand") if args or kwargs else ()
+    if len(sizes) < len(old):
+        raise RuntimeError(
+            f"the number of sizes provided ({len(sizes)}) must be greater or equal to the number of dimensions in the "
+            f"TensorDict ({len(old)})"
+        )
+    return sizes, len(sizes) - len(old)
+
+
+def repeats_of(repeats: tuple[Any, ...], size: torch.Size) -> tuple[int, ...]:
+    """The arguments of ``repeat``, one for each dimension."""
+    if len(repeats) == 1 and not isinstance(repeats[0], int):
+        repeats = tuple(repeats[0])
+    if len(repeats) != len(size):
+        raise ValueError(
+            "The number of repeat elements must match the number of dimensions of the tensordict. "
+            f"Got {len(repeats)} but ndim={len(size)}."
+        )
+    return repeats
 
 
 def permutation(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> list[int]:
@@ -250,7 +268,7 @@ class ShapeOps(Kernel):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return self._inplace_or(inplace, self._viewed(_sizes(args, kwargs, "reshape"), "reshape"))
+        return self._inplace_or(inplace, self._viewed(_sizes(args, kwargs, "reshape"), "reshape"), "reshape")
 
     def _viewed(self, sizes: tuple[int, ...], method: str) -> Self:
         old = self._batch_size
@@ -271,7 +289,7 @@ class ShapeOps(Kernel):
             for dim in (start_dim, end_dim):
                 if dim not in (None, 0, -1):
                     raise IndexError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
-            return self._inplace_or(inplace, self.unsqueeze(0))
+            return self._inplace_or(inplace, self.unsqueeze(0), "flatten")
         if end < start:
             raise ValueError(
                 "The end dimension must be greater or equal to the start dim: got "
@@ -288,8 +306,8 @@ class ShapeOps(Kernel):
         def flat(value: Any) -> Any:  # one dimension: the tensor itself, which torch returns slowly
             return value if start == end and isinstance(value, Tensor) else value.flatten(start, end)
 
-        out = self._reshaped(flat, new, names, lambda out: out.unflatten(start, middle))
-        return self._inplace_or(inplace, out)
+        out = self._regrouped(flat, new, names, lambda out: out.unflatten(start, middle))
+        return self._inplace_or(inplace, out, "flatten")
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """The batch dimension ``dim`` split into ``unflattened_size``; one size may be -1."""
@@ -300,15 +318,18 @@ class ShapeOps(Kernel):
         names = None
         if self._names is not None:
             names = [*self._names[:dim], *([None] * (len(middle) - 1)), *self._names[dim:]]
-        out = self._reshaped(
+        out = self._regrouped(
             lambda value: value.unflatten(dim, middle),
             new,
             names,
             lambda out: out.flatten(dim, dim + len(middle) - 1),
         )
-        return self._inplace_or(inplace, out)
+        return self._inplace_or(inplace, out, "unflatten")
 
-    def _inplace_or(self, inplace: bool, out: Any) -> Self:
+    # A lazy stack has another way to merge and split dimensions.
+    _regrouped = _reshaped
+
+    def _inplace_or(self, inplace: bool, out: Any, name: str) -> Self:
         """``out``; or this collection with the content of ``out``, if it is not locked."""
         if not inplace or out is self:
             return out
@@ -400,14 +421,8 @@ class ShapeOps(Kernel):
             >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).expand(1_000_000, 3)["a"].shape
             torch.Size([1000000, 3, 4])
         """
-        sizes = expand_sizes(args, kwargs)
         old = self._batch_size
-        ahead = len(sizes) - len(old)
-        if ahead < 0:
-            raise RuntimeError(
-                f"the number of sizes provided ({len(sizes)}) must be greater or equal to the number of dimensions in "
-                f"the TensorDict ({len(old)})"
-            )
+        sizes, ahead = expand_sizes(args, kwargs, old)
         new = torch.Size((*sizes[:ahead], *[o if s == -1 else s for s, o in zip(sizes[ahead:], old)]))
         for size, existing in zip(new[ahead:], old):
             if existing not in (1, size):
@@ -446,18 +461,12 @@ class ShapeOps(Kernel):
 
     def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         """The content repeated ``repeats[d]`` times along each batch dimension ``d``."""
-        if len(repeats) == 1 and not isinstance(repeats[0], int):
-            repeats = tuple(repeats[0])
         size = self._batch_size
-        if len(repeats) != len(size):
-            raise ValueError(
-                "The number of repeat elements must match the number of dimensions of the tensordict. "
-                f"Got {len(repeats)} but ndim={len(size)}."
-            )
+        repeats = repeats_of(repeats, size)
         dims = len(size)
         new = torch.Size([n * r for n, r in zip(size, repeats)])
         out = self._reshaped(lambda value: value.repeat(*repeats, *([1] * (value.ndim - dims))), new, self._names)
-        return self._inplace_or(inplace, out)
+        return self._inplace_or(inplace, out, "repeat")
 
     def tile(self, dims: Sequence[int]) -> Self:
         """Like :func:`torch.tile`: ``dims`` may be longer or shorter than the batch dimensions."""
@@ -503,7 +512,7 @@ class ShapeOps(Kernel):
         out = td._reshaped(lambda value: value.repeat_interleave(repeats, dim, output_size=total), new, td._names)
         if self._lock is not None and out._lock is None:
             out._propagate_lock(None)
-        return self._inplace_or(inplace, out)
+        return self._inplace_or(inplace, out, "repeat_interleave")
 
     # -- order of dimensions and rows ---------------------------------------------------------------------------
 
@@ -579,10 +588,10 @@ class ShapeOps(Kernel):
             out = flat._reshaped(lambda value: value.roll(shift, 0), flat._batch_size).reshape(*size)
             out = out.clone(recurse=False) if out is self else out
             out._names = self._names
-            return self._inplace_or(inplace, out)
+            return self._inplace_or(inplace, out, "roll")
         axes = [positive_dim(d, len(size), size) for d in ((dims,) if isinstance(dims, int) else dims)]
         out = self._reshaped(lambda value: value.roll(shifts, axes), size, self._names)
-        return self._inplace_or(inplace, out)
+        return self._inplace_or(inplace, out, "roll")
 
     def flip(self, dims: Any, *more: int) -> Self:
         """Rows in reverse order along the given batch dimensions."""
