@@ -77,7 +77,6 @@ def is_tensor_collection(value: object) -> bool:
     """Whether ``value`` (an instance or a class) is a TensorDict, a lazy stack, a tensorclass or another collection.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> is_tensor_collection(TensorDict()), is_tensor_collection({})
         (True, False)
     """

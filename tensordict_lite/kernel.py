@@ -283,7 +283,6 @@ class Kernel:
         """The batch size, or one of its dimensions.
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({}, [3, 4]).size(1)
             4
         """
@@ -391,8 +390,6 @@ class Kernel:
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
             >>> td.set_("a", torch.ones(3))["a"].sum()
             tensor(3.)

@@ -415,7 +415,6 @@ class Ragged(NonTensorStack):
         ValueError: offsets are not ascending, or exceed the values.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"v": Ragged.from_list([[1, 2], [], [3]]), "w": Ragged.from_list(["ant", "", "bee"])}, [3])
         >>> td[1:]["v"].flat()
         (tensor([3]), tensor([0, 0, 1]))

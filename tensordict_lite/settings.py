@@ -79,7 +79,6 @@ class set_get_defaults_to_none(_SettingContext):
     A plain call takes effect at once and permanently; a ``with`` statement restores the previous value.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> with set_get_defaults_to_none(True):
         ...     TensorDict().get("missing") is None
         True

@@ -19,7 +19,6 @@ def shape_of(tensor: Tensor) -> torch.Size:
     """The shape of any tensor, ``[n, ...]`` with -1 for a ragged dimension of a nested one or an unknown shape.
 
     Example:
-        >>> import torch
         >>> shape_of(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
         torch.Size([2, -1, 3])
     """
@@ -45,7 +44,6 @@ def indexed(tensor: Tensor, index: Any) -> Tensor:
     Consecutive rows share the memory of the values.
 
     Example:
-        >>> import torch
         >>> three = torch.nested.nested_tensor([torch.zeros(2), torch.ones(1), torch.ones(0)], layout=torch.jagged)
         >>> [row.tolist() for row in indexed(three, slice(1, None)).unbind()]
         [[1.0], []]

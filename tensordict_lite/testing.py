@@ -46,8 +46,6 @@ def assert_close(
         True
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> assert_close(TensorDict(x=torch.ones(2)), TensorDict(x=torch.ones(2) + 1e-9))
         True
     """

@@ -117,7 +117,6 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
         ValueError: the numbers of batch dimensions differ, or ``dim`` is not a batch dimension.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"x": torch.tensor([1, 3, 5])}, [3])
         >>> isin(td, TensorDict({"x": torch.tensor([5, 1])}, [2]), "x")
         tensor([ True, False,  True])
@@ -149,7 +148,6 @@ def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indice
         ValueError: ``dim`` is not a batch dimension.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"x": torch.tensor([7, 1, 7, 3]), "y": torch.arange(4)}, [4])
         >>> out, indices = remove_duplicates(td, "x", return_indices=True)
         >>> out["y"], indices
@@ -188,7 +186,6 @@ def print_directory_tree(path: str | os.PathLike[str], indent: str = "", display
 
     Example:
         >>> import tempfile
-        >>> from tensordict_lite import TensorDict
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = TensorDict({"a": torch.zeros(3)}, [3]).memmap(folder)
         ...     tree = print_directory_tree(folder, display_metadata=False)

@@ -24,8 +24,6 @@ def default_is_leaf(cls: type) -> bool:
     """Whether a type is a leaf: everything but collections (which include non-tensor data).
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
         (True, False)
     """

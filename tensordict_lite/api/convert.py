@@ -63,8 +63,6 @@ class ConvertOps(Kernel):
             tolist_first: nested collections with batch dimensions become lists of dicts, see :meth:`tolist`.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.arange(2), "b": {"c": "text"}}, [2]).to_dict(convert_tensors=True)
             {'a': [0, 1], 'b': {'c': 'text'}}
         """
@@ -104,8 +102,6 @@ class ConvertOps(Kernel):
             TypeError: ``convert_tensors`` with ``convert_nodes=False``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, [2]).tolist(convert_tensors=True)
             [{'a': 0}, {'a': 1}]
         """
@@ -209,8 +205,6 @@ class ConvertOps(Kernel):
             ValueError: the shapes or the dim are not those of ``layout``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> flat, layout = TensorDict({"p": torch.zeros(5), "n": {"v": torch.ones(5, 3)}}, [5]).pack()
             >>> flat.shape, layout.keys
             (torch.Size([5, 4]), (('n', 'v'), 'p'))
@@ -259,7 +253,6 @@ class ConvertOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> data = TensorDict({"x": torch.arange(4), "word": ["a", "b", "c", "d"]}, [4])
             >>> _ = data.to_zarr(f"{folder.name}/store.zarr", chunks=(2,))
@@ -311,8 +304,6 @@ class ConvertOps(Kernel):
         Nested collections become nested fields, strings fixed-width text of at least 10 characters.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.tensor([1, 2]), "b": torch.tensor([4.0, 5.0])}, [2]).to_struct_array()
             array([(1, 4.), (2, 5.)], dtype=[('a', '<i8'), ('b', '<f4')])
         """
@@ -388,8 +379,6 @@ class ConvertOps(Kernel):
             RuntimeError: an entry does not have the batch size in front.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> data = {"a": torch.zeros(3, 4), "b": {"c": torch.zeros(3, 4, 5)}}
             >>> TensorDict.from_dict(data, auto_batch_size=True).batch_size
             torch.Size([3, 4])
@@ -597,7 +586,6 @@ class ConvertOps(Kernel):
 
         Example:
             >>> import numpy as np
-            >>> from tensordict_lite import TensorDict
             >>> array = np.zeros((3, 2))
             >>> td = TensorDict.from_dlpack({"x": array}, batch_size=[3])
             >>> array[0] = 1.0
@@ -637,8 +625,6 @@ class ConvertOps(Kernel):
             ValueError: an unknown storage.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict.from_schema({"obs": ([84, 84], torch.uint8)}, batch_size=[10])["obs"].shape
             torch.Size([10, 84, 84])
         """
@@ -705,8 +691,6 @@ class ConvertOps(Kernel):
                 :class:`NonTensorStack` are None.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.ones(3, 4)}, [3]).new_zeros(2)["a"].shape
             torch.Size([2, 4])
         """
@@ -841,7 +825,6 @@ class ConvertOps(Kernel):
 
         Example:
             >>> import pandas
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict.from_pandas(pandas.DataFrame({"a.x": [1, 2], "b": ["u", "v"]}), separator=".")["a", "x"]
             tensor([1, 2])
         """
@@ -875,8 +858,6 @@ class ConvertOps(Kernel):
             TypeError: NumPy has no dtype for an entry; names the entry.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.arange(2), "s": ["x", "y"]}, [2]).toframes.pandas_package().to_dict("list")
             {'a': [0, 1], 's': ['x', 'y']}
         """
@@ -943,8 +924,6 @@ class ConvertOps(Kernel):
             TypeError: an entry is not a tensor of int32 or int64, or a type is not a string.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"day": torch.arange(3), "x": torch.zeros(3)}, [3])
             >>> td.arrow_types = {"day": "timestamp[s]"}
             >>> td[1:].exclude("x").arrow_types

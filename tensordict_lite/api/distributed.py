@@ -57,9 +57,7 @@ class DistributedOps(Kernel):
         Example:
             Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``dst``.
 
-            >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
-            >>> from tensordict_lite import TensorDict
             >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
             >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
             >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
@@ -134,9 +132,7 @@ class DistributedOps(Kernel):
         Example:
             Two ranks in two threads. A program calls ``torch.distributed.init_process_group`` and passes ``dst``.
 
-            >>> import torch
             >>> from concurrent.futures import ThreadPoolExecutor
-            >>> from tensordict_lite import TensorDict
             >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
             >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
             >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
@@ -195,7 +191,6 @@ class DistributedOps(Kernel):
             A queue instead of a rank; between ranks, ``await td.asend(1)`` pairs with ``await td.arecv(0)``.
 
             >>> import asyncio, torch
-            >>> from tensordict_lite import TensorDict
             >>> class Pipe(asyncio.Queue):
             ...     async def asend(self, td):
             ...         await self.put(td)
@@ -261,8 +256,6 @@ class DistributedOps(Kernel):
             ValueError: with ``check``, the structures differ; raised on every rank.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> dist = torch.distributed
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> td = TensorDict({"x": torch.ones(2)}, [2])
@@ -300,8 +293,6 @@ class DistributedOps(Kernel):
             None, or a list of objects with ``wait()``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> dist = torch.distributed
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> td = TensorDict({"x": torch.ones(2)}, [2])
@@ -343,7 +334,6 @@ class DistributedOps(Kernel):
 
         Example:
             >>> import multiprocessing, tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> def begin(rank, meeting):
             ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
             >>> def other(meeting):
@@ -407,8 +397,6 @@ class DistributedOps(Kernel):
             CommunicationError: a rank has ended or timed out, or ``src`` could not send.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> dist = torch.distributed
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> td = TensorDict({"x": torch.ones(2)}, [2]).broadcast(src=0)  # elsewhere: TensorDict().broadcast(src=0)
@@ -430,8 +418,6 @@ class DistributedOps(Kernel):
             A list of new collections, in the order of the ranks.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> dist = torch.distributed
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> [td["x"] for td in TensorDict({"x": torch.ones(2)}, [2]).all_gather()]
@@ -458,7 +444,6 @@ class DistributedOps(Kernel):
 
         Example:
             >>> import multiprocessing, tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> def begin(rank, meeting):
             ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
             >>> def other(meeting):
@@ -498,8 +483,6 @@ class DistributedOps(Kernel):
             ValueError: on ``src``, the list does not have one collection for each rank; the others raise as well.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> dist = torch.distributed
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> parts = [TensorDict({"rank": torch.tensor(rank)}) for rank in range(dist.get_world_size())]

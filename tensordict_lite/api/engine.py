@@ -143,8 +143,6 @@ class EngineOps:
             ``out`` if given; else the joined results, or None if every result is None.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
             >>> data.map(lambda chunk: chunk * 2, num_workers=2, chunksize=2)["x"]
             tensor([ 0,  2,  4,  6,  8, 10])
@@ -207,8 +205,6 @@ class EngineOps:
         """Map ``fn`` over chunks of rows and yield the results in order: see :func:`tdmap.map_iter`.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
             >>> [int(total) for total in data.map_iter(lambda chunk: chunk["x"].sum(), num_workers=2, chunksize=2)]
             [1, 5, 9]

@@ -55,7 +55,6 @@ class ModuleOps(Kernel):
             TypeError: ``module`` is not a module.
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> params = TensorDict.from_module(torch.nn.Sequential(torch.nn.Linear(3, 4)))
             >>> params["0", "weight"].shape
             torch.Size([4, 3])
@@ -95,7 +94,6 @@ class ModuleOps(Kernel):
                 modules.
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> params = TensorDict.from_modules(torch.nn.Linear(3, 4), torch.nn.Linear(3, 4))
             >>> params.batch_size, params["weight"].shape
             (torch.Size([2]), torch.Size([2, 4, 3]))
@@ -148,7 +146,6 @@ class ModuleOps(Kernel):
             TypeError: ``module`` is not a module.
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> layer = torch.nn.Linear(2, 2)
             >>> zeros = TensorDict.from_module(layer).data.clone().zero_()
             >>> with zeros.to_module(layer):
@@ -197,8 +194,6 @@ class ModuleOps(Kernel):
             KeyError: two entries get the same flat key.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> list(TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1)}}).state_dict())
             ['a', 'b.c']
         """

@@ -82,7 +82,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> data = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3, 2)}}, [3])
             >>> mapped = data.memmap(folder.name)
@@ -143,7 +142,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": torch.tensor(0)})
             >>> data = datum.expand(1000).memmap_like(folder.name)  # expand takes no memory
@@ -170,7 +168,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> data = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3, 2)}}, [3])
             >>> _ = data.save(f"{folder.name}/data.tdz")
@@ -227,7 +224,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> _ = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}}, [3]).memmap(folder.name)
             >>> TensorDict.load_memmap(folder.name)["a"]
@@ -304,8 +300,6 @@ class StorageOps(Kernel):
         """Whether :meth:`memmap`, :meth:`memmap_` or :meth:`memmap_like` made this collection and it is still locked.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)})
             >>> td.is_memmap(), td.memmap().is_memmap()
             (False, True)
@@ -349,7 +343,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> from tensordict_lite.memmap.checksum import verify
             >>> folder = tempfile.TemporaryDirectory()
             >>> sums = TensorDict({"a": torch.arange(1000)}).memmap(folder.name).checksum()
@@ -479,7 +472,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import pickle, tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3, 2)}}, [3]).consolidate()
             >>> data["a"].untyped_storage().data_ptr() == data["b", "c"].untyped_storage().data_ptr()
             True
@@ -515,7 +507,6 @@ class StorageOps(Kernel):
 
         Example:
             >>> import tempfile, torch
-            >>> from tensordict_lite import TensorDict
             >>> folder = tempfile.TemporaryDirectory()
             >>> _ = TensorDict({"a": torch.arange(3)}, [3]).consolidate(f"{folder.name}/data.bin")
             >>> TensorDict.from_consolidated(f"{folder.name}/data.bin").batch_size
@@ -532,8 +523,6 @@ class StorageOps(Kernel):
         object in a non-tensor entry.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)})
             >>> td.is_consolidated(), td.consolidate().is_consolidated()
             (False, True)

@@ -185,7 +185,6 @@ def to_arrow(td: TensorCollection) -> Any:
         ValueError: the batch size is not ``[n]``, or an entry has no column form; names it.
 
     Example:
-        >>> import torch
         >>> from tensordict_lite import TensorDict, to_arrow
         >>> to_arrow(TensorDict({"x": torch.arange(2), "n": {"word": ["ant", "bee"]}}, [2])).to_pylist()
         [{'x': 0, 'n': {'word': 'ant'}}, {'x': 1, 'n': {'word': 'bee'}}]

@@ -27,8 +27,6 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
         RuntimeError: fewer than two.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> a, b = TensorDict(x=torch.tensor(0), n={"y": 1}), TensorDict(x=torch.tensor(1), n={"z": 2})
         >>> sorted(merge_tensordicts(a, b).keys(True, True), key=str), merge_tensordicts(a, b)["x"]
         ([('n', 'y'), ('n', 'z'), 'x'], tensor(0))

@@ -113,7 +113,6 @@ def from_any(
         batch_size: the batch size.
 
     Example:
-        >>> import torch
         >>> td = from_any({"obs": torch.zeros(3), "pair": (torch.zeros(3), 1)})
         >>> sorted(td.keys(True, True), key=str)
         [('pair', '0'), ('pair', '1'), 'obs']
@@ -171,7 +170,6 @@ def from_namedtuple(
     """A TensorDict with the fields of a named tuple, each converted with :func:`from_any`.
 
     Example:
-        >>> import torch
         >>> from_namedtuple(torch.tensor([[2, 0, 1]]).max(dim=1))["indices"]
         tensor([0])
     """
@@ -197,7 +195,6 @@ def from_tuple(
     """A TensorDict with the elements of a tuple under ``"0"``, ``"1"``..., each converted with :func:`from_any`.
 
     Example:
-        >>> import torch
         >>> from_tuple((torch.zeros(3, 4), torch.ones(3)), auto_batch_size=True).batch_size
         torch.Size([3])
     """
@@ -317,7 +314,6 @@ def make_tensordict(
         **kwargs: more entries.
 
     Example:
-        >>> import torch
         >>> make_tensordict(a=torch.zeros(3, 4), auto_batch_size=True).batch_size
         torch.Size([3, 4])
     """

@@ -33,7 +33,6 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         IndexError: ``dim`` is out of range.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> tds = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
         >>> stack(tds, 1)["a"].shape
         torch.Size([3, 2])
@@ -127,7 +126,6 @@ def pad_sequence(
         IndexError: an entry has no dimension ``pad_dim``.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> tds = [TensorDict({"a": torch.ones(n, 2)}, [n]) for n in (2, 3)]
         >>> pad_sequence(tds).batch_size
         torch.Size([2, 3])

@@ -182,8 +182,6 @@ class DenseCollection(Fitting):
             KeyThroughLeafError: (a ValueError) the key continues below a tensor, and there is no default.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
             >>> td.get(("a", "b")).shape, td.get("missing", 0), td.get(("a", "b", "c"), 0)
             (torch.Size([3]), 0, 0)

@@ -35,7 +35,6 @@ class TensorDict(DenseCollection, TensorDictBase):
         KeyError: a key is not a nested key.
 
     Example:
-        >>> import torch
         >>> data = TensorDict({"obs": torch.zeros(3, 4), "meta": {"id": torch.arange(3)}}, batch_size=[3])
         >>> data["meta", "id"]
         tensor([0, 1, 2])

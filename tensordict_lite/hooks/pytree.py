@@ -372,7 +372,6 @@ def from_pytree(
         batch_dims: longest batch size to infer.
 
     Example:
-        >>> import torch
         >>> td = from_pytree({"a": torch.zeros(3), "b": (torch.ones(3), torch.ones(3, 2))}, auto_batch_size=True)
         >>> td.batch_size, type(td.to_pytree()["b"])
         (torch.Size([3]), <class 'tuple'>)

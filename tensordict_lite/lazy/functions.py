@@ -68,8 +68,6 @@ def lazy_stack(
         RuntimeError: an empty sequence, or members that are not compatible.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> stack = lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3), b=torch.ones(1))])
         >>> stack.batch_size, list(stack.keys()), stack[1]["a"].shape
         (torch.Size([2]), ['a'], torch.Size([3]))
@@ -125,8 +123,6 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
         RuntimeError: an empty sequence, or members with incompatible batch sizes.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> type(maybe_dense_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))])).__name__
         'LazyStackedTensorDict'
     """

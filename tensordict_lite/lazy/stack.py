@@ -57,8 +57,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         ValueError: the names of the members differ.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> stack = LazyStackedTensorDict(
         ...     TensorDict(a=torch.zeros(2), b=torch.ones(3)), TensorDict(a=torch.ones(2), b=torch.ones(4))
         ... )

@@ -63,7 +63,6 @@ def load_memmap(
 
     Example:
         >>> import tempfile, torch
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.memmap import load_memmap
         >>> folder = tempfile.TemporaryDirectory()
         >>> _ = TensorDict({"nested": {"e": torch.zeros(2)}}, [2]).memmap(folder.name)

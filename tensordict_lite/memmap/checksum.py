@@ -97,7 +97,6 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
 
     Example:
         >>> import tempfile, torch
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.memmap.checksum import store, verify
         >>> folder = tempfile.TemporaryDirectory()
         >>> _ = TensorDict({"a": torch.arange(1000)}).memmap(folder.name)

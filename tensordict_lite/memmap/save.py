@@ -47,7 +47,6 @@ class TensorDictFuture:
 
     Example:
         >>> import tempfile, torch
-        >>> from tensordict_lite import TensorDict
         >>> folder = tempfile.TemporaryDirectory()
         >>> future = TensorDict({"a": torch.ones(3)}).memmap(folder.name, num_threads=2, return_early=True)
         >>> future.result()["a"].sum()

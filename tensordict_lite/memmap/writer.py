@@ -81,7 +81,6 @@ class DatasetWriter:
 
     Example:
         >>> import tempfile, torch
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.memmap.writer import DatasetWriter
         >>> folder = tempfile.TemporaryDirectory()
         >>> with DatasetWriter(folder.name, TensorDict({"x": torch.zeros(2), "y": torch.tensor(0)})) as writer:

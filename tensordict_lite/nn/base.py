@@ -25,8 +25,6 @@ class TensorDictModuleBase(nn.Module):
     :class:`TensorDictSequential` uses them. To wrap a module of tensors, use :class:`TensorDictModule`.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> class Statistics(TensorDictModuleBase):
         ...     in_keys = ["x"]
         ...     out_keys = ["mean", "std"]

@@ -59,7 +59,6 @@ class TensorDictModule(TensorDictModuleBase):
         ValueError: ``module`` is not callable, or keys are invalid.
 
     Example:
-        >>> import torch
         >>> layer = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["x"], out_keys=["y"])
         >>> layer(TensorDict({"x": torch.ones(2, 3)}, [2]))["y"].shape
         torch.Size([2, 4])
@@ -245,7 +244,6 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         td_module: a module with ``in_keys`` and ``out_keys``.
 
     Example:
-        >>> import torch
         >>> class TimesTen(TensorDictModuleWrapper):
         ...     def forward(self, tensordict):
         ...         tensordict = self.td_module(tensordict)
@@ -327,7 +325,6 @@ class WrapModule(TensorDictModuleBase):
         out_keys: the keys that it writes, likewise.
 
     Example:
-        >>> import torch
         >>> WrapModule(lambda td: td.reshape(-1))(TensorDict({"x": torch.ones(3, 4)}, [3, 4])).batch_size
         torch.Size([12])
     """
@@ -365,7 +362,6 @@ class as_tensordict_module:
         out_keys: key or list of keys of its results.
 
     Example:
-        >>> import torch
         >>> @as_tensordict_module(in_keys="x", out_keys="y")
         ... def double(x):
         ...     return x * 2

@@ -71,7 +71,6 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         ValueError: a log-probability would overwrite a value.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> module = ProbabilisticTensorDictModule(
         ...     in_keys=["loc", "scale"], out_keys=["action"], distribution_class=torch.distributions.Normal
         ... )

@@ -43,7 +43,6 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         TypeError: ``return_composite=False``, and the last module is not probabilistic.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.nn import ProbabilisticTensorDictModule, TensorDictModule
         >>> policy = ProbabilisticTensorDictSequential(
         ...     TensorDictModule(lambda x: x + 1, in_keys=["x"], out_keys=["loc"]),

@@ -34,8 +34,6 @@ class TensorDictSequential(TensorDictModuleBase):
             input is not changed.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.nn import TensorDictModule
         >>> seq = TensorDictSequential(
         ...     TensorDictModule(lambda x: x + 1, in_keys=["x"], out_keys=["y"]),

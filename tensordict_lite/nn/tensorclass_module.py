@@ -26,7 +26,6 @@ class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
     the fields, and ``input_type`` and ``output_type`` hold the two classes.
 
     Example:
-        >>> import torch
         >>> from tensordict_lite import TensorClass
         >>> class Pair(TensorClass):
         ...     a: torch.Tensor
@@ -83,7 +82,6 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         ValueError: one of them is not.
 
     Example:
-        >>> import torch
         >>> from tensordict_lite import TensorClass, TensorDict
         >>> class Point(TensorClass):
         ...     x: torch.Tensor

@@ -193,7 +193,6 @@ class set_skip_existing(Mode):
         RuntimeError: a block with the mode None.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> from tensordict_lite.nn import TensorDictModule
         >>> module = TensorDictModule(lambda x: x + 1, in_keys=["x"], out_keys=["y"])
         >>> td = TensorDict(x=torch.zeros(()), y=torch.zeros(()))

@@ -18,7 +18,6 @@ class LinkedList(list):  # type: ignore[type-arg]
         td: the collection; without it this is an ordinary list.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"names": ["a", "b", "c"]}, [3])
         >>> values = td["names"]
         >>> values[0] = "z"

@@ -35,8 +35,6 @@ class MetaData(NonTensorDataBase):
         TypeError: the object is not of the type in the brackets.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"x": torch.zeros(2), "unit": MetaData("cm")}, [2])
         >>> torch.stack([td, td])["unit"], td.expand(3, 2).get("unit").batch_size
         ('cm', torch.Size([3, 2]))

@@ -39,7 +39,6 @@ class UnbatchedTensor(Tensor):
         batch_size: batch size of the tree that holds it; set by the tree.
 
     Example:
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({"x": torch.zeros(3, 4), "table": UnbatchedTensor(torch.rand(7, 11))}, [3])
         >>> td[0]["table"].shape, td.expand(2, 3)["table"].batch_size
         (torch.Size([7, 11]), torch.Size([2, 3]))

@@ -46,8 +46,6 @@ class CastOps(Kernel):
             recurse: copy the tensors too. ``False`` copies the tree of collections around the same tensors.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
             >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
             (False, True)
@@ -144,8 +142,6 @@ class CastOps(Kernel):
             RuntimeError: the device does not exist.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.arange(3)}, [3])
             >>> td.to(torch.float64)["a"].dtype, td.to("meta").device
             (torch.float64, device(type='meta'))
@@ -371,8 +367,6 @@ class CastOps(Kernel):
             RuntimeError: the collection is memory-mapped, and thus already shared through its files.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
             >>> td.is_shared(), td.is_locked, td["a"].is_shared()
             (True, True, True)
@@ -431,8 +425,6 @@ class CastOps(Kernel):
                 element.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3])
             >>> bool((td[1:].data_ptr(storage=True) == td.data_ptr(storage=True)).all())
             True
@@ -496,8 +488,6 @@ class CastOps(Kernel):
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, [3]).requires_grad_()["a"].requires_grad
             True
         """
@@ -524,8 +514,6 @@ class CastOps(Kernel):
         of a tensor of the result (``result["a"].requires_grad_()``) is visible in later results.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
             >>> td.detach() is td.detach()
             True
@@ -598,8 +586,6 @@ class CastOps(Kernel):
             KeyError: ``gradient`` lacks an entry.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> x = torch.ones(2, requires_grad=True)
             >>> TensorDict({"loss": x.sum(), "penalty": (x * x).sum()}).backward()
             >>> x.grad

@@ -107,8 +107,6 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _CASTS}
 
 _EXAMPLE = """
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> td = TensorDict({{"a": torch.tensor([{data}])}}, [1])
         >>> td.{call}["a"].equal({expected})
         True

@@ -77,8 +77,6 @@ class KeyOps(Kernel):
             sort: alphabetical order, a container before its content.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, [3])
             >>> list(td.keys(True, True)), (("b",), "c") in td.keys(True)
             (['a', ('b', 'c')], True)
@@ -107,8 +105,6 @@ class KeyOps(Kernel):
         returned as :class:`NonTensorData`.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": {"b": torch.tensor(1)}})
             >>> list(td.items(include_nested=True, leaves_only=True))
             [(('a', 'b'), tensor(1))]
@@ -313,7 +309,6 @@ class KeyOps(Kernel):
             self
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict().set_non_tensor(("a", "n"), 1)["a", "n"]
             1
         """
@@ -410,7 +405,6 @@ class KeyOps(Kernel):
         """A TensorDict without batch dimensions that holds ``value`` under every key.
 
         Example:
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict.fromkeys(["a", ("b", "c")], 1)["b", "c"]
             tensor(1)
         """
@@ -432,8 +426,6 @@ class KeyOps(Kernel):
             RuntimeError: the collection is locked (``inplace``), or an argument is not a nested key.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3), "d": torch.ones(3)}}, [3])
             >>> list(td.select("a", ("b", "c")).keys(True, True))
             ['a', ('b', 'c')]
@@ -591,8 +583,6 @@ class KeyOps(Kernel):
                 an existing entry that is not renamed.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict(a=torch.tensor(0), b=torch.tensor(1))
             >>> td.rename_keys({"a": "b", "b": "a"})["a"]
             tensor(1)
@@ -647,8 +637,6 @@ class KeyOps(Kernel):
             RuntimeError: the collection is locked (``inplace``).
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict(a=torch.tensor(0), b=torch.tensor(1), c=torch.tensor(2))
             >>> [sorted(part.keys()) for part in td.split_keys(["a"], {"b": "x"})]
             [['a'], ['x'], ['c']]
@@ -733,8 +721,6 @@ class KeyOps(Kernel):
             RuntimeError: the collection is locked (``inplace``).
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, [3])
             >>> list(td.flatten_keys().keys())
             ['a', 'b.c']
@@ -896,8 +882,6 @@ class KeyOps(Kernel):
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict(a=torch.zeros(1), b=torch.ones(1)).cat_tensors("a", "b", out_key="c")["c"]
             tensor([0., 1.])
         """

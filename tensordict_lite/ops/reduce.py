@@ -50,8 +50,6 @@ class ReductionOps(Kernel):
             RuntimeError: ``dim`` is not a batch dimension.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.tensor([[True, False], [True, True]])}, [2, 2])
             >>> td.all(), td.all(dim=1)["a"]
             (False, tensor([False,  True]))
@@ -123,8 +121,6 @@ class ReductionOps(Kernel):
             ValueError: ``reduce=True`` without tensors.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2)}, [2])
             >>> td.sum(0)["a"], td.sum("feature")["a"], td.sum(reduce=True)
             (tensor([2., 2., 2.]), tensor([3., 3.]), tensor(8.))
@@ -235,8 +231,6 @@ class ReductionOps(Kernel):
             interpolation: between two elements: linear, lower, higher, midpoint or nearest.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.arange(5.0)}, [5]).quantile(0.5, 0)["a"]
             tensor(2.)
         """
@@ -336,8 +330,6 @@ class ReductionOps(Kernel):
             TypeError: ``keepdim`` without ``dim``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> values, indices = TensorDict({"a": torch.tensor([3.0, 1.0])}, [2]).min(0)
             >>> values["a"], indices["a"]
             (tensor(1.), tensor(1))

@@ -125,8 +125,6 @@ class RowOps(Kernel):
             RuntimeError: sizes that do not sum to the length.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> [part.batch_size[0] for part in TensorDict({"a": torch.zeros(5)}, [5]).split(2)]
             [2, 2, 1]
         """
@@ -260,8 +258,6 @@ class RowOps(Kernel):
             inplace: store the rows in this collection and the nested ones, and return it.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.arange(3)}, [3])
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
@@ -368,8 +364,6 @@ class RowOps(Kernel):
                 ``inplace`` on a locked collection.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.ones(2, 3)}, [2]).pad([0, 1])["a"].shape
             torch.Size([3, 3])
         """

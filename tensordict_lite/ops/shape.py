@@ -238,8 +238,6 @@ class ShapeOps(Kernel):
             RuntimeError: the sizes do not hold the batch, or a leaf cannot be viewed without a copy.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
             torch.Size([6, 4])
         """
@@ -263,8 +261,6 @@ class ShapeOps(Kernel):
             inplace: reshape this collection and the nested ones, and return it.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
             torch.Size([3, 2, 4])
         """
@@ -416,8 +412,6 @@ class ShapeOps(Kernel):
         """A view with dimensions of size 1 repeated, and new ones in front; -1 keeps a size.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).expand(1_000_000, 3)["a"].shape
             torch.Size([1000000, 3, 4])
         """
@@ -686,8 +680,6 @@ class ShapeOps(Kernel):
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4)}})
             >>> td.auto_batch_size_().batch_size
             torch.Size([3, 4])

@@ -67,8 +67,6 @@ class UpdateOps(Kernel):
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"n": {"x": torch.zeros(3)}}, [3])
             >>> sorted(td.update({"n": {"y": torch.ones(3)}}, z=torch.ones(3)).keys(True, True), key=str)
             [('n', 'x'), ('n', 'y'), 'z']
@@ -380,8 +378,6 @@ class UpdateOps(Kernel):
             self
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3])
             >>> td.update_at_({"a": torch.ones(2)}, slice(0, 2))["a"]
             tensor([1., 1., 0.])
@@ -434,8 +430,6 @@ class UpdateOps(Kernel):
             RuntimeError: more than one positional argument, or an argument that is not a mapping.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict(a=torch.zeros(1), b=torch.zeros(1))
             >>> td.replace(a=torch.ones(1))["a"], td["a"]
             (tensor([1.]), tensor([0.]))

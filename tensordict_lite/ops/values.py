@@ -51,8 +51,6 @@ class ValueOps(GeneratedOps):
             TypeError: there is no bound.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.tensor([-2.0, 0.5, 3.0])}, [3]).clamp(0, 1)["a"]
             tensor([0.0000, 0.5000, 1.0000])
         """
@@ -106,8 +104,6 @@ class ValueOps(GeneratedOps):
             weight: number, tensor or collection.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.zeros(2)}, [2])
             >>> td.lerp(td + 10, 0.3)["a"]
             tensor([3., 3.])
@@ -183,8 +179,6 @@ class ValueOps(GeneratedOps):
             IndexError: ``dim`` is not a batch dimension.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.zeros(2, 3)}, [2]).softmax(0)["a"][0]
             tensor([0.5000, 0.5000, 0.5000])
         """
@@ -197,8 +191,6 @@ class ValueOps(GeneratedOps):
         """Fill every tensor with zeros, in place. Returns ``self``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.ones(3)}, [3]).zero_()["a"]
             tensor([0., 0., 0.])
         """
@@ -381,8 +373,6 @@ class ValueOps(GeneratedOps):
             KeyError: an entry is missing in one of ``others``.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.ones(3), "b": {"c": torch.zeros(3)}}, [3])
             >>> td.apply(lambda x, y: x + y, td)["a"]
             tensor([2., 2., 2.])
@@ -466,8 +456,6 @@ class ValueOps(GeneratedOps):
             nested_keys: pass the path of entries below the top as a tuple, instead of its last step.
 
         Example:
-            >>> import torch
-            >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": torch.ones(3), "b": {"c": torch.zeros(3)}}, [3])
             >>> list(td.named_apply(lambda key, x: x if key == "c" else None).keys(True, True))
             [('b', 'c')]

@@ -46,8 +46,6 @@ def render_html(td: Any) -> str | None:
     """HTML of a collection; ``None`` if :class:`~tensordict_lite.set_printoptions` has ``html=False``.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> page = render_html(TensorDict({"pixels": torch.zeros(8, 3, 32, 32, dtype=torch.uint8)}, [8]))
         >>> "u8[3,32,32]" in page, "24.0 KiB" in page
         (True, True)

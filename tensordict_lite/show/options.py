@@ -66,8 +66,6 @@ class set_printoptions:
         TypeError: an unknown option.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> with set_printoptions(compact=False, verbose=False):
         ...     print(TensorDict(a=torch.zeros(3), batch_size=[3]))
         TensorDict(

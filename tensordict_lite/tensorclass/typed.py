@@ -52,8 +52,6 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         RuntimeError: an entry does not start with the batch size.
 
     Example:
-        >>> import torch
-        >>> from tensordict_lite import TensorDict
         >>> class State(TypedTensorDict):
         ...     position: torch.Tensor
         ...     extra: TensorDict = None

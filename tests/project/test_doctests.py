@@ -5,6 +5,9 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
+
+from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +28,6 @@ def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    result = doctest.testmod(module, optionflags=flags)
+    result = doctest.testmod(module, optionflags=flags, extraglobs={"torch": torch, "TensorDict": TensorDict})
     assert result.attempted, "the examples of this module are not where doctest finds them"
     assert not result.failed, f"{result.failed} of {result.attempted} examples are wrong; see above"

@@ -39,7 +39,6 @@ class Pieces:
         kind: subclass of Tensor for them.
 
     Example:
-        >>> import torch
         >>> pieces = Pieces(torch.arange(6, dtype=torch.float32).untyped_storage())
         >>> pieces.at([(8, torch.float32, (2,)), (16, torch.float32, (2, 1))])
         [tensor([2., 3.]), tensor([[4.],
