@@ -65,6 +65,19 @@ def _as_index_part(part: Any) -> Any:
     )
 
 
+def rows_of_mask(mask: Tensor, size: torch.Size) -> Tensor:
+    """The positions that a mask over the first batch dimension selects.
+
+    Raises:
+        IndexError: its length is not the size of that dimension.
+    """
+    if mask.shape[0] != size[0]:
+        raise IndexError(
+            f"the shape of the mask {list(mask.shape)} at index 0 does not match the batch size {list(size)} at index 0"
+        )
+    return mask.nonzero().squeeze(-1)
+
+
 def _consumed(part: Any) -> int:
     if part is None or isinstance(part, bool):
         return 0

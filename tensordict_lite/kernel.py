@@ -576,6 +576,14 @@ def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str
     return names if given else None
 
 
+def stacked_names(items: Sequence[Any], dim: int) -> list[str | None] | None:
+    """The names of a stack along ``dim``: those that all items share."""
+    names: list[str | None] | None = items[0]._names
+    if names is None or any(item._names != names for item in items):
+        return None
+    return [*names[:dim], None, *names[dim:]]
+
+
 def names_or_none(names: list[str | None]) -> list[str | None] | None:
     return names if any(name is not None for name in names) else None
 

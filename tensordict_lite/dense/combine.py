@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.kernel import DeviceLike
+from tensordict_lite.kernel import DeviceLike, stacked_names
 from tensordict_lite.ops.arrow_types import joined_types
 from tensordict_lite.settings import settings
 
@@ -233,10 +233,7 @@ def stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
         raise _not_congruent(items) from None
     except (RuntimeError, TypeError) as err:
         raise _bad_column(column, key, err) from err
-    names = first._names
-    if names is not None:
-        same = all(item._names == names for item in items)
-        names = [*names[:dim], None, *names[dim:]] if same else None
+    names = None if first._names is None else stacked_names(items, dim)
     rows = len(items)
     return first._rebuild(out, _Size((*size[:dim], rows, *size[dim:]) if dim else (rows, *size)), names)
 

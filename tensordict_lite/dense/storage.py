@@ -21,6 +21,7 @@ from tensordict_lite.indexing import (
     is_whole,
     normalise_index,
     rows_mismatch,
+    rows_of_mask,
 )
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import pruned
@@ -271,14 +272,8 @@ class DenseCollection(Fitting):
 
     def _index_tensor(self, index: Tensor) -> Self:
         """One long or bool tensor: the common way to sample data, so it has a fast path."""
-        batch_size = self._batch_size
         if index.dtype is torch.bool and index.ndim == 1:
-            if index.shape[0] != batch_size[0]:
-                raise IndexError(
-                    f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
-                    f"{list(batch_size)} at index 0"
-                )
-            index = index.nonzero().squeeze(-1)  # once, instead of once per leaf
+            index = rows_of_mask(index, self._batch_size)  # once, instead of once per leaf
         elif index.dtype is not torch.int64 or index.ndim != 1:
             return self._index((index,))
         try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.dense.combine import joined_into
-from tensordict_lite.kernel import DeviceLike
+from tensordict_lite.kernel import DeviceLike, stacked_names
 from tensordict_lite.lazy.ragged import nested, padded
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
 from tensordict_lite.lazy.storage import member_size, stack_position
@@ -40,8 +40,7 @@ def stack_lazily(values: list[Any], dim: int) -> Any:
     if first._is_unbatched:
         return first._stack_entries(values, dim)
     cls = stack_class(values)
-    names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
-    return cls._of(values, dim, member_size(values, False), first._device, names)
+    return cls._of(values, dim, member_size(values, False), first._device, stacked_names(values[:1], dim))
 
 
 def lazy_stack(
@@ -165,14 +164,7 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         else:
             out[key] = _densest(column, dim, {})
     size = first._batch_size
-    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), _names_of_stack(items, dim))
-
-
-def _names_of_stack(items: list[Any], dim: int) -> list[str | None] | None:
-    names = items[0]._names
-    if names is None or any(item._names != names for item in items):
-        return None
-    return [*names[:dim], None, *names[dim:]]
+    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), stacked_names(items, dim))
 
 
 def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
@@ -188,7 +180,7 @@ def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
     at = model._stack_dim
     inner = dim - (dim > at)
     members = [_densest(column, inner, kwargs) for column in columns]
-    return model._restacked(members, at + (dim <= at), _names_of_stack(items, dim), locked=False)
+    return model._restacked(members, at + (dim <= at), stacked_names(items, dim), locked=False)
 
 
 register(

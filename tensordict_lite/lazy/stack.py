@@ -21,7 +21,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.combine import cat, stacked
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
-from tensordict_lite.kernel import DeviceLike, as_size
+from tensordict_lite.kernel import DeviceLike, as_size, stacked_names
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.index import LazyIndexOps
 from tensordict_lite.lazy.ragged import member_tensors, nested, padded
@@ -445,10 +445,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         model, columns = member_columns(items)
         at = model._stack_dim
         inner = dim - (dim > at)
-        names = model._names
-        if names is not None:
-            names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
-        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at), names, locked=False)
+        members = [stacked(column, inner) for column in columns]
+        return model._restacked(members, at + (dim <= at), stacked_names(items, dim), locked=False)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:

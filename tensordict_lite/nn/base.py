@@ -147,8 +147,11 @@ class TensorDictModuleBase(nn.Module):
             _reset(self)
         return fresh
 
+    _shown: tuple[str, ...] = ()
+    """Attributes that ``repr`` shows besides the keys."""
+
     def __repr__(self) -> str:
-        return _render(self, {})
+        return _render(self, {name: getattr(self, name) for name in self._shown})
 
 
 def _trainable(tensor: Any, own: Any) -> Any:

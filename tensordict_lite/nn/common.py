@@ -14,7 +14,7 @@ from torch.fx import Proxy
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key
-from tensordict_lite.nn.base import TensorDictModuleBase, _render, key_list
+from tensordict_lite.nn.base import TensorDictModuleBase, key_list
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.tracing import TracedEntries
 from tensordict_lite.nn.utils import _SKIP, is_skipped
@@ -231,8 +231,7 @@ class TensorDictModule(TensorDictModuleBase):
             wraps = "" if inner is None else f", nor has the {type(inner).__name__} that it wraps"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{wraps}") from None
 
-    def __repr__(self) -> str:
-        return _render(self, {"module": self.module})
+    _shown = ("module",)
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
@@ -264,7 +263,6 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """The keys that the module reads."""
         return self.td_module.in_keys
 
     @in_keys.setter
@@ -273,7 +271,6 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The keys that the module writes."""
         return self.td_module.out_keys
 
     @out_keys.setter
@@ -282,21 +279,17 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     @property
     def out_keys_source(self) -> list[NestedKey]:
-        """All the keys that the module writes, selected or not."""
         return self.td_module.out_keys_source
 
     def select_out_keys(self, *out_keys: NestedKey) -> Any:
-        """Forwarded to the wrapped module, see :meth:`TensorDictModuleBase.select_out_keys`. Returns self."""
         self.td_module.select_out_keys(*out_keys)
         return self
 
     def reset_out_keys(self) -> Any:
-        """Forwarded to the wrapped module, see :meth:`TensorDictModuleBase.reset_out_keys`. Returns self."""
         self.td_module.reset_out_keys()
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped module."""
         return self.td_module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -311,8 +304,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
                 raise
             return getattr(inner, name)
 
-    def __repr__(self) -> str:
-        return _render(self, {"td_module": self.td_module})
+    _shown = ("td_module",)
 
 
 class WrapModule(TensorDictModuleBase):
@@ -350,8 +342,7 @@ class WrapModule(TensorDictModuleBase):
         result = self.func(data)
         return data.update(result) if self.inplace and result is not data else result
 
-    def __repr__(self) -> str:
-        return _render(self, {"func": self.func})
+    _shown = ("func",)
 
 
 class as_tensordict_module:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.nn.base import TensorDictModuleBase, _render
+from tensordict_lite.nn.base import TensorDictModuleBase
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.params import TensorDictParams
 
@@ -98,8 +98,7 @@ class EnsembleModule(TensorDictModuleBase):
         parts = [self.reset_parameters_recursive(part) for part in parameters.data.unbind(0)]
         return TensorDict.lazy_stack(parts, 0)
 
-    def __repr__(self) -> str:
-        return _render(self, {"module": self.module, "params_td": self.params_td})
+    _shown = ("module", "params_td")
 
 
 def _as_own(stacked: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

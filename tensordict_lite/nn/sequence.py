@@ -10,7 +10,7 @@ from torch import nn
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import NestedKey, unravel_key_list
 from tensordict_lite.lazy.functions import LazyStackedTensorDict
-from tensordict_lite.nn.base import TensorDictModuleBase, _render, check_selected
+from tensordict_lite.nn.base import TensorDictModuleBase, check_selected
 from tensordict_lite.nn.common import WrapModule, check_inplace, output_of
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.utils import _SKIP, is_skipped
@@ -96,7 +96,6 @@ class TensorDictSequential(TensorDictModuleBase):
 
     @property
     def out_keys_source(self) -> list[NestedKey]:
-        """All the keys that the sequence writes, selected or not."""
         return self._all_out_keys
 
     def select_out_keys(self, *selected_out_keys: NestedKey) -> Any:
@@ -111,7 +110,6 @@ class TensorDictSequential(TensorDictModuleBase):
         return self
 
     def reset_out_keys(self) -> Any:
-        """Revert :meth:`select_out_keys`. Returns self."""
         self._selected = None
         return self
 
@@ -268,8 +266,7 @@ class TensorDictSequential(TensorDictModuleBase):
                 return container._modules[name]
             raise
 
-    def __repr__(self) -> str:
-        return _render(self, {"module": self.module})
+    _shown = ("module",)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------

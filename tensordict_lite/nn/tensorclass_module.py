@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from torch import nn
 
 from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.nn.base import TensorDictModuleBase, _render
+from tensordict_lite.nn.base import TensorDictModuleBase
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.tensorclass.decorator import is_tensorclass
 
@@ -126,8 +126,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         result = self.module(kind.from_tensordict(given))
         return result.to_tensordict()
 
-    def __repr__(self) -> str:
-        return _render(self, {"module": self.module})
+    _shown = ("module",)
 
 
 def _field_keys(cls: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tensordict_lite.kernel import stacked_names
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload, spread
 from tensordict_lite.settings import settings
 
@@ -120,9 +121,8 @@ def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
             return None
         if not same_payload(item._payload, first._payload):
             return None
-    size, names = first._batch_size, first._names
-    new_names = None if names is None else [*names[:dim], None, *names[dim:]]
-    return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])), new_names)
+    size = first._batch_size
+    return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])), stacked_names(items[:1], dim))
 
 
 def _restored(parameter: Any, state: dict[str, Any]) -> MetaData:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
-from tensordict_lite.kernel import as_size
+from tensordict_lite.kernel import as_size, stacked_names
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 
@@ -254,9 +254,8 @@ class UnbatchedEntry(NonTensorDataBase):
 
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        size, names = items[0]._batch_size, items[0]._names
-        new_names = None if names is None else [*names[:dim], None, *names[dim:]]
-        return cls._joined(items, torch.Size((*size[:dim], len(items), *size[dim:])), new_names)
+        size = items[0]._batch_size
+        return cls._joined(items, torch.Size((*size[:dim], len(items), *size[dim:])), stacked_names(items[:1], dim))
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:

@@ -392,16 +392,7 @@ class ValueOps(GeneratedOps):
             and type(self._source) is dict
         ):
             return self._apply_plainly(fn, others)
-        call = _Call(
-            fn,
-            batch_size=None if batch_size is None else torch.Size(batch_size),
-            device=device,
-            inplace=inplace,
-            default=default,
-            filter_empty=filter_empty,
-            call_on_nested=call_on_nested,
-            is_leaf=is_leaf,
-        )
+        call = _Call(fn, False, False, batch_size, device, inplace, default, filter_empty, call_on_nested, is_leaf)
         return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
 
     def _apply_plainly(self, fn: Callable[..., Any], others: Sequence[Any]) -> Any:
@@ -460,18 +451,7 @@ class ValueOps(GeneratedOps):
             >>> list(td.named_apply(lambda key, x: x if key == "c" else None).keys(True, True))
             [('b', 'c')]
         """
-        call = _Call(
-            fn,
-            named=True,
-            nested_keys=nested_keys,
-            batch_size=None if batch_size is None else torch.Size(batch_size),
-            device=device,
-            inplace=inplace,
-            default=default,
-            filter_empty=filter_empty,
-            call_on_nested=call_on_nested,
-            is_leaf=is_leaf,
-        )
+        call = _Call(fn, True, nested_keys, batch_size, device, inplace, default, filter_empty, call_on_nested, is_leaf)
         return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
@@ -605,13 +585,17 @@ class _Call:
     named: bool = False
     nested_keys: bool = False
     """Pass whole paths instead of the last step."""
-    batch_size: torch.Size | None = None
+    batch_size: Any = None
     device: Any = MISSING
     inplace: bool = False
     default: Any = MISSING
     filter_empty: bool | None = None
     call_on_nested: bool = False
     is_leaf: Callable[[type], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            self.batch_size = torch.Size(self.batch_size)
 
     def takes(self, value: object) -> bool:
         """Whether the function is called on this entry (otherwise it is entered, or kept)."""

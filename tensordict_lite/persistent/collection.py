@@ -19,7 +19,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
-from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.indexing import index_batch_size, normalise_index, rows_of_mask
 from tensordict_lite.kernel import DeviceLike, as_size, check_names, normalise_device
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.persistent import entries, zarrstore
@@ -409,17 +409,11 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
 
     def _index(self, index: Any) -> Any:
         if isinstance(index, Tensor) and index.dtype is torch.bool and index.ndim == 1:
-            if index.shape[0] != self._batch_size[0]:
-                raise IndexError(
-                    f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
-                    f"{list(self._batch_size)} at index 0"
-                )
-            index = index.nonzero().squeeze(-1)
+            index = rows_of_mask(index, self._batch_size)
         if not self._batch_size:
             return self._loaded()[index]
         size = index_batch_size(self._batch_size, index)
-        names = None if self._names is None else index_names(self._names, index, len(size))
-        return self._rows(index, size, names)
+        return self._rows(index, size, self._index_names(index, len(size)))
 
     def _rows(self, index: Any, size: torch.Size, names: Any) -> TensorDict:
         out: dict[str, Any] = {}
