@@ -236,7 +236,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
                 keys = all_keys(td, (), [], self._leaves_only, self._is_leaf)
         elif self._leaves_only:
             is_leaf = self._is_leaf or default_is_leaf
-            keys = [key for key, value in as_read(td._entries()) if is_leaf(type(value))]
+            keys = [key for key, value in as_read(td._key_entries()) if is_leaf(type(value))]
         else:
             keys = td._key_list()
         return sorted(keys, key=sort_key) if self._sort else keys

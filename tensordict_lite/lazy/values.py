@@ -36,23 +36,6 @@ class LazyStringKeysView(StringKeysView):
         return isinstance(key, str) and key in self._mapping._key_list()
 
 
-class LazyKeysView(NestedKeysView):
-    """Keys that all members of a lazy stack have, listed without stacking."""
-
-    __slots__ = ("_stack",)
-
-    def __init__(self, stack: Any, include_nested: bool, leaves_only: bool, is_leaf: Any, sort: bool) -> None:
-        self._stack = stack
-        self._include_nested = include_nested
-        self._leaves_only = leaves_only
-        self._is_leaf = is_leaf
-        self._sort = sort
-
-    @property
-    def _mapping(self) -> Any:  # type: ignore[override]
-        return self._stack._skeleton()
-
-
 class LazyValueOps(Stacked):
     """Overrides of the mapping and value families for stacks."""
 
@@ -69,7 +52,7 @@ class LazyValueOps(Stacked):
         sort: bool = False,
     ) -> Any:
         if include_nested or leaves_only or sort:
-            return LazyKeysView(self, include_nested, leaves_only, is_leaf, sort)
+            return NestedKeysView(self, include_nested, leaves_only, is_leaf, sort)
         return LazyStringKeysView(self)
 
     def _key_entries(self) -> Any:

@@ -81,8 +81,10 @@ BINARY: dict[str, tuple[str, Callable[..., Tensor], bool, bool, bool]] = {
 _LINEAR = frozenset(("add", "sub", "rsub", "mul", "div"))
 """Operators without a fast torch path for numbers, unlike powers and bounds."""
 
-# The operators of a row, without the keyword arguments of the method.
+# The operators of a method, without its keyword arguments.
 OPERATORS: dict[str, tuple[str, ...]] = {
+    "abs": ("__abs__",),
+    "neg": ("__neg__",),
     "add": ("__add__", "__radd__"),
     "sub": ("__sub__",),
     "rsub": ("__rsub__",),
@@ -91,6 +93,11 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "pow": ("__pow__",),
     "mod": ("__mod__",),
     "bitwise_and": ("__and__", "__rand__"),
+    "add_": ("__iadd__",),
+    "sub_": ("__isub__",),
+    "mul_": ("__imul__",),
+    "div_": ("__itruediv__",),
+    "pow_": ("__ipow__",),
 }
 
 _CASTS = """
@@ -314,7 +321,7 @@ def _binary(
     return _named(method, name, doc), compute
 
 
-def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
+def _binary_inplace(name: str, has_alpha: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     foreach = getattr(torch, f"_foreach_{name}_")
     single = getattr(Tensor, f"{name}_", None) or _copying(_EACH[name])
     is_linear = name in _LINEAR
@@ -341,7 +348,8 @@ def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
         def method(self, other: TensorCollection | Tensor | float) -> Self:  # type: ignore[no-untyped-def,misc]
             return compute(self, other)
 
-    return _named(method, f"{name}_", f":meth:`{name}` in place. Returns ``self``, whose tensors keep their dtype.")
+    doc = f":meth:`{name}` in place. Returns ``self``, whose tensors keep their dtype."
+    return _named(method, f"{name}_", doc), compute
 
 
 def _copying(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -373,17 +381,21 @@ class GeneratedOps(Kernel):
     __slots__ = ()
 
 
+def _add(name: str, method: Callable[..., Any], operator: Callable[..., Any]) -> None:
+    setattr(GeneratedOps, name, method)
+    for symbol in OPERATORS.get(name, ()):
+        setattr(GeneratedOps, symbol, operator)
+
+
 for _name, (_meaning, _data) in UNARY.items():
-    setattr(GeneratedOps, _name, _unary(_name, _meaning, _data))
+    _method = _unary(_name, _meaning, _data)
+    _add(_name, _method, _method)
     setattr(GeneratedOps, f"{_name}_", _unary_inplace(_name, _meaning))
 for _name, _meaning in PREDICATES.items():
     setattr(GeneratedOps, _name, _predicate(_name, _meaning))
 for _name, (_meaning, _each, _has_foreach, _has_alpha, _has_inplace) in BINARY.items():
-    _method, _operator = _binary(_name, _meaning, _each, _has_foreach, _has_alpha)
-    setattr(GeneratedOps, _name, _method)
-    for _symbol in OPERATORS.get(_name, ()):
-        setattr(GeneratedOps, _symbol, _operator)
+    _add(_name, *_binary(_name, _meaning, _each, _has_foreach, _has_alpha))
     if _has_inplace:
-        setattr(GeneratedOps, f"{_name}_", _binary_inplace(_name, _has_alpha))
+        _add(f"{_name}_", *_binary_inplace(_name, _has_alpha))
 for _name, _dtype in DTYPES.items():
     setattr(GeneratedOps, _name, _cast(_name, _dtype))

@@ -59,9 +59,9 @@ def render() -> str:
     names += [*BINARY, *(f"{name}_" for name, row in BINARY.items() if row[4])]
     names += DTYPES
     parts = [_method(name, getattr(GeneratedOps, name)) for name in names]
-    for operators in OPERATORS.values():
-        for name in operators:
-            parts.append(f"    def {name}(self, other: TensorCollection | Tensor | builtins.float) -> Self: ...\n")
+    for method, operators in OPERATORS.items():
+        other = "" if method in UNARY else ", other: TensorCollection | Tensor | builtins.float"
+        parts += [f"    def {name}(self{other}) -> Self: ...\n" for name in operators]
     return _HEADER + "".join(parts)
 
 

@@ -272,32 +272,11 @@ class ValueOps(GeneratedOps):
 
     # -- operators (the table in generated.py has the others) ---------------------------------------------
 
-    def __iadd__(self, other: Operand) -> Self:
-        return self.add_(other)
-
-    def __isub__(self, other: Operand) -> Self:
-        return self.sub_(other)
-
-    def __imul__(self, other: Operand) -> Self:
-        return self.mul_(other)
-
     def __rtruediv__(self, other: Operand) -> Self:
         return self._reflected(torch.div, other)
 
-    def __itruediv__(self, other: Operand) -> Self:
-        return self.div_(other)
-
     def __rpow__(self, other: Operand) -> Self:
         return self._reflected(torch.pow, other)
-
-    def __ipow__(self, other: Operand) -> Self:
-        return self.pow_(other)
-
-    def __neg__(self) -> Self:
-        return self.neg()
-
-    def __abs__(self) -> Self:
-        return self.abs()
 
     def __invert__(self) -> Self:
         new = self._map_leaves(torch.bitwise_not)
