@@ -858,7 +858,7 @@ class ConvertOps(Kernel):
             TypeError: NumPy has no dtype for an entry; names the entry.
 
         Example:
-            >>> TensorDict({"a": torch.arange(2), "s": ["x", "y"]}, [2]).toframes.pandas_package().to_dict("list")
+            >>> TensorDict({"a": torch.arange(2), "s": ["x", "y"]}, [2]).to_pandas().to_dict("list")
             {'a': [0, 1], 's': ['x', 'y']}
         """
         pandas = frames.pandas_package()
