@@ -4,8 +4,8 @@ dimension.
     values     [total, ...]   the rows one after the other; uint8 for strings (None as the byte 0xFF), bytes and JSON
     offsets    int64 [n + 1]  row i is values[offsets[i] : offsets[i + 1]]
 
-A :class:`Ragged` is a :class:`~tensordict_lite.NonTensorStack` whose objects are made from these two tensors when they
-are asked for. Slices, masks and choices of rows share the tensors, which may be mapped from files.
+A :class:`Ragged` is a :class:`~tensordict_lite.NonTensorStack` that creates its objects from these two tensors when
+they are read. Slices, masks and selections of rows share the tensors, which may be mapped from files.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 KINDS = ("tensor", "str", "bytes", "json")
 
 READ_ROWS = 1 << 15
-"""Rows whose objects are made together."""
+"""Number of rows that are decoded at a time."""
 
 _NO_SIZE = torch.Size(())
-_ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
-_NONE = b"\xff"  # which no string has in UTF-8
+_ERRORS = "surrogatepass"  # Python strings may contain lone surrogates, which strict UTF-8 cannot encode
+_NONE = b"\xff"  # never part of a UTF-8 string
 
 
 def text_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor] | None:
-    """Strings, or bytes, as their kind, values and offsets; ``None`` for any other objects.
+    """Kind, values and offsets of strings or bytes; ``None`` for other objects.
 
-    Some of the strings may be None, a missing value.
+    Strings may be missing (None).
 
     Example:
         >>> text_of(["ant", None])
@@ -62,10 +62,10 @@ def text_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor] | None:
 
 
 def json_of(rows: Sequence[Any]) -> tuple[str, Tensor, Tensor]:
-    """JSON values as their kind, values and offsets.
+    """Kind, values and offsets of JSON values.
 
     Raises:
-        TypeError: a row is none; names it.
+        TypeError: JSON cannot represent a row; the message names it.
     """
     parts = [_as_json(number, row) for number, row in enumerate(rows)]
     lengths = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)))
@@ -78,12 +78,12 @@ def bytes_tensor(content: bytes) -> Tensor:
 
 
 class RaggedColumn(PayloadColumn):
-    """Values and offsets, and the members that were made of some of the rows.
+    """Values and offsets, and the members that were created for some of the rows.
 
     Args:
         kind: ``"tensor"``, ``"str"``, ``"bytes"`` or ``"json"``.
-        values: ``[total, ...]``; uint8 ``[total]`` but for tensors.
-        offsets: int64 ``[n + 1]``. Those of a row are checked when the row is read.
+        values: ``[total, ...]``; uint8 ``[total]`` unless the kind is ``"tensor"``.
+        offsets: int64 ``[n + 1]``, checked when a row is read.
         size: batch size of each member.
         device: of each member.
     """
@@ -109,7 +109,7 @@ class RaggedColumn(PayloadColumn):
     # -- as a column -----------------------------------------------------------------------------------------
 
     def member(self, row: int) -> NonTensorData:
-        """The wrapper of a row: the same one for every holder of the row."""
+        """The wrapper of a row, the same object in every collection that shares the column."""
         cell = self._cells.get(row)
         if cell is None:
             cell = NonTensorData(self._read((row,))[0], batch_size=self._size, device=self.device)
@@ -118,7 +118,7 @@ class RaggedColumn(PayloadColumn):
         return cell
 
     def made(self, rows: Sequence[int]) -> list[NonTensorData]:
-        """The members that have been asked for among some rows."""
+        """The members of some rows, as far as they were created."""
         return [self._cells[row] for row in self._asked(rows)]
 
     def objects(self, rows: Sequence[int]) -> list[Any]:
@@ -132,7 +132,7 @@ class RaggedColumn(PayloadColumn):
         return found
 
     def _asked(self, rows: Sequence[int]) -> list[int]:
-        """Rows whose members have been made."""
+        """The rows whose members were created."""
         if not self._has_members:
             return []
         cells = self._cells
@@ -142,7 +142,7 @@ class RaggedColumn(PayloadColumn):
         return [row for row in list(cells) if row in known]
 
     def _places(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Where rows whose members have been made are among some rows."""
+        """Positions in ``rows`` of the rows whose members were created, and these rows; may contain others."""
         if type(rows) is range:
             return [(rows.index(row), row) for row in self._asked(rows)]
         return list(enumerate(rows))
@@ -150,10 +150,10 @@ class RaggedColumn(PayloadColumn):
     # -- reading -----------------------------------------------------------------------------------------------
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
-        """What the values hold."""
+        """The objects that the values encode."""
         if not len(rows):
             return []
-        if len(rows) > READ_ROWS:  # what is needed to find a row takes more memory than the row
+        if len(rows) > READ_ROWS:  # the positions of short rows take more memory than the rows
             blocks = [rows[first : first + READ_ROWS] for first in range(0, len(rows), READ_ROWS)]
             return [value for block in blocks for value in self._read(block)]
         starts, ends = self._spans(rows)
@@ -162,7 +162,7 @@ class RaggedColumn(PayloadColumn):
             return [values[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
         flat: Any = self.values.as_subclass(Tensor).numpy()
         first, last = int(starts.min()), int(ends.max())
-        if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows that lie far apart
+        if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows far apart
             view = memoryview(flat)
             return self._decoded([bytes(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())], rows)
         content = flat[first:last].tobytes()
@@ -173,10 +173,10 @@ class RaggedColumn(PayloadColumn):
         return self._decoded([content[begin:stop] for begin, stop in zip(begins, stops)], rows)
 
     def _decoded(self, parts: list[bytes], rows: Sequence[int]) -> list[Any]:
-        """The strings of some rows, from their bytes.
+        """The objects of some rows, from their bytes.
 
         Raises:
-            DatasetError: one is not UTF-8; names the file and the row.
+            DatasetError: a string is not UTF-8; the message names the file and the row.
         """
         if self.kind == "bytes":
             return parts
@@ -190,15 +190,15 @@ class RaggedColumn(PayloadColumn):
 
     def _parsed(self, part: bytes, row: int) -> Any:
         try:
-            return json.loads(part) if part else None  # an empty row, as of a row that was skipped
+            return json.loads(part) if part else None  # empty for a skipped row
         except ValueError as error:
             raise DatasetError(_name_of(self.values, "values"), f"row {row} is not JSON ({error})") from None
 
     def _spans(self, rows: Sequence[int]) -> tuple[Any, Any]:
-        """Where rows start and end in the values, as arrays.
+        """Start and end of each row in the values, as arrays.
 
         Raises:
-            DatasetError: a row is not within the values; names the file and the row.
+            DatasetError: a row exceeds the values; the message names the file and the row.
         """
         bounds: Any = self.offsets.as_subclass(Tensor).numpy()
         if type(rows) is range and rows.step == 1:
@@ -213,18 +213,18 @@ class RaggedColumn(PayloadColumn):
             place = int(((starts < 0) | (ends < starts) | (ends > len(self.values))).argmax())
             raise DatasetError(
                 _name_of(self.offsets, "offsets"),
-                f"row {rows[place]} would be values {int(starts[place])} to {int(ends[place])} of {len(self.values)}; "
+                f"row {rows[place]} has the values {int(starts[place])} to {int(ends[place])} of {len(self.values)}: "
                 "the file is damaged",
             )
         return starts, ends
 
     def spans(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Where rows start and end in the values, int64 ``[n]`` each. Errors as of reading them."""
+        """Start and end of each row in the values, int64 ``[n]`` each; raises the errors of reading the rows."""
         starts, ends = self._spans(rows)
         return torch.from_numpy(starts), torch.from_numpy(ends)
 
     def flat(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The values of some rows one after the other, shared where they lie so, and their offsets from 0."""
+        """The values of some rows, concatenated, and their offsets from 0; adjacent rows share memory."""
         starts, ends = self.spans(rows)
         values = self.values.as_subclass(Tensor)
         if not len(rows):
@@ -241,10 +241,10 @@ class RaggedColumn(PayloadColumn):
         gather_rows(values, starts, ends, out)
         return out, offsets
 
-    # -- copying and travelling --------------------------------------------------------------------------------
+    # -- copies, and other processes -----------------------------------------------------------------------------
 
     def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
-        """A column of its own, and where the rows are in it; ``deep``: with values in memory of their own."""
+        """A new column and the rows in it; ``deep`` copies the values too."""
         if self.is_changed(rows):
             return super().copied(rows, deep)
         if not deep:
@@ -253,7 +253,7 @@ class RaggedColumn(PayloadColumn):
         return RaggedColumn(self.kind, values.clone(), offsets, self._size, self.device), range(len(rows))
 
     def is_changed(self, rows: Sequence[int]) -> bool:
-        """Whether another object has been put in the place of one of these rows."""
+        """Whether another object was assigned to one of these rows."""
         asked = self._asked(rows)
         return any(not self._is_row(self._cells[row]._payload, old) for row, old in zip(asked, self._read(asked)))
 
@@ -268,17 +268,17 @@ class RaggedColumn(PayloadColumn):
 
     @property
     def is_placed(self) -> bool:
-        """Whether what is written into the elements of numbers reaches a file, or shared memory."""
+        """Whether the values are numbers in a file or in shared memory, which are overwritten in place."""
         storage = self.values.untyped_storage()
         return self.kind == "tensor" and (storage.filename is not None or storage.is_shared())
 
     def assign(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
-        """Give rows other elements, for every holder of the column.
+        """Write rows, for every collection that shares the column.
 
         Numbers in a file or in shared memory are overwritten there; anything else is replaced.
 
         Raises:
-            InplaceWriteError: numbers in a file or in shared memory, and the rows have other lengths.
+            InplaceWriteError: the numbers are in a file or in shared memory, and the lengths differ.
         """
         if self.is_placed:
             self._overwrite(rows, values, offsets)
@@ -286,7 +286,7 @@ class RaggedColumn(PayloadColumn):
             self.replace(rows, values, offsets)
 
     def replace(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
-        """Give rows other elements, for every holder of the column. Copies all values, unless all rows change."""
+        """Replace rows, for every collection that shares the column. Copies all values, unless all rows change."""
         made = [row for row in list(self._cells) if not self.is_changed((row,))]
         if not is_range(rows, 0, len(self)):
             own, bounds = self.flat(range(len(self)))
@@ -307,18 +307,18 @@ class RaggedColumn(PayloadColumn):
             row = int((ends - starts != lengths).nonzero()[0])
             raise InplaceWriteError(
                 f"row {rows[row]} of ragged numbers in a file or in shared memory has {int(ends[row] - starts[row])} "
-                f"elements, and {int(lengths[row])} cannot be written in their place: give rows of the same lengths, "
-                "or set the whole entry of a copy in memory and save that"
+                f"elements, got {int(lengths[row])}: pass rows of the same lengths, or set the entry in a copy in "
+                "memory and save that copy"
             )
         index = torch.arange(len(values)) + torch.repeat_interleave(starts - offsets[:-1], lengths)
         self.values.as_subclass(Tensor).index_copy_(0, index, values.to(self.values.dtype))
 
     def pickled(self, rows: Sequence[int]) -> Any:
-        """The tensors, where they say all; otherwise the objects."""
+        """The tensors; the objects if one was assigned to a row."""
         return self.objects(rows) if self.is_changed(rows) else self.part(rows)
 
     def part(self, rows: Sequence[int]) -> RaggedPart:
-        """Some rows, to travel to another process: by name where their memory is shared, otherwise without others."""
+        """Some rows, to be pickled: shared memory by its name, other memory without the other rows."""
         values, offsets, index = self.values, self.offsets, None
         if not len(rows) or not (values.is_shared() or region_of(values) is not None):
             if type(rows) is not range or len(rows) < len(self):
@@ -332,27 +332,27 @@ class RaggedColumn(PayloadColumn):
         return RaggedPart(self.kind, values, offsets, index, (_stamp(values), _stamp(offsets)))
 
     def share_memory_(self) -> None:
-        """Put both tensors in shared memory; those in files are shared already."""
+        """Move both tensors to shared memory; those in files are shared already."""
         if not self.values.is_shared() and region_of(self.values) is None:
             self.values = self.values.clone().share_memory_()
             self.offsets = self.offsets.clone().share_memory_()
 
 
 def is_range(rows: Sequence[int], start: int, stop: int) -> bool:
-    """Whether rows are these, in their order."""
+    """Whether ``rows`` is ``range(start, stop)``."""
     return type(rows) is range and rows == range(start, stop)
 
 
 class RaggedPart(NamedTuple):
-    """Rows of a column on their way to another process."""
+    """Rows of a column for another process."""
 
     kind: str
     values: Tensor
     offsets: Tensor
-    index: Tensor | None  # type: ignore[assignment]  # in the place of a tuple's index()
-    """int64 ``[n]``, the rows; None: all of them."""
+    index: Tensor | None  # type: ignore[assignment]  # hides tuple.index()
+    """int64 ``[n]``, the rows; None for all."""
     stamps: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
-    """Which files the two tensors are mapped from, where they are."""
+    """Identity of the files from which the two tensors are mapped."""
 
     @property
     def rows(self) -> Sequence[int]:
@@ -360,30 +360,30 @@ class RaggedPart(NamedTuple):
         return range(len(self.offsets) - 1) if self.index is None else array("q", self.index.numpy().tobytes())
 
     def opened(self, size: torch.Size, device: torch.device | None) -> RaggedColumn:
-        """The column, in the process that it has come to.
+        """The column, in the receiving process.
 
         Raises:
-            DatasetError: a file was replaced meanwhile; names it.
+            DatasetError: a file was replaced meanwhile; the message names it.
         """
         for tensor, stamp in zip((self.values, self.offsets), self.stamps):
-            file = file_of(tensor.untyped_storage())  # None: it has come by value
+            file = file_of(tensor.untyped_storage())  # None: a copy
             if stamp is not None and file is not None and _stamp(tensor) != stamp:
                 raise DatasetError(file, "has been replaced since its rows were sent to this process")
         return RaggedColumn(self.kind, self.values, self.offsets, size, device)
 
     def alone(self) -> RaggedPart:
-        """The same rows with values that hold no others."""
+        """The same rows without the values of others."""
         return RaggedPart(self.kind, *self.opened(_NO_SIZE, None).flat(self.rows), None)
 
 
 def _name_of(tensor: Tensor, otherwise: str) -> str:
-    """The file that a tensor is mapped from, for messages."""
+    """The file from which a tensor is mapped, for messages."""
     storage = tensor.untyped_storage()
     return storage.filename or file_of(storage) or otherwise
 
 
 def _stamp(tensor: Tensor) -> tuple[int, int] | None:
-    """Which file a tensor is mapped from; None for other memory, and where another file has its name."""
+    """Identity of the file from which a tensor is mapped; None for other memory, or if the file was replaced."""
     storage = tensor.untyped_storage()
     file = file_of(storage)
     if file is None or is_anonymous(file) or not is_placed(storage, file):
@@ -426,7 +426,7 @@ class Ragged(NonTensorStack):
 
     _stack_priority = 4
     _origin: tuple[Any, Sequence[int]] | None
-    """The column and rows that the members were made of."""
+    """The column and rows from which the members were created."""
 
     def __init__(self, values: Tensor, offsets: Tensor, kind: str = "tensor") -> None:
         _check(values, offsets, kind)
@@ -443,8 +443,8 @@ class Ragged(NonTensorStack):
         """From strings, bytes, or tensors, arrays and lists of numbers that differ in their first dimension.
 
         Raises:
-            TypeError: rows are not of one kind, or None is among bytes or numbers; names a row.
-            ValueError: there are no rows, so nothing tells their kind.
+            TypeError: the kinds of rows differ, or a row of bytes or numbers is None; the message names a row.
+            ValueError: the list is empty, so the kind is unknown.
 
         Example:
             >>> Ragged.from_list([b"ant", b""]).tolist()
@@ -453,7 +453,7 @@ class Ragged(NonTensorStack):
         rows = [bytes(row) if type(row) is bytearray else row for row in rows]
         if not rows:
             raise ValueError(
-                "no rows, so nothing tells their kind: use Ragged(values[:0], torch.zeros(1).long(), kind)"
+                "the kind of an empty list of rows is unknown: use Ragged(values[:0], torch.zeros(1).long(), kind)"
             )
         text = text_of(rows)
         if text is not None:
@@ -462,12 +462,12 @@ class Ragged(NonTensorStack):
         for number, row in enumerate(rows):
             if row is None and not isinstance(first, str):
                 raise TypeError(
-                    f"row {number} is None, which has no encoding among {_kind_name(first)}: use an empty row, and a "
-                    "bool entry that says which rows are missing, or a plain list of objects"
+                    f"row {number} is None, and {_kind_name(first)} cannot be missing: use an empty row and a bool "
+                    "entry that marks missing rows, or a plain list of objects"
                 )
             if isinstance(row, (str, bytes)) or isinstance(first, (str, bytes)):
                 if type(row) is not type(first):
-                    raise TypeError(f"row {number} is a {type(row).__name__}, where others are {_kind_name(first)}")
+                    raise TypeError(f"row {number} is a {type(row).__name__}, but others are {_kind_name(first)}")
         tensors = [_as_tensor(number, row) for number, row in enumerate(rows)]
         return cls._of_tensors(tensors)
 
@@ -476,7 +476,7 @@ class Ragged(NonTensorStack):
         """From JSON values: lists, dicts with string keys, strings, numbers, bools and None.
 
         Raises:
-            TypeError: a row is no such value; names it.
+            TypeError: JSON cannot represent a row; the message names it.
 
         Example:
             >>> Ragged.from_objects([[{"role": "user", "content": "Hi"}], []]).tolist()
@@ -489,11 +489,11 @@ class Ragged(NonTensorStack):
     def _of_tensors(cls, tensors: list[Tensor]) -> Any:
         model = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
         for number, tensor in enumerate(tensors):
-            if not tensor.numel() and tensor.dim() == 1:  # of an empty list, nothing tells the rest
+            if not tensor.numel() and tensor.dim() == 1:  # an empty list has no shape beyond its length
                 tensors[number] = model.new_empty((0, *model.shape[1:]))
             elif tensor.shape[1:] != model.shape[1:]:
                 raise TypeError(
-                    f"rows differ in their first dimension only: row {number} has the shape {list(tensor.shape)}, and "
+                    f"rows may differ only in their first dimension: row {number} has the shape {list(tensor.shape)}, "
                     f"another one {list(model.shape)}"
                 )
         dtype = tensors[0].dtype
@@ -517,24 +517,24 @@ class Ragged(NonTensorStack):
 
     @classmethod
     def _of_list(cls, kind: str, rows: Sequence[Any], device: torch.device | None) -> Any:
-        """A column of strings, bytes or JSON values, without rows too; None where a row is none of that kind."""
+        """A column of strings, bytes or JSON values, also an empty one; None if a row is of another kind."""
         if kind == "json":
             return cls._over(*json_of(rows), device)
-        found = text_of(["" if kind == "str" else b"", *rows])  # which tells the kind
+        found = text_of(["" if kind == "str" else b"", *rows])  # the first one determines the kind
         return None if found is None else cls._over(kind, found[1], found[2][1:], device)
 
     def _hold(self, values: Tensor, offsets: Tensor) -> None:
-        """Hold the same rows in other tensors; other holders of the column keep theirs."""
+        """Replace the tensors by others with the same rows; collections that share the column keep theirs."""
         kind, names, lock = self.kind, self._names, self._lock
         column = RaggedColumn(kind, values, offsets, _NO_SIZE, self._device)
         self._set_rows(column, range(len(column)), 0, _NO_SIZE, self._device)
         self._names, self._lock = names, lock
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- attributes --------------------------------------------------------------------------------------------
 
     @property
     def column(self) -> RaggedColumn | None:
-        """The two tensors; None where another object has been put in the place of a row."""
+        """The two tensors; None if another object was assigned to a row."""
         column: Any = self._plain_column()
         return None if column is None or column.is_changed(self._rows) else column
 
@@ -545,7 +545,7 @@ class Ragged(NonTensorStack):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """dtype of the values."""
         return self._ragged().values.dtype
 
     @property
@@ -555,13 +555,13 @@ class Ragged(NonTensorStack):
 
     @property
     def lengths(self) -> Tensor:
-        """int64 ``[n]``: elements of each row; bytes, for strings."""
+        """int64 ``[n]``: number of elements of each row, for strings of bytes."""
         starts, ends = self.spans()
         return ends - starts
 
     @property
     def has_none(self) -> bool:
-        """Whether None is among the strings."""
+        """Whether a string is None."""
         column = self._ragged()
         if column.kind != "str":
             return False
@@ -573,42 +573,42 @@ class Ragged(NonTensorStack):
         column = self.column
         if column is None:
             raise TypeError(
-                "other objects were assigned to rows of this column, which made it a stack of objects: use tolist(), "
-                "or Ragged.from_list(...) of them"
+                "another object was assigned to a row, so this is a stack of objects: use tolist(), or convert the "
+                "list with Ragged.from_list(...)"
             )
         return column
 
     def spans(self) -> tuple[Tensor, Tensor]:
-        """Where each row starts and ends in the values of its column, int64 ``[n]`` each."""
+        """Start and end of each row in the values of its column, int64 ``[n]`` each."""
         return self._ragged().spans(self._rows)
 
     def flat(self) -> tuple[Tensor, Tensor]:
-        """The values of the rows one after the other, shared where they lie so, and their offsets from 0."""
+        """The values of the rows, concatenated, and their offsets from 0; adjacent rows share memory."""
         return self._ragged().flat(self._rows)
 
     def to_nested(self) -> Tensor:
-        """A jagged nested tensor, which shares the values where rows lie one after the other.
+        """A jagged nested tensor, which shares the values of adjacent rows.
 
         Raises:
             TypeError: the rows are strings or bytes.
         """
         if self.kind != "tensor":
-            raise TypeError(f"a nested tensor holds numbers, and the rows are {self.kind}: use flat() for their bytes")
+            raise TypeError(f"a nested tensor holds numbers, but the rows are {self.kind}: use flat() for their bytes")
         return torch.nested.nested_tensor_from_jagged(*self.flat())
 
     def pad(  # type: ignore[override]  # the rows, not the batch
         self, length: Any = None, value: Any = 0, left: bool = False, **kwargs: Any
     ) -> Any:
-        """Rows of one length.
+        """Pad or cut the rows to one length.
 
         Args:
-            length: of the rows; longer ones lose their end. None: that of the longest. A sequence of numbers adds rows
-                before and after, as :meth:`TensorDict.pad`.
+            length: length of the rows; longer ones lose their end. Default: that of the longest. A sequence of numbers
+                adds rows before and after, as :meth:`TensorDict.pad` does.
             value: fills shorter rows.
-            left: put it before them, not behind.
+            left: fill in front of the row instead of behind it.
 
         Returns:
-            ``[n, length, ...]``, and a bool mask ``[n, length]`` that is True at the elements of rows.
+            A tensor ``[n, length, ...]``, and a bool mask ``[n, length]``, True at the elements of rows.
 
         Example:
             >>> Ragged.from_list([[1, 2, 3], [4]]).pad(2)
@@ -634,18 +634,18 @@ class Ragged(NonTensorStack):
         return out, mask
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
-        """Numbers of rows in batches of about one length, for batches with little padding.
+        """Batches of row numbers of similar lengths, so that little padding is needed.
 
         Rows are shuffled, sorted by length within windows of ``window`` batches, cut into batches, and the batches of a
         window are shuffled again.
 
         Args:
-            batch_size: rows in a batch; the last one of all may have fewer.
-            seed: the same seed, the same batches. None: no shuffling.
-            window: batches that are sorted together.
+            batch_size: number of rows in a batch; the last one may have fewer.
+            seed: seed of the shuffling, which makes the batches reproducible. None: no shuffling.
+            window: number of batches that are sorted together.
 
         Yields:
-            int64 ``[batch_size]``: rows to take.
+            int64 ``[batch_size]``: row numbers.
 
         Example:
             >>> rows = Ragged.from_list([[1, 2, 3], [4], [5, 6, 7], [8]])
@@ -667,7 +667,7 @@ class Ragged(NonTensorStack):
             yield from batches[full:]
 
     def tolist(self, **kwargs: Any) -> Any:
-        """A list of strings, of bytes, or of lists of numbers."""
+        """A list of strings, bytes, lists of numbers, or JSON values."""
         rows = super().tolist(**kwargs)
         return [row.tolist() for row in rows] if self.column is not None and self.kind == "tensor" else rows
 
@@ -675,7 +675,6 @@ class Ragged(NonTensorStack):
         return super()._as_value() if self.column is None or self.kind in ("str", "json") else self
 
     def _row(self, index: int) -> Any:
-        """A row: a tensor, or :class:`NonTensorData` of a string or bytes."""
         row = super()._row(index)
         return row._payload if self.column is not None and self.kind == "tensor" else row
 
@@ -702,7 +701,7 @@ class Ragged(NonTensorStack):
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _take_column(self, column: RaggedColumn) -> None:
-        """Lie in another column, which holds the same rows and no others."""
+        """Use another column, which holds exactly these rows."""
         self._members, self._origin = None, None
         self._objects, self._rows = column, range(len(column))
 
@@ -711,9 +710,9 @@ class Ragged(NonTensorStack):
         super()._set_rows(column, rows, *args)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
-        """Takes over the rows of other non-tensor data of the same batch size, on a locked column too.
+        """Copy the rows of other non-tensor data of the same batch size, also to a locked column.
 
-        Rows of another kind or dtype, and other objects, make this a stack of objects.
+        Rows of another kind or dtype, and other objects, convert this to a stack of objects.
         """
         column = self.column
         if column is not None:
@@ -726,10 +725,10 @@ class Ragged(NonTensorStack):
         return super().update_(input_dict_or_td, clone, **kwargs)
 
     def _as_rows(self, other: Any, count: int) -> Any:
-        """Another entry, or a list, as so many ragged rows like these; None where it is something else.
+        """``count`` ragged rows of the same form from an entry or a list; None if it does not have them.
 
         Raises:
-            InplaceWriteError: these are numbers in a file or in shared memory, which holds nothing else.
+            InplaceWriteError: it does not, and these rows are numbers in a file or in shared memory.
         """
         is_placed = self._ragged().is_placed
         if is_placed and not is_ragged(other):
@@ -738,13 +737,13 @@ class Ragged(NonTensorStack):
                 other = Ragged.from_list(rows or ())
         if is_ragged(other) and len(other._rows) == count:
             if (other.kind, other.row_shape) == (self.kind, self.row_shape):
-                if is_placed or other.dtype == self.dtype:  # in place, numbers are converted as those of tensors are
+                if is_placed or other.dtype == self.dtype:  # writes in place convert numbers, as for tensors
                     return other
         if is_placed:
             what = repr(other) if is_ragged(other) else f"a {type(other).__name__}"
             raise InplaceWriteError(
                 f"{count:,} rows of {form_name(self.kind, self.dtype, self.row_shape)} in a file or in shared memory "
-                f"take as many rows of the same form, got {what}"
+                f"need as many rows of the same form, got {what}"
             )
         return None
 
@@ -771,7 +770,7 @@ class Ragged(NonTensorStack):
         NonTensorStack._source.fset(self, members)  # type: ignore[attr-defined]
 
     def _plain_column(self) -> PayloadColumn | None:
-        """The column; again where all members have been asked for since, and no other has come in their place."""
+        """The column, also after all members were read, unless one was replaced."""
         if self._objects is None and self._origin is not None:
             (column, rows), self._origin = self._origin, None
             members = self._members or ()
@@ -839,17 +838,17 @@ class Ragged(NonTensorStack):
 
 
 def is_ragged(entry: Any) -> TypeGuard[Ragged]:
-    """Whether an entry is a :class:`Ragged` none of whose rows has been replaced by another object."""
+    """Whether an entry is a :class:`Ragged` without objects assigned to its rows."""
     return isinstance(entry, Ragged) and entry.column is not None
 
 
 def form_name(kind: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """What ragged rows are, for messages: ``"str"``, or ``"float32 [*, 3]"``."""
+    """The form of ragged rows, for messages: ``"str"``, or ``"float32 [*, 3]"``."""
     return kind if kind != "tensor" else f"{str(dtype).removeprefix('torch.')} [*{''.join(f', {n}' for n in shape)}]"
 
 
 def ragged_in(node: Any) -> list[Any]:
-    """The ragged entries of a tree, in its order; those that hold other objects are no more ragged."""
+    """The ragged entries of a tree, in its order, except those with objects assigned to their rows."""
     if node._is_non_tensor:
         return []
     found: list[Any] = []
@@ -865,7 +864,7 @@ def ragged_in(node: Any) -> list[Any]:
 
 
 def _part_of(item: Any) -> tuple[str, Tensor, Tensor] | None:
-    """Kind, values and offsets of a column, and of a plain one of strings; None of others."""
+    """Kind, values and offsets of a column, also of a list of strings; None for others."""
     if isinstance(item, Ragged):
         column = item.column
         return None if column is None else (column.kind, *column.flat(item._rows))
@@ -885,7 +884,7 @@ def _as_json(number: int, row: Any) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", _ERRORS)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"row {number} is no JSON value ({error})") from None
+        raise TypeError(f"JSON cannot represent row {number}: {error}") from None
 
 
 def _as_tensor(number: int, row: Any) -> Tensor:
@@ -893,14 +892,14 @@ def _as_tensor(number: int, row: Any) -> Tensor:
     try:
         tensor = row if isinstance(row, Tensor) else torch.as_tensor(row)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"row {number} is a {type(row).__name__}, and no tensor can be made of it ({error})") from None
+        raise TypeError(f"row {number}, a {type(row).__name__}, cannot be converted to a tensor: {error}") from None
     if not tensor.dim():
-        raise TypeError(f"row {number} is a single number: a row has a first dimension, its length")
+        raise TypeError(f"row {number} is a single number, but a row needs a first dimension, its length")
     return tensor.detach()
 
 
 def _check(values: Tensor, offsets: Tensor, kind: str) -> None:
-    """TypeError or ValueError unless these make a column."""
+    """Raise TypeError or ValueError unless these are the parts of a column."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}: got {kind!r}")
     if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int64 or offsets.dim() != 1 or not len(offsets):
@@ -914,7 +913,7 @@ def _check(values: Tensor, offsets: Tensor, kind: str) -> None:
     if not values.is_cpu or not offsets.is_cpu:
         raise TypeError(f"values and offsets must be on the CPU, got {values.device} and {offsets.device}")
     if int(offsets[0]) < 0 or int(offsets[-1]) > len(values):
-        raise ValueError(f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, past the {len(values)} values")
+        raise ValueError(f"the offsets are {int(offsets[0])} to {int(offsets[-1])}, outside the {len(values)} values")
     falls = offsets[1:] < offsets[:-1]
     if bool(falls.any()):
-        raise ValueError(f"offsets must ascend, and row {int(falls.nonzero()[0])} ends before it begins")
+        raise ValueError(f"offsets must ascend, but row {int(falls.nonzero()[0])} ends before it starts")

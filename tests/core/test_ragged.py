@@ -249,9 +249,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "floats as offsets": (lambda: Ragged(torch.arange(5), torch.tensor([0.0, 5.0])), "float32"),
     "numbers as text": (lambda: Ragged(torch.arange(5), torch.tensor([0, 5]), "str"), "uint8 .total. for 'str'"),
     "another kind": (lambda: Ragged(torch.arange(5), torch.tensor([0, 5]), "object"), "'tensor', 'str', 'bytes'"),
-    "None among bytes": (lambda: Ragged.from_list([b"a", None]), "row 1 is None, which has no encoding among bytes"),
+    "None among bytes": (lambda: Ragged.from_list([b"a", None]), "row 1 is None, and bytes cannot be missing"),
     "None among numbers": (lambda: Ragged.from_list([[1], None]), "row 1 is None, .* among numbers"),
-    "a mixture": (lambda: Ragged.from_list(["a", b"b"]), "row 1 is a bytes, where others are strings"),
+    "a mixture": (lambda: Ragged.from_list(["a", b"b"]), "row 1 is a bytes, but others are strings"),
     "numbers among text": (lambda: Ragged.from_list(["a", [1]]), "row 1 is a list"),
     "a scalar": (lambda: Ragged.from_list([[1], 2]), "row 1 is a single number"),
     "other shapes": (lambda: Ragged.from_list([torch.ones(2, 3), torch.ones(2, 2)]), r"row 1 has the shape \[2, 2\]"),
@@ -260,7 +260,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: TensorDict({"v": Ragged.from_list([[1]])}, [2]),
         r"\[2\]\) and .*\[1\]\) for key 'v'",
     ),
-    "no JSON": (lambda: Ragged.from_objects([1, {2}]), "row 1 is no JSON value"),
+    "no JSON": (lambda: Ragged.from_objects([1, {2}]), "JSON cannot represent row 1"),
     "text that is not UTF-8": (lambda: bad_text().tolist(), "values: string 1 is not UTF-8"),
     "half an offset table": (lambda: Ragged(torch.arange(5), torch.tensor([[0, 5]])), r"int64 \[n \+ 1\]"),
     "objects in a folder": (lambda: save([b"a", {1}]), r"\('v',\) holds a bytes, which JSON cannot"),
@@ -377,7 +377,7 @@ def test_damaged_offsets_are_named_by_row(kind: str, offset: int, tmp_path: Path
     data = TensorDict.load_memmap(tmp_path / "data")
     assert plain([data[1]["in", "v"]]) == plain([KINDS[kind][1]])
     for read in (lambda: rows_of(data), lambda: data[4]["in", "v"], lambda: data.get(("in", "v")).flat()):
-        with pytest.raises(DatasetError, match=rf"{files_of(kind)['offsets']}.*row 4 would be values"):
+        with pytest.raises(DatasetError, match=rf"{files_of(kind)['offsets']}.*row 4 has the values"):
             read()
 
 
@@ -550,7 +550,7 @@ def test_damaged_offsets_of_a_consolidated_file_are_named_by_row(kind: str, offs
     data = from_consolidated(path)
     assert plain([data[1]["in", "v"]]) == plain([KINDS[kind][1]])
     for read in (lambda: rows_of(data), lambda: data[4]["in", "v"], lambda: data.get(("in", "v")).flat()):
-        with pytest.raises(DatasetError, match=rf"{path}.*row 4 would be values"):
+        with pytest.raises(DatasetError, match=rf"{path}.*row 4 has the values"):
             read()
 
 

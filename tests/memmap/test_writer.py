@@ -153,7 +153,7 @@ def test_rows_may_be_changed_after_append(tmp_path: Path) -> None:
         (lambda r: r.set(("n", "text"), Ragged.from_list([b"a", b"b"])), "rows of str, got rows of bytes"),
         (lambda r: r.set(("n", "raw"), ["a", "b"]), r"\('n', 'raw'\) should be rows of bytes, got"),
         (lambda r: r.set(("n", "text"), NonTensorStack(1, 2)), "rows of str, got a NonTensorStack of other objects"),
-        (lambda r: r.set("chat", NonTensorStack({1}, {2})), "rows of json: row 0 is no JSON value"),
+        (lambda r: r.set("chat", NonTensorStack({1}, {2})), "rows of json: JSON cannot represent row 0"),
         (lambda r: r.set("more", Ragged.from_list(["a", "b"])), r"non-tensor entry \('more',\)"),
     ],
 )
