@@ -453,7 +453,7 @@ class Ragged(NonTensorStack):
         rows = [bytes(row) if type(row) is bytearray else row for row in rows]
         if not rows:
             raise ValueError(
-                "the kind of an empty list of rows is unknown: use Ragged(values[:0], torch.zeros(1).long(), kind)"
+                "got no rows, so their kind is unknown: use Ragged(values[:0], torch.zeros(1).long(), kind)"
             )
         text = text_of(rows)
         if text is not None:
@@ -913,7 +913,7 @@ def _check(values: Tensor, offsets: Tensor, kind: str) -> None:
     if not values.is_cpu or not offsets.is_cpu:
         raise TypeError(f"values and offsets must be on the CPU, got {values.device} and {offsets.device}")
     if int(offsets[0]) < 0 or int(offsets[-1]) > len(values):
-        raise ValueError(f"the offsets are {int(offsets[0])} to {int(offsets[-1])}, outside the {len(values)} values")
+        raise ValueError(f"the offsets run from {int(offsets[0])} to {int(offsets[-1])}, past the {len(values)} values")
     falls = offsets[1:] < offsets[:-1]
     if bool(falls.any()):
-        raise ValueError(f"offsets must ascend, but row {int(falls.nonzero()[0])} ends before it starts")
+        raise ValueError(f"offsets must ascend, but row {int(falls.nonzero()[0])} ends before it begins")

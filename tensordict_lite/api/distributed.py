@@ -47,7 +47,7 @@ class DistributedOps(Kernel):
             init_tag: tag of the first message. A transfer uses at most one tag per tensor and two more. The receiver
                 passes the same tag. Concurrent transfers need disjoint ranges.
             pseudo_rand: draw pseudo-random tags with ``init_tag`` as the seed.
-            consolidated: ignored; values always travel in few messages.
+            consolidated: ignored; values are always sent in few messages.
             check: compare the structures first, with one message and its answer; the receiver must pass it as well.
 
         Raises:
@@ -181,7 +181,7 @@ class DistributedOps(Kernel):
         return None
 
     async def asend(self, dst: Any, **options: Any) -> None:
-        """:meth:`send` for ``async`` programs: other tasks run while the messages travel.
+        """:meth:`send` for ``async`` programs: other tasks run during the transfer.
 
         Args:
             dst: global rank of the receiver, or any object with a method ``asend``.
@@ -209,7 +209,7 @@ class DistributedOps(Kernel):
         await _wait_aside(self.isend(dst, return_early=True, **options))
 
     async def arecv(self, src: Any, *, device: DeviceLike | None = None, **options: Any) -> Self:
-        """:meth:`recv` for ``async`` programs: other tasks run while the messages travel.
+        """:meth:`recv` for ``async`` programs: other tasks run during the transfer.
 
         Args:
             src: global rank of the sender, or any object with a method ``arecv``.
@@ -260,7 +260,7 @@ class DistributedOps(Kernel):
             >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
             >>> td = TensorDict({"x": torch.ones(2)}, [2])
             >>> td.reduce(dst=0)
-            >>> td["x"]  # of one rank: the sum is what it has
+            >>> td["x"]  # the sum over one rank
             tensor([1., 1.])
             >>> dist.destroy_process_group()
         """
@@ -320,7 +320,7 @@ class DistributedOps(Kernel):
     ) -> None:
         """Send structure and values to a rank that calls :meth:`from_remote_init`.
 
-        Memory-mapped tensors travel as the path of their file if the receiver sees the same file.
+        Memory-mapped tensors are sent as the path of their file if the receiver can open the same file.
 
         Args:
             dst: global rank of the receiver.
@@ -382,8 +382,8 @@ class DistributedOps(Kernel):
     def broadcast(self, src: int, *, group: ProcessGroup | None = None, device: DeviceLike | None = None) -> Self:
         """The collection of rank ``src``, on every rank of the group. All ranks must call it.
 
-        The other ranks need not know the structure: they may call it on an empty TensorDict. Memory-mapped tensors
-        travel as the path of their file if every rank sees the same file.
+        The other ranks may call it on an empty TensorDict: the structure is sent as well. Memory-mapped tensors are
+        sent as the path of their file if every rank can open the same file.
 
         Args:
             src: global rank of the sender.

@@ -436,7 +436,7 @@ class StorageOps(Kernel):
     ) -> Any:
         """Copy tensors and :class:`Ragged` entries into one storage and return the same collection with views of it.
 
-        One storage travels faster than many tensors: :meth:`to` moves it in one copy, and a pickle, a queue between
+        One storage is faster than many tensors: :meth:`to` moves it in one copy, and a pickle, a queue between
         processes or ``torch.save`` handles one tensor. The result is locked. In-place writes keep it consolidated;
         replacing an entry does not (:meth:`is_consolidated`).
 
@@ -445,7 +445,7 @@ class StorageOps(Kernel):
         name open or mapped keeps it. :func:`from_consolidated` and the ``tensordict`` package read it. There, ragged
         rows are a nested tensor; fewer than 4 096 strings, or less than 4 MB of JSON values, are objects.
 
-        A consolidated collection is returned unchanged, unless another file, device or kind of memory is asked for.
+        A consolidated collection is returned unchanged, unless another file, device or kind of memory is requested.
 
         Args:
             filename: file to write; ``None`` for memory.
@@ -458,7 +458,7 @@ class StorageOps(Kernel):
                 do not reach the file.
             share_memory: use shared memory, which other processes receive without a copy.
             pin_memory: use page-locked memory, which is copied to an accelerator faster. Needs an accelerator.
-            metadata: ignored, accepted for compatibility: the structure always travels with the storage.
+            metadata: ignored, accepted for compatibility: the structure is always part of the storage.
 
         Returns:
             A locked collection of the same class (or ``self``, or a future of it).

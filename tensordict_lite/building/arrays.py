@@ -1,7 +1,7 @@
 """Arrays of other libraries as entries: numpy's arrays of strings and objects, and columns of pandas, Arrow and Polars.
 
-An array with as many rows as the batch is a column with one value per row; indexing, sorting and joining carry it
-along. (The reference package stores the array as one object, which then no longer matches the rows.)
+An array with as many rows as the batch is a column with one value per row; indexing, sorting and joining
+apply to it. (The reference package stores the array as one object, which then no longer matches the rows.)
 """
 
 from __future__ import annotations

@@ -211,14 +211,16 @@ def _column(pa: ModuleType, value: Any, path: Path, rows: int) -> Any:
         value = value.detach().cpu().as_subclass(Tensor) if not value.is_nested else value.detach().cpu()
         return _lists(pa, value, name) if value.is_nested else _fixed(pa, value, name)
     if value._is_unbatched:
-        raise ValueError(f"the entry {name} is a tensor that all rows share, which no table has: exclude it first.")
+        raise ValueError(
+            f"the entry {name} is a tensor shared by all rows, which a table cannot contain: exclude it first."
+        )
     if value._is_non_tensor:
         held = value.tolist() if value.batch_size and hasattr(value, "_stack_dim") else [value._as_value()] * rows
         try:
             return pa.array(list(held))
         except (pa.ArrowException, OverflowError) as error:
             kind = ValueError if isinstance(error, ValueError) else TypeError
-            raise kind(f"the entry {name} has objects that no type of Arrow holds: {error}") from error
+            raise kind(f"the entry {name} has objects without an Arrow type: {error}") from error
     inner = _columns(pa, value, path, rows)
     if not inner:
         return pa.array([{}] * rows, pa.struct([]))
@@ -230,13 +232,13 @@ def _fixed(pa: ModuleType, tensor: Tensor, name: str) -> Any:
     try:
         values = pa.array(tensor.contiguous().numpy(force=True).reshape(-1))
     except (TypeError, pa.ArrowException) as error:
-        raise TypeError(f"the entry {name} is {tensor.dtype}, which Arrow does not have: convert it first.") from error
+        raise TypeError(f"the entry {name} is {tensor.dtype}, which Arrow lacks: convert it first.") from error
     if tensor.dim() == 1:
         return values
     shape = tuple(tensor.shape[1:])
     if 0 in shape:
         raise ValueError(
-            f"the entry {name} has the shape {list(tensor.shape)}, and a column of Arrow no empty tensors."
+            f"the entry {name} has the shape {list(tensor.shape)}, but an Arrow column cannot contain empty tensors."
         )
     storage = pa.FixedSizeListArray.from_arrays(values, tensor[:1].numel() if len(tensor) else int(np.prod(shape)))
     kind = pa.fixed_shape_tensor(values.type, shape, permutation=tuple(range(len(shape))) if len(tensor) else None)

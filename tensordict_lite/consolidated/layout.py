@@ -1,7 +1,7 @@
 """Positions of the tensors of a tree in its storage.
 
 A dense tensor has one place. A jagged one has a place for its values, one for its offsets and optionally one for its
-lengths; tensors that share their offsets (so that torch knows them to have the same shape) share that place as well.
+lengths; tensors that share their offsets (so that torch treats their shapes as equal) share that place as well.
 Values and offsets of ragged entries follow the tensors.
 """
 

@@ -104,7 +104,7 @@ def flat_of(storage: UntypedStorage, nbytes: int) -> Tensor:
 
 
 def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
-    """Class of the views of a storage: memory-mapped for a file, so that tensors travel as its path."""
+    """Class of the views of a storage: memory-mapped for a file, so that tensors are sent as its path."""
     if storage.device.type != "cpu" or file_of(storage) is None:
         return None
     hold_many(storage)

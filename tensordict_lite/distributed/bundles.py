@@ -75,7 +75,7 @@ def objects(td: TensorCollection, path: tuple[str, ...] = ()) -> list[tuple[tupl
 
 
 class Bundle:
-    """Tensors that travel in one message."""
+    """Tensors sent in one message."""
 
     __slots__ = ("entries",)
 

@@ -5,7 +5,7 @@
     Parcel    body      one uint8 tensor: the tensors, grouped by dtype and shape, followed by the meta part:
                         types, keys, batch sizes, non-tensor data, and the position of each tensor
               direct    tensors of LARGE bytes and more, not copied
-              files     memory-mapped tensors, which may travel as the path of their file
+              files     memory-mapped tensors, which may be sent as the path of their file
 
 The meta part is pickled, plain TensorDicts as tuples of their keys, because pickling thousands of Python objects is
 slow. It is unpickled by the receiver: use it only among ranks that trust each other.

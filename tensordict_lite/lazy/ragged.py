@@ -36,7 +36,7 @@ def member_tensors(node: TensorCollection, path: tuple[str, ...]) -> Any:
 
 
 def nested(values: Sequence[Any], layout: torch.layout | None = None) -> Tensor:
-    """A nested tensor of the given ones, jagged unless that layout cannot hold them or another one is asked for."""
+    """A nested tensor of the given ones, jagged unless that layout cannot hold them or another one is requested."""
     values = list(values)
     if isinstance(values[0], list):
         raise ValueError(

@@ -270,7 +270,7 @@ def _count_members(loader: Loader, meta: NodeMeta, path: str) -> int:
     if not is_count(count, 1 << 31) or count > first:
         raise DatasetError(
             path,
-            f"a stack of {count!r:.100} members was saved and {len(numbers)} are there; the first missing one is "
+            f"a stack of {count!r:.100} members was saved, but only {len(numbers)} exist; the first missing one is "
             f"{first}",
         )
     return count
@@ -302,7 +302,7 @@ def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) ->
     folder = meta.path + "/_tensordict"
     if cls is None:
         if not loader.exists(folder):
-            raise DatasetError(path, f"names the class {meta.class_name}, and there are no fields of it")
+            raise DatasetError(path, f"names the class {meta.class_name}, but its fields are missing")
         loader.warn_missing(meta.class_name, meta.path)
     inner = loader.meta(folder, nested=True)
     if inner.kind == "lazystack":
@@ -316,7 +316,7 @@ def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) ->
 
 
 def _add_old_fields(fields: Any, meta: NodeMeta) -> None:
-    """Add non-tensor fields, which tensordict up to version 0.4 stored next to the name of the class."""
+    """Add the non-tensor fields that tensordict up to version 0.4 stored next to the name of the class."""
     for key, value in meta.raw.items():
         if key != "_type" and value is not None and key not in fields._key_list():
             fields._set_str(key, NonTensorData(value, batch_size=fields.batch_size, device=fields.device))

@@ -313,7 +313,7 @@ def load_collection(
         device = torch.device(device)
     if out is not None and out.device is not None:
         if device is not None and device != out.device:
-            raise ValueError(f"device={device} was asked for, and out has the device {out.device}")
+            raise ValueError(f"device={device} was requested, but out is on {out.device}")
         device = out.device
     fake = torch._C._get_dispatch_mode(_FAKE) is not None
     folder = absolute_path(prefix)

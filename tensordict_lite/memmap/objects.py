@@ -27,7 +27,7 @@ _slot = Kernel.__dict__["_payload"]
 
 
 def rewrite(node: Any, folder: str) -> None:
-    """Replaces what the folder of a non-tensor entry holds by the present content of ``node``.
+    """Replace the content of the folder of a non-tensor entry by that of ``node``.
 
     Readers find the old or the new object. A folder that has been removed is not made again.
 
@@ -56,15 +56,15 @@ def rewrite(node: Any, folder: str) -> None:
 
 
 def _require_batch(node: Any, folder: str) -> None:
-    """Raises where an entry has other rows than the dataset that its folder is in, which would not open any more."""
+    """Raise if an entry has another batch size than the dataset of its folder, which then could not be opened."""
     parent = os.path.dirname(folder)
     with contextlib.suppress(DatasetNotFoundError):
         meta = read_json(os.path.join(parent, META), parent)
         size = meta.get("shape") if isinstance(meta, dict) else None
         if isinstance(size, list) and list(node._batch_size[: len(size)]) != size:
             raise RuntimeError(
-                f"the new object of batch size {list(node._batch_size)} is not for the dataset in {parent}, which a "
-                f"later save has put there with the batch size {size}. Load the dataset again"
+                f"the new object has the batch size {list(node._batch_size)}, but a later save replaced the dataset in "
+                f"{parent} by one of the batch size {size}: load the dataset again"
             )
 
 
@@ -87,7 +87,7 @@ class SharedNonTensorData(NonTensorData):
         return new
 
     def _alone(self) -> NonTensorData:
-        """An ordinary one with the present object."""
+        """A :class:`NonTensorData` with the current object."""
         new = NonTensorData(self._payload, batch_size=self._batch_size, device=self._device)
         new._names = self._names
         return new
@@ -107,13 +107,13 @@ class SharedNonTensorData(NonTensorData):
             return self
         if self._batch_size:
             raise RuntimeError(
-                "one object is shared for all rows of this entry, so a row cannot take another one. Make it a "
-                "NonTensorStack (maybe_to_stack()) before memmap_(share_non_tensor=True), to share an object a row."
+                "all rows of this entry share one object, so a row cannot have another one: make it a "
+                "NonTensorStack (maybe_to_stack()) before memmap_(share_non_tensor=True), which then shares one per row"
             )
         return self._overwrite(item, self)
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
-        """An ordinary :class:`NonTensorData` with a copy of the object; ``recurse=False`` shares it still."""
+        """A :class:`NonTensorData` with a copy of the object; with ``recurse=False``, the same object."""
         return self._alone().clone() if recurse else super().clone(False)
 
     def _with_leaves(self, leaves: Iterator[Any]) -> Any:
@@ -128,7 +128,7 @@ class SharedNonTensorData(NonTensorData):
 
 
 def share_objects(node: Kernel) -> None:
-    """Puts every object below ``node`` (which is locked) into shared memory; those that are there stay.
+    """Move every object below ``node`` (which is locked) to shared memory, unless it is there already.
 
     Raises:
         TypeError: an object cannot be pickled; nothing has changed.

@@ -82,7 +82,7 @@ class RaggedLeaf:
         self.values, self.offsets, self.table = values, offsets, table
         self.value_bytes = dtype.itemsize * torch.Size(shape).numel()
         self.is_listed = False
-        """Whether the rows are a list in the metadata still: few strings are saved so."""
+        """Whether the rows are still a list in the metadata, as few strings are."""
 
     def parts_of(self, value: Any, count: int, is_batch: bool) -> tuple[Tensor, Tensor]:
         """Values and lengths of some rows, or of one.
@@ -249,15 +249,15 @@ class FolderSchema:
             for value in values if one is not _PICKLED else ():
                 if not same_payload(json.loads(json.dumps(value)) if holds_json(value) else value, one):
                     raise ValueError(
-                        f"the dataset has one object for all rows at {path}, {one!r}, and a row has {value!r}. What "
-                        "differs from row to row has to be a tensor, such as an index into a list."
+                        f"the dataset has one object for all rows at {path}, {one!r}, but a row has {value!r}: use a "
+                        "tensor for what differs between rows, such as an index into a list"
                     )
 
     def check_example(self, row: TensorCollection) -> None:
         try:
             self.leaves_of(row)
         except ValueError as err:
-            raise ValueError(f"the dataset that is there does not fit the example: {err}") from None
+            raise ValueError(f"the existing dataset does not fit the example: {err}") from None
 
 
 def _text(meta: NodeMeta, folder: str, path: tuple[str, ...]) -> RaggedLeaf | None:

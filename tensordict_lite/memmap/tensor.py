@@ -93,7 +93,7 @@ class MemoryMappedTensor(Tensor):
         handler: SharedHandle | None = None,
     ) -> MemoryMappedTensor:
         if device is not None and torch.device(device).type != "cpu":
-            raise ValueError(f"a MemoryMappedTensor lives on the CPU: got device={device!r}")
+            raise ValueError(f"a MemoryMappedTensor is on the CPU, got device={device!r}")
         if isinstance(source, (str, os.PathLike)):
             if dtype is None or shape is None:
                 raise TypeError(f"to map the file {os.fspath(source)!r}, give its dtype= and shape=")
@@ -386,7 +386,7 @@ class MemoryMappedTensor(Tensor):
         self.fill_(value)
         return self
 
-    # -- where it lives ----------------------------------------------------------------------------------
+    # -- its file -------------------------------------------------------------------------------
 
     @property
     def filename(self) -> str:
@@ -397,7 +397,7 @@ class MemoryMappedTensor(Tensor):
         """
         path = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
         if path is None or is_anonymous(path):
-            raise RuntimeError("the MemoryMappedTensor has no file associated: it lives in anonymous shared memory")
+            raise RuntimeError("this MemoryMappedTensor has no file: it is in anonymous shared memory")
         return path
 
     @property
@@ -565,7 +565,7 @@ def _size(shape: Any) -> torch.Size:
 
 def _check_device(device: Any) -> None:
     if device is not None and torch.device(device).type != "cpu":
-        raise RuntimeError(f"only CPU tensors are supported: a memory map cannot live on {device!r}")
+        raise RuntimeError(f"only CPU tensors are supported: a memory map cannot be on {device!r}")
 
 
 def _writable(path: str, mode: str | None) -> bool:

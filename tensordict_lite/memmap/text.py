@@ -1,11 +1,11 @@
-"""Stacks of strings (and None among them), of bytes, or of JSON values, as two files instead of one of JSON.
+"""Stacks of strings (which may be None), bytes or JSON values, saved as two files instead of one JSON list.
 
-    key/meta.json         kind ("str", "bytes" or "json"), number of rows, bytes of all of them, names of the files
-    key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8, None as the byte 0xFF
+    key/meta.json         kind ("str", "bytes" or "json"), number of rows, total bytes, names of the files
+    key/values.memmap     uint8 [total]     the concatenated rows; strings as UTF-8, None as the byte 0xFF
     key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
 
-tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Strings
-of few rows and bytes are written so anyway (`Tuning.text_rows`, `Tuning.text_bytes`).
+tensordict cannot read this layout; ``memmap(reference_format=True)`` writes a JSON list. Few short strings are always
+written as a list (`Tuning.text_rows`, `Tuning.text_bytes`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST = 1 << 46
 
 
 def plan_text(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> str | None:
-    """Strings, or bytes; ``None`` where they are to be written as other objects are."""
+    """Plan strings, bytes or JSON values; ``None`` if they are written like other objects."""
     if len(node._batch_size) != 1:
         return None
     column, rows = node.column if isinstance(node, Ragged) else None, len(node)
@@ -58,7 +58,7 @@ def plan_text(plan: SavePlan, node: Any, path: str, where: tuple[str, ...]) -> s
 
 
 def text_meta(kind: str, rows: int, nbytes: int) -> dict[str, Any]:
-    """``meta.json`` of strings, bytes or JSON values."""
+    """The metadata of strings, bytes or JSON values."""
     return {
         "_type": "<class 'tensordict_lite.TextStack'>",
         "_format_version": FORMAT_VERSION,
@@ -71,7 +71,7 @@ def text_meta(kind: str, rows: int, nbytes: int) -> dict[str, Any]:
 
 
 def is_short(kind: str, rows: int, nbytes: Callable[[], int]) -> bool:
-    """Whether rows of a kind are so few, and so short, that they are written as other objects are.
+    """Whether rows of a kind are so few and so short that they are written like other objects.
 
     ``nbytes`` counts their bytes, which takes a look at each row, where they are few.
     """
@@ -83,8 +83,8 @@ def _are_short(objects: list[Any]) -> bool:
 
 
 def rename_files(folder: FolderPlan) -> None:
-    """Give the files of strings that replace others names of their own: until ``meta.json`` names them, no reader
-    looks at them, and until then those of before are there."""
+    """Give new names to the files of strings that replace others, so that readers open the old ones until ``meta.json``
+    names the new ones."""
     if folder.meta.get("_class") != CLASS:
         return
     token = f"-{secrets.token_hex(4)}."
@@ -93,26 +93,26 @@ def rename_files(folder: FolderPlan) -> None:
 
 
 def files_in(folder: str) -> list[str]:
-    """The files of strings in a folder, if it holds any."""
+    """The files of strings in a folder."""
     if not os.path.isdir(folder):
         return []
     return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
 
 
 def text_fields(path: str, data: dict[str, Any]) -> tuple[str, int, int, list[str]]:
-    """Kind, rows, bytes and files of strings, from the metadata at ``path``; DatasetError where one is wrong."""
+    """Kind, rows, bytes and files of strings, from the metadata at ``path``; DatasetError if one is invalid."""
     kind, rows, nbytes, names = (data.get(name) for name in ("kind", "rows", "nbytes", "files"))
     if type(kind) is not str or kind not in KINDS or not is_count(rows, _MOST) or not is_count(nbytes, _MOST):
         raise DatasetError(
-            path, f"does not tell a kind, rows and bytes of strings: {kind!r:.100}, {rows!r:.100}, {nbytes!r:.100}"
+            path, f"needs kind, rows and bytes of strings, got {kind!r:.100}, {rows!r:.100} and {nbytes!r:.100}"
         )
     if type(names) is not list or len(names) != 2 or not all(type(n) is str and _NAME.fullmatch(n) for n in names):
-        raise DatasetError(path, f"does not name the two files of its strings, but {names!r:.100}")
+        raise DatasetError(path, f"needs the names of the two files of its strings, got {names!r:.100}")
     return kind, rows, nbytes, names
 
 
 def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
-    """The strings of :func:`plan_text`: no file is read before one is asked for."""
+    """Load the entry of :func:`plan_text`; the files are read when a row is."""
     kind, rows, nbytes, names = text_fields(f"{meta.path}/{META}", meta.raw)
     is_growing = "_growing" in meta.raw
     values = loader.values(f"{meta.path}/{names[0]}", torch.uint8, (nbytes,), is_growing)

@@ -216,7 +216,7 @@ class DatasetWriter:
         size = os.fstat(self._file(leaf.values)).st_size if total else 0
         if len(found) < 8 or not 0 <= total * leaf.value_bytes <= size:
             raise DatasetError(
-                path, f"row {rows - 1} would end at {total:,}, and there are {size:,} bytes of values; it is damaged"
+                path, f"row {rows - 1} ends at {total:,}, but there are {size:,} bytes of values: the file is damaged"
             )
         return total
 
@@ -238,7 +238,7 @@ class DatasetWriter:
     def _place_list(self, leaf: RaggedLeaf, path: str, meta: dict[str, Any], rows: int) -> dict[str, Any]:
         column = listed_rows(meta)
         if column is None or column.kind != leaf.kind or len(column) != rows:
-            raise DatasetError(path, f"does not list {rows:,} rows of {leaf.kind}, as when this writer was opened")
+            raise DatasetError(path, f"no longer lists {rows:,} rows of {leaf.kind}, as when this writer was opened")
         values, offsets = column.flat()
         meta = text_meta(leaf.kind, rows, len(values))
         for name, content in zip(meta["files"], (values, offsets)):
@@ -282,8 +282,8 @@ class DatasetWriter:
         if not is_same or not self._schema.is_that_of(self.path, head):
             raise DatasetError(
                 self.path,
-                f"was replaced, or got other entries, since this writer was opened; the {self._pending:,} rows that "
-                "wait here are not in it: open another DatasetWriter and append them there",
+                f"was replaced, or got other entries, since this writer was opened, so {self._pending:,} rows were not "
+                "written: open another DatasetWriter and append them there",
             )
 
     @property
@@ -496,7 +496,7 @@ def _row_bytes(leaf: Leaf) -> int:
 
 
 def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
-    """Set row count and allocated rows of one folder; without allocation it is an ordinary dataset."""
+    """Set the row count and allocated rows of one folder; without allocation it is an ordinary dataset."""
     if "shape" in meta:
         meta["shape"] = [rows, *meta["shape"][1:]]
     else:

@@ -65,7 +65,7 @@ class TracedEntries:
 
     def __getattr__(self, name: str) -> Any:
         raise TypeError(
-            f"a module that uses the tensordict itself (here: .{name}) cannot be traced by torch.fx, which knows "
+            f"a module that uses the tensordict itself (here: .{name}) cannot be traced by torch.fx, which supports "
             "tensors only. torch.export and torch.compile take tensordicts."
         )
 

@@ -82,7 +82,7 @@ class PayloadColumn:
         return found
 
     def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
-        """A separate column with the objects of some rows, and their positions in it; ``deep``: copies of them."""
+        """A separate column with the objects of some rows (``deep``: copies), and their positions in it."""
         values = self.objects(rows)
         if deep:
             values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
@@ -128,7 +128,7 @@ class ObjectRows(LazyStackedTensorDict):
         self._types = None
         self._lock = None
 
-    # -- all members, for who knows nothing of columns ------------------------------------------------------
+    # -- all members, for code that does not use the column ---------------------------------------------------
 
     @property
     def _source(self) -> list[Any]:

@@ -60,7 +60,7 @@ class NonTensorDataBase(DenseCollection):
         if lock:
             self._propagate_lock(None)
 
-    # -- the payload travels with every result ----------------------------------------------------------
+    # -- every result keeps the payload -------------------------------------------------------
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
         new = Kernel._rebuild(self, source, batch_size, names)  # super() would search every family
@@ -132,7 +132,7 @@ class NonTensorDataBase(DenseCollection):
             self[index]  # an index out of range still raises
             return
         raise ValueError(
-            "a NonTensorData holds one value for all of its elements, so it cannot take another one at an index. "
+            "a NonTensorData holds one value for all of its elements, so none can be assigned at an index. "
             "Call maybe_to_stack() for a NonTensorStack, which holds one value per element."
         )
 

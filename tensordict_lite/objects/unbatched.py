@@ -74,7 +74,7 @@ class UnbatchedTensor(Tensor):
                 return UnbatchedTensor(out, source._batch_size)
         return out
 
-    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch has options, of no use here
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # of torch's options
         return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
 
 

@@ -711,7 +711,7 @@ def _move(
 
 
 def _synchronise() -> None:
-    """Wait for pending copies of the accelerator (torch before 2.6 knows only CUDA)."""
+    """Wait for pending copies of the accelerator (torch before 2.6 supports only CUDA)."""
     (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 

@@ -170,7 +170,7 @@ def test_a_writer_says_that_its_dataset_is_another(change: Any, tmp_path: Path) 
     there = TensorDict.load_memmap(folder)["x"].tolist()
     writer.append(rows(2, 3))
     for end in (writer.flush, writer.flush):
-        with pytest.raises(DatasetError, match="the 2 rows that wait here are not in it: open another DatasetWriter"):
+        with pytest.raises(DatasetError, match="2 rows were not written: open another DatasetWriter"):
             end()
     assert TensorDict.load_memmap(folder)["x"].tolist() == there
     if change is not with_another_column:
