@@ -403,9 +403,10 @@ class ConvertOps(Kernel):
 
         A dict made by :meth:`to_dict` thus gets its tensorclasses back. The values of ``self`` are not used.
         """
-        return from_mapping(
+        made = from_mapping(
             self._plain_class(), input_dict, self, auto_batch_size, batch_size, device, batch_dims, names
         )
+        return self._as_own(made)
 
     @classmethod
     def from_list(

@@ -118,9 +118,8 @@ class TensorClassConversions(DenseCollection):
                 post_init(*defaults)
 
     @classmethod
-    def _checked(cls, value: Any) -> Any:
-        """An instance of this class around the result of a constructor of :class:`TensorDict`."""
-        return value if isinstance(value, TensorClassConversions) else cls.from_tensordict(value)
+    def _as_own(cls, made: Any) -> Any:
+        return made if isinstance(made, TensorClassConversions) else cls.from_tensordict(made)
 
     @classmethod
     def from_dict(cls, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
@@ -133,17 +132,14 @@ class TensorClassConversions(DenseCollection):
         """
         if isinstance(input_dict, Mapping) and not isinstance(input_dict, TensorCollection):
             input_dict = {key: value for key, value in input_dict.items() if value is not None}
-        return cls._checked(TensorDict.from_dict(input_dict, *others, **kwargs))
-
-    def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
-        return type(self)._checked(super().from_dict_instance(input_dict, *others, **kwargs))
+        return cls._as_own(TensorDict.from_dict(input_dict, *others, **kwargs))
 
     @classmethod
     def from_any(cls, obj: Any, **kwargs: Any) -> Any:
         if dataclasses.is_dataclass(obj) and not isinstance(obj, (type, TensorCollection)):
             kwargs = {k: v for k, v in kwargs.items() if k in ("auto_batch_size", "batch_dims", "device", "batch_size")}
             return from_dataclass(obj, dest_cls=cls, **kwargs)
-        return cls._checked(TensorDict.from_any(obj, **kwargs))
+        return cls._as_own(TensorDict.from_any(obj, **kwargs))
 
     @classmethod
     def from_dataclass(
@@ -152,20 +148,12 @@ class TensorClassConversions(DenseCollection):
         return from_dataclass(dataclass, dest_cls=dest_cls or cls, **kwargs)
 
     @classmethod
-    def fromkeys(cls, keys: Any, value: Any = 0) -> Any:
-        return cls._checked(TensorDict.fromkeys(keys, value))
-
-    @classmethod
     def from_namedtuple(cls, named_tuple: Any, **kwargs: Any) -> Any:
-        return cls._checked(TensorDict.from_namedtuple(named_tuple, **kwargs))
-
-    @classmethod
-    def from_struct_array(cls, struct_array: Any, **kwargs: Any) -> Any:
-        return cls._checked(TensorDict.from_struct_array(struct_array, **kwargs))
+        return cls._as_own(TensorDict.from_namedtuple(named_tuple, **kwargs))
 
     @classmethod
     def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
-        return cls._checked(TensorDict.from_pytree(pytree, **kwargs))
+        return cls._as_own(TensorDict.from_pytree(pytree, **kwargs))
 
     # -- exports -----------------------------------------------------------------------------------------------
 
