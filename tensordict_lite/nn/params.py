@@ -266,12 +266,6 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
         return self._wrap_params(self._map_leaves(copied), copy.deepcopy)
 
-    def copy(self) -> Any:
-        return self.clone(False)
-
-    def __copy__(self) -> Any:
-        return self.clone(False)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = memo[id(self)] = self.clone()
         return out
@@ -294,23 +288,6 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
             return found
 
         return self._wrap_params(out._map_leaves(moved), lambda module: copy.deepcopy(module).to(*args, **kwargs))
-
-    def cpu(self, **kwargs: Any) -> Any:
-        return self.to("cpu", **kwargs)
-
-    def cuda(self, device: Any = None, **kwargs: Any) -> Any:
-        return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
-
-    @property
-    def data(self) -> Any:
-        """The tensors without their gradients, sharing memory."""
-        return self._keep_lock(self._map_leaves(lambda leaf: leaf.data))
-
-    def zero_(self) -> Any:
-        with torch.no_grad():
-            for leaf in self._leaves():
-                leaf.zero_()
-        return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         for leaf in self._leaves():
@@ -425,7 +402,7 @@ def _without_grad(name: str) -> Any:
     return method
 
 
-for _name in ("set_", "set_at_", "update_", "update_at_", "apply_", "copy_", "fill_"):
+for _name in ("set_", "set_at_", "update_", "update_at_", "apply_", "copy_", "fill_", "zero_"):
     setattr(TensorDictParams, _name, _without_grad(_name))
 
 
