@@ -197,17 +197,6 @@ class LazyValueOps(Stacked):
     def filter_non_tensor_data(self) -> Self:
         return self._each("filter_non_tensor_data")
 
-    def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
-        path = require_path(key)
-        default = (*default, *kwargs.values())
-        if path not in self:
-            if default:
-                return default[0]
-            self._raise_missing(path)
-        value = self._get_path(path)
-        self.del_(path)
-        return value
-
     def create_nested(self, key: NestedKey) -> Self:
         return self._each_in_place("create_nested", key)
 

@@ -344,12 +344,6 @@ class LazyWriteOps(Stacked):
                 self.set_at_(key, value, idx)
         return self
 
-    def _pair_leaves(
-        self, items: Any, prefix: tuple[str, ...], into: list[Tensor], values: list[Tensor], non_blocking: bool
-    ) -> None:
-        for key, value in items:
-            self.set_(key, value, non_blocking=non_blocking)
-
     def del_(self, key: NestedKey) -> Self:
         """Remove an entry from every member that has it."""
         if self._lock is not None:

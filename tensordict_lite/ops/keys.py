@@ -198,10 +198,7 @@ class KeyOps(Kernel):
             if default is MISSING:
                 self._raise_missing(path)
             return default
-        parent = self if len(path) == 1 else entry_of(self, path[:-1])
-        if parent._lock is not None:
-            raise parent._locked_error()
-        parent._del_str(path[-1])
+        self.del_(path)
         return public(value)
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.ops.generated import any_requires_grad
 from tensordict_lite.ops.operands import pair_alike
 from tensordict_lite.ops.put import put_alike, put_rows
-from tensordict_lite.views import entry_of, leaf_items
+from tensordict_lite.views import entry_of, has_entry, leaf_items
 
 IsLeaf = Callable[[type], bool]
 _ONLY_TENSORS = frozenset((Tensor,))
@@ -317,7 +317,7 @@ class UpdateOps(Kernel):
         source = self._source
         if type(source) is not dict:
             for key, value in items:
-                if entry_of(self, require_path(key)) is None:
+                if not has_entry(self, require_path(key)):
                     raise _not_in_destination(self, _spelled(above), key)
                 self.set_(key, value, non_blocking=non_blocking)
             return
