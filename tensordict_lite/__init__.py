@@ -21,11 +21,9 @@ from tensordict_lite.building.arrow import from_arrow, to_arrow
 from tensordict_lite.building.batches import collate, merge_tensordicts
 from tensordict_lite.building.builders import (
     from_any,
-    from_dict,
     from_namedtuple,
     from_struct_array,
     from_tuple,
-    fromkeys,
     make_tensordict,
 )
 from tensordict_lite.building.packing import PackLayout
@@ -84,7 +82,6 @@ from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 from tensordict_lite.building.functions import (  # isort: skip
     dense_stack_tds,
     from_module,
-    from_modules,
     group_by,
     is_bool,
     is_floating,
@@ -96,11 +93,14 @@ if TYPE_CHECKING:
     from tensordict_lite.persistent import PersistentTensorDict
 
 from_csv = TensorDict.from_csv
+from_dict = TensorDict.from_dict
 from_h5 = TensorDict.from_h5
 from_json = TensorDict.from_json
+from_modules = TensorDict.from_modules
 from_pandas = TensorDict.from_pandas
 from_parquet = TensorDict.from_parquet
 from_zarr = TensorDict.from_zarr
+fromkeys = TensorDict.fromkeys
 
 _vmapping.install()
 

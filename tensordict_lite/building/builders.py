@@ -128,7 +128,7 @@ def from_any(
     if isinstance(obj, Mapping):
         if batch_dims is not None and (batch_size is not None or not auto_batch_size):
             options["batch_dims"] = None
-        return _dict_class().from_dict(obj, **options)
+        return registry.TensorDict.from_dict(obj, **options)
     if isinstance(obj, np.ndarray) and obj.dtype.names:
         return from_struct_array(obj, **options)
     if isinstance(obj, tuple):
@@ -136,7 +136,7 @@ def from_any(
     if isinstance(obj, list):
         return _from_list_value(obj, device)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return _dict_class().from_dataclass(obj, **options)
+        return registry.TensorDict.from_dataclass(obj, **options)
     return obj
 
 
@@ -152,11 +152,6 @@ def _from_list_value(obj: list[Any], device: Any) -> Any:
     if all(isinstance(part, list) for part in obj):  # one dimension per level, as in the constructor
         return registry.NonTensorStack.from_list(obj, device=device)
     return registry.NonTensorStack(*obj, device=device)
-
-
-def from_dict(input_dict: Any, **kwargs: Any) -> Any:
-    """A TensorDict from a (nested) dict, see :meth:`TensorDict.from_dict`."""
-    return _dict_class().from_dict(input_dict, **kwargs)
 
 
 def from_namedtuple(
@@ -216,7 +211,7 @@ def build(
         )
     entries = {key: from_any(value, device=device) for key, value in data.items()}
     size = torch.Size(batch_size if batch_size is not None else ())
-    new = _dict_class()(entries, batch_size=size, device=device)
+    new = registry.TensorDict(entries, batch_size=size, device=device)
     return new.auto_batch_size_(batch_dims) if auto_batch_size else new
 
 
@@ -258,7 +253,7 @@ def from_struct_array(
             # torch needs strides in whole elements, which a packed record does not promise.
             whole = all(stride % column.dtype.itemsize == 0 for stride in column.strides)
             entries[name] = column if whole else column.copy()
-    new = _dict_class()(entries, batch_size=size, device=device)
+    new = registry.TensorDict(entries, batch_size=size, device=device)
     return new.auto_batch_size_(batch_dims) if auto_batch_size else new
 
 
@@ -292,11 +287,6 @@ def tensors_of_dlpack(arrays: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]
     return out
 
 
-def fromkeys(keys: Sequence[Any], value: Any = 0) -> Any:
-    """A TensorDict without batch dimensions that holds ``value`` under every key."""
-    return _dict_class().fromkeys(keys, value)
-
-
 def make_tensordict(
     input_dict: Any = None,
     batch_size: Sequence[int] | torch.Size | None = None,
@@ -319,8 +309,4 @@ def make_tensordict(
     """
     if input_dict is not None:
         kwargs.update(input_dict.items() if hasattr(input_dict, "items") else input_dict)
-    return _dict_class().from_dict(kwargs, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
-
-
-def _dict_class() -> Any:
-    return registry.TensorDict
+    return registry.TensorDict.from_dict(kwargs, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)

@@ -38,11 +38,6 @@ def from_module(
     return TensorDict.from_module(module, as_module=as_module, lock=lock, use_state_dict=use_state_dict)
 
 
-def from_modules(*modules: torch.nn.Module, **kwargs: Any) -> Any:
-    """Parameters and buffers of several modules, stacked, see :meth:`TensorDict.from_modules`."""
-    return TensorDict.from_modules(*modules, **kwargs)
-
-
 def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
     """Split the rows of the first batch dimension by the value of an entry.
 
