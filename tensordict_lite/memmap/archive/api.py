@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import struct
@@ -32,7 +33,7 @@ from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, staged_file
 from tensordict_lite.memmap.load import load_collection
-from tensordict_lite.memmap.plan import SaveOptions, SavePlan, plan_for
+from tensordict_lite.memmap.plan import Leaf, SaveOptions, SavePlan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
@@ -78,17 +79,17 @@ def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOpti
         for folder in plan.folders
         for name, blob in folder.blobs.items()
     ]
-    described = len(members)
-    members += _members_of(plan, like)
+    nbytes = sum(member.nbytes for member in members) + sum(map(_nbytes, plan.leaves))
+    every = itertools.chain(members, _members_of(plan, like))
     with staged_file(path) as fd:
-        starts = write_archive(fd, path, members, method, None, num_threads)
+        starts = write_archive(fd, path, every, nbytes, method, None, num_threads)
         size = os.fstat(fd).st_size
     if method != ZIP_STORED:
         return load_collection(
             path, num_threads=num_threads, robust_key=options.robust_key, allow_pickle=options.allow_pickle
         )
     storage = hold_many(map_file(path, size, writable=like))
-    out = node._with_leaves(_mapped(plan, storage, starts[described:]))
+    out = node._with_leaves(_mapped(plan, storage, starts[len(members) :]))
     out._set_device(_CPU)
     return out
 
@@ -100,7 +101,7 @@ def _members_of(plan: SavePlan, like: bool) -> Iterator[ZipMember]:
             yield _member(leaf.file, nested.buffer_of(tensor), like)
             yield _member(nested.shape_file(leaf.file), nested.sizes(tensor), False)
         else:
-            nbytes = leaf.nbytes
+            nbytes = tensor.nbytes
             if nbytes:
                 yield _new_member(ZipMember, (leaf.file, Zeros() if like else tensor, nbytes, True))
 
@@ -113,18 +114,24 @@ def _member(file: str, tensor: Tensor, like: bool) -> ZipMember:
     return ZipMember(file, Zeros() if like else tensor, nbytes)
 
 
-def _mapped(plan: SavePlan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
-    """The tensors of a plan, mapped from the written archive."""
-    places: list[Place] = []
-    at = iter(starts)
+def _nbytes(leaf: Leaf) -> int:
+    tensor = leaf.tensor
+    return (nested.count(tensor) if tensor.is_nested else tensor.numel()) * tensor.element_size()
+
+
+def _places(plan: SavePlan, at: Iterator[int]) -> Iterator[Place]:
     for leaf in plan.leaves:
         tensor = leaf.tensor
         if tensor.is_nested:
-            places.append((next(at), tensor.dtype, (nested.count(tensor),)))
+            yield next(at), tensor.dtype, (nested.count(tensor),)
             next(at)  # the table of its shapes
         elif tensor.numel():
-            places.append((next(at), tensor.dtype, tensor.shape))
-    pieces = iter(Pieces(storage, MemoryMappedTensor).at(places))
+            yield next(at), tensor.dtype, tensor.shape
+
+
+def _mapped(plan: SavePlan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
+    """The tensors of a plan, mapped from the written archive."""
+    pieces = iter(Pieces(storage, MemoryMappedTensor).at(_places(plan, iter(starts))))
     for leaf in plan.leaves:
         tensor = leaf.tensor
         if tensor.is_nested:
@@ -184,18 +191,19 @@ def pack_memmap(
     for attempt in range(_ATTEMPTS):
         excluding_saves = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
         with excluding_saves, contextlib.suppress(_Changed), staged_file(path) as fd:
-            _pack(root, lambda members: write_archive(fd, path, members, method, compresslevel, num_threads))
+            _pack(root, lambda *members: write_archive(fd, path, *members, method, compresslevel, num_threads))
             return Path(archive_path)
         _require_dataset(root)
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when no process writes to it")
 
 
-def _pack(root: str, write: Callable[[list[ZipMember]], Any]) -> None:
+def _pack(root: str, write: Callable[[Iterator[ZipMember], int], Any]) -> None:
     """Write the files of a folder to an archive; _Changed if they were replaced meanwhile."""
     try:
         sizes, stamps = _snapshot(root)
         names = sorted(sizes, key=lambda name: (not name.endswith(META), name.count("/"), name))
-        write([ZipMember(name, FileData(f"{root}/{name}"), sizes[name], name.endswith(SUFFIX)) for name in names])
+        members = (ZipMember(name, FileData(f"{root}/{name}"), sizes[name], name.endswith(SUFFIX)) for name in names)
+        write(members, sum(sizes.values()))
         is_same = META in sizes and _snapshot(root)[1] == stamps  # without it, files are being replaced one by one
     except OSError as problem:
         if problem.errno not in (errno.ENOENT, None):  # missing, or shorter than it was

@@ -17,6 +17,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipInfo
 
@@ -42,6 +43,7 @@ MAX_RATIO = 1032
 
 METHODS = {ZIP_STORED, ZIP_DEFLATED, ZIP_BZIP2, ZIP_LZMA}
 
+_NO_NAMES = frozenset(("", ".", ".."))
 _SLACK = 64  # allowance in bytes for empty compressed data
 _BLOCK = 4 << 20
 _STEP = {ZIP_DEFLATED: 1 << 20, ZIP_BZIP2: 1 << 20, ZIP_LZMA: 4096}
@@ -137,7 +139,8 @@ class Archive:
         for entry in self.directory:
             name = entry.filename
             require_name(self.path, name)
-            if "\0" in entry.orig_filename or not {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/")):
+            parts = name.removesuffix("/").split("/") if "/" in name else (name,)
+            if "\0" in entry.orig_filename or not _NO_NAMES.isdisjoint(parts):
                 shown = entry.orig_filename[:100]
                 raise ArchiveError(self.path, f"an entry is called {shown!r}, which is not a path inside a folder")
             if name[-1] == "/":
@@ -151,7 +154,7 @@ class Archive:
 
     def _checked_starts(self) -> dict[str, int]:
         """Offset of the data of each entry, behind its local header; no entry extends into the next one."""
-        found = sorted(self.entries.values(), key=lambda entry: entry.header_offset)
+        found = sorted(self.entries.values(), key=attrgetter("header_offset"))
         limits = [entry.header_offset for entry in found[1:]]
         limits.append(self.directory_start)
         data, fixed, starts = self.data, _LOCAL.size, {}

@@ -36,6 +36,13 @@ _BUFFER = 256 << 10  # small entries are combined into writes of this many bytes
 _LOCAL_BYTES = 30  # size of a local header without name and extra field
 _WIDE_BYTES = 20  # size of its extension for sizes of 64 bits
 _UNIX_FILE = 0o100644 << 16
+_UTF_8 = 1 << 11  # flag of the encoding of the name; zipfile decodes other names more slowly
+_END_MARKER = 1 << 1  # flag of LZMA data
+# An extra field of n bytes, or the next larger one that can have a header of 4 bytes.
+_PADDING = [
+    b"",
+    *(struct.pack(f"<2sH{n - 4}x", b"td", n - 4) for n in (ALIGN + 1, ALIGN + 2, ALIGN + 3, *range(4, ALIGN))),
+]
 _NAMES = {
     "stored": ZIP_STORED,
     "deflate": ZIP_DEFLATED,
@@ -122,7 +129,8 @@ class ZipMember(NamedTuple):
 def write_archive(
     fd: int,
     path: str,
-    members: Sequence[ZipMember],
+    members: Iterable[ZipMember],
+    nbytes: int,
     method: int = ZIP_STORED,
     level: int | None = None,
     num_threads: int = 0,
@@ -133,6 +141,7 @@ def write_archive(
         fd: the file.
         path: name for messages.
         members: its entries.
+        nbytes: size of all of them.
         method: compression method of payloads.
         level: compression level, ``None`` for the default of the method.
         num_threads: threads that read, compute checksums and deflate; 0 or 1 is the calling thread.
@@ -144,9 +153,7 @@ def write_archive(
         OSError: not enough space.
         ArchiveError: the name of a member is too long or too deep for readers.
     """
-    for member in members:
-        require_name(path, member.name)
-    nbytes, tuning = sum(member.nbytes for member in members), current()
+    tuning = current()
     if method == ZIP_STORED:
         check_room(path, nbytes)
         if nbytes >= tuning.small_bytes:
@@ -157,7 +164,7 @@ def write_archive(
         file = stack.enter_context(io.BufferedWriter(out, _BUFFER))
         archive = stack.enter_context(ZipFile(file, "w"))
         writer = _Writer(out, file, archive, method, level, crc32, tuning)
-        if num_threads > 1 and writer.gains_from_threads(members):
+        if num_threads > 1 and writer.gains_from_threads(members := list(members)):
             pool = ThreadPoolExecutor(num_threads, "archive")
             stack.callback(pool.shutdown, cancel_futures=True)
             writer.prepare(members, pool, 4 * num_threads)
@@ -181,16 +188,16 @@ class _Writer:
     def add(self, member: ZipMember, method: int) -> int:
         """Write an entry; return the offset of its data. What readers would reject is deflated instead."""
         name, data, nbytes, is_payload = member
+        require_name(self.out.path, name)
         info, at = ZipInfo(name), self.archive.start_dir
         info.compress_type, info.header_offset, info.external_attr = method, at, _UNIX_FILE
-        info.flag_bits = 2 * (method == ZIP_LZMA)  # its data has an end marker
+        info.flag_bits = _UTF_8 | _END_MARKER * (method == ZIP_LZMA)
         info.file_size = info.compress_size = nbytes
         is_wide = nbytes + (nbytes >> 6) + 1024 > zipfile.ZIP64_LIMIT  # incompressible data grows
         start = at + _LOCAL_BYTES + len(name.encode()) + _WIDE_BYTES * is_wide
-        if is_payload and method == ZIP_STORED and (pad := -start % ALIGN):
-            pad += ALIGN * (pad < 4)
-            info.extra = struct.pack(f"<2sH{pad - 4}x", b"td", pad - 4)
-            start += pad
+        if is_payload and method == ZIP_STORED:
+            info.extra = _PADDING[-start % ALIGN]
+            start += len(info.extra)
         if nbytes < self.tuning.small_bytes:
             if method == ZIP_STORED:
                 content = _whole(member)
