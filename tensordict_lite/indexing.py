@@ -34,8 +34,8 @@ def _rows_of(part: Any) -> Tensor:
         if any(isinstance(key, str) for key in part):
             keys = ", ".join(map(repr, part))
             raise TypeError(
-                f"a list indexes rows, and [{keys}] holds names: td.select({keys}) has these entries, and a tuple of "
-                "strings is the key of a nested one"
+                f"a list indexes rows, but [{keys}] contains keys: use td.select({keys}) for several entries, or a "
+                "tuple for a nested one"
             ) from error
         raise
 

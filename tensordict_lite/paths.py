@@ -51,7 +51,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     text = local_path(path)
     if is_url(text):
         raise ValueError(
-            f"a path of this machine is needed, and {text!r} is the URL of a store: tdmap.open() reads datasets there, "
+            f"a local path is needed, but {text!r} is the URL of a store: tdmap.open() reads datasets there, "
             "and tdmap.map(data, fn, out=URL) writes them."
         )
     return os.path.abspath(text)

@@ -33,7 +33,7 @@ def read(form: str, path: Any, **options: Any) -> Any:
         kind = ValueError if isinstance(error, ValueError) else IsADirectoryError
         raise kind(f"{named}: from_{form}() expects {what} there: {error}") from error
     if not len(frame.columns) and os.path.isdir(named):
-        raise ValueError(f"{named}: from_{form}() expects {what} there, and this is a folder without any.")
+        raise ValueError(f"{named}: from_{form}() expects {what} there, but found a folder without any.")
     return frame
 
 
@@ -82,7 +82,7 @@ def columns_of(data: Any, separator: str | None, path: tuple[str, ...]) -> list[
         if isinstance(value, Tensor):
             if value.dim() != 1:
                 raise ValueError(
-                    f"the entry {name!r} has the shape {list(value.shape)}, and a column holds one value per row."
+                    f"the entry {name!r} has the shape {list(value.shape)}, but a column has one value per row."
                 )
             try:
                 found.append((name, value.detach().cpu().resolve_conj().resolve_neg().numpy()))

@@ -158,7 +158,7 @@ def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
         end = room - len(MAGIC) - _LENGTH.size
         length = _LENGTH.unpack(data[end : end + _LENGTH.size])[0] if end > 0 else -1
         if not 0 < length <= end:
-            raise DatasetError(path, "is damaged: what it tells of ragged entries and types has an impossible length")
+            raise DatasetError(path, "is damaged: its description of ragged entries and types has an impossible length")
         room = end - length
         told = decode_json(path, bytes(data[room:end]))
     return room, about, told

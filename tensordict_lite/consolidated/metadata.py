@@ -378,7 +378,7 @@ class _Reader:
             what = f"{needed:,} bytes are not within bytes {start!r} to {stop!r} of the {self.room:,} that are there"
             raise self.fail(where, what)
         if start % known.itemsize:
-            raise self.fail(where, f"{dtype} is aligned to {known.itemsize} bytes, and byte {start:,} is not")
+            raise self.fail(where, f"{dtype} is aligned to {known.itemsize} bytes, but byte {start:,} is not")
         return (start, known, size)
 
     def _jagged(self, name: str, value: Any, leaves: Any, where: tuple[str, ...]) -> JaggedSpot:
@@ -458,7 +458,7 @@ def make(path: str, level: Level, leaves: Iterator[Tensor], ragged: Iterator[Any
         else:
             node = LazyStackedTensorDict(stack_dim=level.stack_dim, batch_size=level.size)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as err:
-        raise DatasetError(path, f"what was saved does not fit together: {err}") from None
+        raise DatasetError(path, f"the saved entries do not fit together: {err}") from None
     if level.locked:
         node._propagate_lock(None)
     return node

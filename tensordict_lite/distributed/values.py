@@ -57,7 +57,7 @@ def _check(found: list[Entry], link: Link, written: bool) -> None:
     for entry in found:
         if entry.tensor.device.type != link.device.type:
             raise RuntimeError(
-                f"the entry {entry.path} is on {entry.tensor.device}, and this group moves {link.device.type} tensors: "
+                f"the entry {entry.path} is on {entry.tensor.device}, but this group moves {link.device.type} tensors: "
                 f"td.to({link.device.type!r}) first"
             )
 
@@ -127,7 +127,7 @@ def _receiving_objects(held: list[Held], link: Link, source: int, tag: int) -> l
         values = unpacked(message)
         if len(values) != len(held):
             raise ValueError(
-                f"{len(values)} non-tensor entries arrived, and there are {len(held)} here "
+                f"{len(values)} non-tensor entries arrived, but there are {len(held)} here "
                 f"({', '.join(name_of(path) for path, *_ in held)}): check=True compares the structures first"
             )
         for (path, owner, mine), value in zip(held, values):

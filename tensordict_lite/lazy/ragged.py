@@ -40,7 +40,7 @@ def nested(values: Sequence[Any], layout: torch.layout | None = None) -> Tensor:
     values = list(values)
     if isinstance(values[0], list):
         raise ValueError(
-            "a nested tensor holds one level of tensors, and the stack holds stacks: use as_list=True or "
+            "a nested tensor holds one level of tensors, but the members of this stack are stacks: use as_list=True or "
             "as_padded_tensor=True"
         )
     if layout is None:

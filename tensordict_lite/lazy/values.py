@@ -225,8 +225,8 @@ class LazyValueOps(Stacked):
         if out is self:
             if call.batch_size is not None or call.device is not MISSING:
                 raise ValueError(
-                    "a lazy stack takes no batch_size or device with inplace=True: its members keep theirs. Leave them "
-                    "out, or give up inplace=True"
+                    "batch_size and device are not supported with inplace=True on a lazy stack, whose members keep "
+                    "theirs: omit them, or omit inplace"
                 )
             targets: Sequence[Any] = self._source
         elif getattr(out, "_stack_dim", None) == self._stack_dim and len(out._source) == len(self._source):

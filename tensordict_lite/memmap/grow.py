@@ -101,18 +101,18 @@ def _add(
 
 
 def _require_free(node: Any, folder: str, key: str) -> None:
-    """Raise RuntimeError if the folder now holds another dataset, or has got this entry meanwhile."""
+    """Raise RuntimeError if the dataset was replaced or got this entry meanwhile."""
     replaced = replaced_file(node)
     if replaced is not None:
         raise RuntimeError(
-            f"the new entry {key!r} would be one of another dataset: a later save has put another file in the place of "
-            f"{replaced}. Load the dataset again"
+            f"the new entry {key!r} would be added to another dataset: a later save replaced {replaced}. Load the "
+            "dataset again"
         )
     with locked(folder), contextlib.suppress(DatasetNotFoundError):
         if key in read_json(os.path.join(folder, META), folder) and key not in RESERVED:
             raise RuntimeError(
-                f"the dataset in {folder} has got an entry {key!r} since it was loaded: load it again, and write into "
-                "that one in place"
+                f"the dataset in {folder} got an entry {key!r} after it was loaded: load it again, and write into that "
+                "entry in place"
             )
 
 

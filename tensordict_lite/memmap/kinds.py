@@ -338,7 +338,7 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
     """Open a pickle if the caller trusts this dataset."""
     path = f"{folder}/{name}"
     if not loader.exists(path):
-        raise DatasetError(folder + "/" + META, "describes non-tensor data that is nowhere")
+        raise DatasetError(folder + "/" + META, "describes non-tensor data without its file")
     if not loader.allow_pickle:
         raise DatasetError(
             path,

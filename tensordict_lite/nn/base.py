@@ -138,7 +138,7 @@ class TensorDictModuleBase(nn.Module):
         if parameters.batch_dims:
             raise RuntimeError(
                 "reset_parameters_recursive does not support batched TensorDicts: it resets the parameters of one "
-                f"module, and these have the batch size {list(parameters.batch_size)}. Index them, parameters[i], or "
+                f"module, but these have the batch size {list(parameters.batch_size)}. Index them, parameters[i], or "
                 "use EnsembleModule."
             )
         own = TensorDict.from_module(self)

@@ -82,7 +82,7 @@ class TensorDictModule(TensorDictModuleBase):
         super().__init__()
         if not callable(module) and method is None:
             raise ValueError(
-                f"a TensorDictModule calls its module, and {module!r} of type {type(module)} is not callable. To call "
+                f"a TensorDictModule calls its module, but {module!r} of type {type(module)} is not callable. To call "
                 "one of its methods, pass method=."
             )
         self.in_keys, self._kwarg_names = _arguments(in_keys, out_to_in_map)
@@ -128,7 +128,7 @@ class TensorDictModule(TensorDictModuleBase):
         if args is not None:
             raise ValueError(
                 f"Got a non-empty list of extra arguments: {self._title()} takes a tensordict, or a tensor for each of "
-                f"{self.in_keys}, and got one more, a {type(args).__name__}"
+                f"{self.in_keys}, but got one more, a {type(args).__name__}"
             )
         state = self.__dict__
         values = self._read(tensordict, state["_in_keys"])
@@ -176,7 +176,7 @@ class TensorDictModule(TensorDictModuleBase):
         there = sorted(tensordict.keys(True, True), key=str)
         return KeyError(
             f"Some tensors that are necessary for the module call may not have been found in the input tensordict: "
-            f"{self._title()} reads {self.in_keys}, and the {type(tensordict).__name__} has no {keys}; it has {there}"
+            f"{self._title()} reads {self.in_keys}, but the {type(tensordict).__name__} has no {keys}; it has {there}"
         )
 
     def _blame_missing(self, tensordict: Any, values: list[Any], error: Exception) -> None:
@@ -201,7 +201,7 @@ class TensorDictModule(TensorDictModuleBase):
                     return (result,)
                 raise RuntimeError(
                     f"There are more out_keys than tensors: {self._title()} returned a {type(result).__name__} with "
-                    f"the keys {sorted(result.keys(), key=str)} for the out_keys {out_keys}, and it must have them all"
+                    f"the keys {sorted(result.keys(), key=str)} for the out_keys {out_keys}, but needs all of them"
                 )
         elif type(result) is list and count > 1:
             results = result
@@ -256,7 +256,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         super().__init__()
         if not self.is_tdmodule_compatible(td_module):
             raise TypeError(
-                f"{type(self).__name__} wraps a module with in_keys and out_keys, and a {type(td_module).__name__} "
+                f"{type(self).__name__} wraps a module with in_keys and out_keys, but a {type(td_module).__name__} "
                 "has none: wrap it in a TensorDictModule first"
             )
         self.td_module = td_module
@@ -331,7 +331,7 @@ class WrapModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if not callable(func):
-            raise TypeError(f"WrapModule calls a function of a tensordict, and {func!r} cannot be called")
+            raise TypeError(f"WrapModule calls a function of a tensordict, but {func!r} cannot be called")
         self.func = func
         self.inplace = inplace
         self.in_keys = in_keys or []

@@ -160,7 +160,7 @@ class CudaGraphModule:
             elif isinstance(own, Tensor):
                 _copy(own, value, "an argument")
             elif own != value:
-                raise ValueError(f"an argument was {own!r} when the graph was recorded, and is {value!r} now")
+                raise ValueError(f"an argument was {own!r} when the graph was recorded, but is {value!r} now")
         self._check_interaction()
 
     def _check_interaction(self) -> None:
@@ -216,5 +216,5 @@ def _own_keys(module: Any, name: str, given: Any) -> list[Any] | None:
 def _copy(own: Tensor, value: object, what: Any) -> None:
     if not isinstance(value, Tensor) or own.shape != value.shape:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{what} was recorded with the shape {list(own.shape)}, and is {got} now")
+        raise ValueError(f"{what} was recorded with the shape {list(own.shape)}, but is {got} now")
     own.copy_(value, non_blocking=True)

@@ -153,7 +153,7 @@ class _Call:
             return keys
         if not owner:
             raise RuntimeError(
-                f"dispatch reads the keys from the attribute {keys!r} of self, and this function has no self: give "
+                f"dispatch reads the keys from the attribute {keys!r} of self, but this function has no self: give "
                 "them, @dispatch(source=[...], dest=[...])"
             )
         return getattr(owner[0], keys)

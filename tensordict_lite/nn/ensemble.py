@@ -66,7 +66,7 @@ class EnsembleModule(TensorDictModuleBase):
         if not self.expand_input and tensordict.batch_size[:1] != (self.num_copies,):
             raise ValueError(
                 f"vmap: without expand_input the input of an ensemble of {self.num_copies} has a first dimension of "
-                f"that size, and its batch size is {list(tensordict.batch_size)}"
+                f"that size, but its batch size is {list(tensordict.batch_size)}"
             )
         in_dim = None if self.expand_input else 0
         run = torch.vmap(self._call_copy, (in_dim, 0), randomness="different")

@@ -278,7 +278,7 @@ def _as_module(module: Any) -> Any:
     if isinstance(module, nn.Module) or callable(module):
         return WrapModule(module)
     raise TypeError(
-        f"a sequence is made of modules and functions of tensordicts, and {module!r} of type "
+        f"a sequence is made of modules and functions of tensordicts, but {module!r} of type "
         f"{type(module).__name__} cannot be called"
     )
 

@@ -62,7 +62,7 @@ def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = N
         raise NotImplementedError(f"Unknown backend {backend!r}. Supported backends are ['h5', 'zarr'].")
     path = absolute_path(place)
     if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(f"{path} is not a regular file, and an HDF5 file is needed.")
+        raise OSError(f"{path} is not a regular file, so it is not an HDF5 file.")
     try:
         return h5py_package().File(path, mode)
     except OSError as error:

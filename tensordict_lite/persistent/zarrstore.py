@@ -65,7 +65,7 @@ def open_store(path: str | os.PathLike[str], mode: str = "r") -> Any:
     if not os.path.exists(place):
         raise FileNotFoundError(errno.ENOENT, "There is no Zarr store", place)
     if not os.path.isdir(place):
-        raise ValueError(f"{place}: a Zarr store is a folder, and this is a file.")
+        raise ValueError(f"{place}: a Zarr store is a folder, but this is a file.")
     _refuse_links(place)
     try:
         return zarr.open(store=place, mode=mode, **_AS_LISTED)
@@ -102,7 +102,7 @@ def require_plain(array: Any) -> Any:
     """
     codecs = (*(array.filters or ()), *(array.compressors or ()))
     if any(getattr(codec, "codec_id", None) == "pickle" for codec in codecs):
-        raise TypeError("it holds objects of Python, which are pickled, and pickles run code: save numbers or text")
+        raise TypeError("Python objects are pickled, and pickles run code: save numbers or text")
     return array
 
 
@@ -138,7 +138,7 @@ def _refuse_others(place: str) -> None:
         names = files_below(place)
         refuse_others(place, lambda: sorted({*names} - _files_of_store(names)))
     elif os.path.lexists(place):
-        raise FileExistsError(errno.EEXIST, "A Zarr store is a folder, and this is a file", place)
+        raise FileExistsError(errno.EEXIST, "A Zarr store is a folder, but this is a file", place)
 
 
 def _files_of_store(names: list[str]) -> set[str]:
@@ -163,7 +163,7 @@ def require_name(name: str) -> None:
         raise ValueError("a store has its own file of the name 'zarr.json'")
     content = name.encode("utf-8", "replace")
     if content.decode() != name or len(content) > MOST_BYTES:
-        raise ValueError(f"{name[:50]!r} is {len(content)} bytes of UTF-8, and the name of a file {MOST_BYTES} at most")
+        raise ValueError(f"{name[:50]!r} is {len(content)} bytes of UTF-8, but a file name has at most {MOST_BYTES}")
 
 
 # -- collections in a store ----------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def open_group(place: Any, mode: str, allow_pickle: bool | None) -> Group:
     if is_path and (mode in ("r", "r+") or (mode == "a" and os.path.exists(place))):
         inner = open_store(place, mode)
         if not hasattr(inner, "members"):
-            raise ValueError(f"{place} holds one array, and a collection is a group of arrays.")
+            raise ValueError(f"{place} is one array, but a collection is a group of arrays.")
     else:
         inner = zarr.open_group(store=place, mode=mode, **_AS_LISTED)
     if mode in ("r+", "a") and zarr.open_group(store=place, mode="r").metadata.consolidated_metadata is not None:

@@ -188,10 +188,10 @@ def test_a_refused_entry_leaves_the_dataset_as_it_was(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "d")) == ["meta.json", "x.memmap"]
     one.make_memmap("y", (3, 2), dtype=torch.float32).fill_(7)
     for late in (lambda: other.make_memmap("y", (3,)), lambda: other.make_memmap_from_tensor("y", torch.zeros(3))):
-        with pytest.raises(RuntimeError, match="has got an entry 'y' since it was loaded"):
+        with pytest.raises(RuntimeError, match="got an entry 'y' after it was loaded"):
             late()
     assert TensorDict.load_memmap(tmp_path / "d")["y"].unique().tolist() == [7]
     TensorDict({"x": torch.ones(5)}, [5]).memmap(tmp_path / "d")
-    with pytest.raises(RuntimeError, match="would be one of another dataset"):
+    with pytest.raises(RuntimeError, match="would be added to another dataset"):
         other.make_memmap("z", (3,))
     assert TensorDict.load_memmap(tmp_path / "d").batch_size == (5,)

@@ -224,7 +224,7 @@ class Archive:
             raise ArchiveError(self.path, what) from None
         if done != size:
             more = "more" if done > size else f"{done:,}"
-            raise ArchiveError(self.path, f"the entry {entry.filename!r} should have {size:,} bytes, and has {more}")
+            raise ArchiveError(self.path, f"the entry {entry.filename!r} should have {size:,} bytes, but has {more}")
         if total != entry.CRC:
             raise ArchiveError(
                 self.path,
