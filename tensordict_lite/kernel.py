@@ -477,7 +477,7 @@ class Kernel:
             reduced = registry.reduce_tree(self)
             if reduced is not None:
                 return reduced
-        return blank, (type(self),), self.__getstate__()  # type: ignore[misc]
+        return blank, (type(self),), self.__getstate__()
 
     # -- context manager: undo the last operation -------------------------------------------------------
 

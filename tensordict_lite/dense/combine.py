@@ -207,7 +207,7 @@ def unpad_sequence(td: Any, *, mask: Tensor | None = None, mask_key: Any = "mask
 _torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
 
 
-def stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+def stack_entries(cls: Any, items: Sequence[Any], dim: int) -> Any:
     """Stack dense collections entry by entry; ``dim`` is non-negative."""
     first = items[0]
     size = first._batch_size
@@ -238,7 +238,7 @@ def stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
     return first._rebuild(out, _Size((*size[:dim], rows, *size[dim:]) if dim else (rows, *size)), names)
 
 
-def cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+def cat_entries(cls: Any, items: Sequence[Any], dim: int) -> Any:
     """Concatenate dense collections entry by entry; ``dim`` is non-negative."""
     first = items[0]
     size = first._batch_size

@@ -332,7 +332,7 @@ class LazyWriteOps(Stacked):
             for key in source.keys(True, True, is_leaf_nontensor):
                 if key not in rows:
                     raise missing_key_error(key, rows._key_list(), type(self).__name__)
-            self[idx] = source  # type: ignore[index]
+            self[idx] = source
             return self
         for key, value in source.items():
             if isinstance(value, (Mapping, TensorCollection)) and not getattr(value, "_is_non_tensor", False):

@@ -191,7 +191,9 @@ def pack_memmap(
     for attempt in range(_ATTEMPTS):
         excluding_saves = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
         with excluding_saves, contextlib.suppress(_Changed), staged_file(path) as fd:
-            _pack(root, lambda *members: write_archive(fd, path, *members, method, compresslevel, num_threads))
+            _pack(
+                root, lambda members, size: write_archive(fd, path, members, size, method, compresslevel, num_threads)
+            )
             return Path(archive_path)
         _require_dataset(root)
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when no process writes to it")

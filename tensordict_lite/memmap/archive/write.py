@@ -15,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -248,7 +248,7 @@ class _Writer:
 
     # -- threads -------------------------------------------------------------------------------------------
 
-    def gains_from_threads(self, members: Sequence[ZipMember]) -> bool:
+    def gains_from_threads(self, members: Iterable[ZipMember]) -> bool:
         """Whether threads are faster: bzip2 and LZMA need the blocks in order, and ISA-L keeps up with writing."""
         if self.method != ZIP_STORED:
             return self.method == ZIP_DEFLATED
@@ -259,7 +259,7 @@ class _Writer:
             return member.nbytes >= self.tuning.small_bytes and type(member.data) is not Zeros
         return member.is_payload and member.nbytes > 0
 
-    def prepare(self, members: Sequence[ZipMember], pool: ThreadPoolExecutor, ahead: int) -> None:
+    def prepare(self, members: Iterable[ZipMember], pool: ThreadPoolExecutor, ahead: int) -> None:
         """Let threads pack the blocks of entries, at most ``ahead`` of them in advance."""
         packer, tuning = _packer(self.method, self.level), self.tuning
         size = tuning.thread_part_bytes if self.method == ZIP_STORED else tuning.deflate_bytes
