@@ -240,15 +240,15 @@ class LazyShapeOps(Stacked):
 
     def _parts(self, cut: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
         members, size = self._source, self._batch_size
-        stops = list(itertools.accumulate(lengths))
+        bounds = list(zip(itertools.accumulate(lengths, initial=0), lengths))
         if dim != self._stack_dim or 0 in lengths:
-            return tuple([self._narrowed(dim, stop - n, n) for n, stop in zip(lengths, stops)])
-        groups = [members[stop - n : stop] for n, stop in zip(lengths, stops)]
+            return tuple([self._narrowed(dim, start, n) for start, n in bounds])
+        groups = [members[start : start + n] for start, n in bounds]
         if -1 in size or self._lock is not None:
             return tuple([self._restacked(group, dim, self._names) for group in groups])
-        of, inner, device, names = type(self)._of, self._member_batch_size(), self._device, self._names
+        of, device, names = type(self)._of, self._device, self._names
         outer = sizes_along(size, dim, lengths)
-        return tuple([of(group, dim, inner, device, names, whole) for group, whole in zip(groups, outer)])
+        return tuple([of(group, dim, size, device, names, whole) for group, whole in zip(groups, outer)])
 
     def _narrowed(self, dim: int, start: int, length: int) -> Any:
         return self._index((*[slice(None)] * dim, slice(start, start + length)))

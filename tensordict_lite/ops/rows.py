@@ -133,9 +133,9 @@ class RowOps(Kernel):
             if split_size <= 0:
                 raise ValueError(f"split: split_size must be positive, got {split_size}.")
             full, rest = length // split_size, length % split_size  # torch.compile cannot trace divmod of symbols
-            if full and not rest:
-                return self.chunk(int(full), dim)  # Tensor.split is a Python function; this gives the same parts faster
             lengths = [split_size] * full
+            if full and not rest:  # Tensor.split is a Python function; this gives the same parts faster
+                return self._parts(lambda value: value.chunk(int(full), dim), lengths, dim)
             if rest or not length:
                 lengths.append(rest)
         else:
