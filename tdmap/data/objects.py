@@ -451,6 +451,8 @@ class ObjectColumns:
                 if all(piece is None for _, piece in pieces):
                     found[path] = old
                     continue
+                if place is not None and not is_ragged(old):  # the column stays one of objects
+                    pieces = [(n, unspilled(p, place.spill) if isinstance(p, Spilled) else p) for n, p in pieces]
                 pieces = _over(pieces, old, plan)
             require_one_form(path, pieces)
             if place is not None and any(isinstance(piece, Spilled) for _, piece in pieces):

@@ -371,6 +371,28 @@ def test_an_output_that_there_is_stays_ragged(target: str, resume: bool, workers
         assert not list(folder.glob(".tdmap/spill*"))
 
 
+@pytest.mark.parametrize("kind", ["text", "bytes"])
+@pytest.mark.parametrize("target", ["memory", "in place", "files"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_objects_of_an_output_that_there_is_are_those_of_the_results(
+    kind: str, target: str, workers: int, tmp_path: Path
+) -> None:
+    rows = KINDS[kind]
+    data = TensorDict({"x": torch.arange(ROWS), "w": NonTensorStack(*rows)}, [ROWS])
+    out = (
+        data
+        if target == "in place"
+        else TensorDict({"x": torch.arange(ROWS), "w": NonTensorStack(*rows[::-1])}, [ROWS])
+    )
+    if target == "files":
+        if kind == "bytes":
+            pytest.skip("a folder holds bytes in ragged entries only")
+        out.memmap(tmp_path / "out")
+        out = TensorDict.load_memmap(tmp_path / "out")
+    tdmap.map(data, lambda chunk: chunk.clone(), out=out, chunksize=50, num_workers=workers)
+    assert list(out["w"]) == rows
+
+
 def other_numbers(rows: TensorDict) -> TensorDict:
     return TensorDict({"numbers": Ragged.from_list([[0.5]] * len(rows))}, rows.batch_size)
 
