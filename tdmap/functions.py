@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tdmap.data.kinds import Data, is_data
+from tdmap.data.objects import Forms, with_ragged_rows
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.job import FirstRow, function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
@@ -428,19 +429,24 @@ ANY = ()
 
 
 def adapted(
-    fn: Callable[..., Any], plan: ChunkPlan, with_indices: bool = False, fn_kwargs: Mapping[str, Any] | None = None
+    fn: Callable[..., Any],
+    plan: ChunkPlan,
+    with_indices: bool = False,
+    fn_kwargs: Mapping[str, Any] | None = None,
+    forms: Forms | None = None,
 ) -> Callable[..., Any]:
     """`fn` as the engine calls it: it may return dicts of columns and arrays, and be called with more.
 
     Functions, methods, partials, callable objects and modules of users are changed; builtins, and objects of this
-    package, only if the other arguments ask for it. Arguments as `called_with`.
+    package, only if the other arguments ask for it. Arguments as `called_with`, and the ragged entries of rows that
+    come one by one.
     """
     made = called = called_with(fn, plan, with_indices, fn_kwargs)
     if isinstance(called, InDefaultDevice):
         called = called.fn
     ours = isinstance(called, (BuiltinFunctionType, type)) or type(called).__module__.startswith("tdmap.")
     plain = isinstance(called, _AS_THEY_ARE) or not (ours or takes_start(called))
-    return Returning(made, plan) if plain else made
+    return Returning(made, plan, forms) if plain or forms else made
 
 
 def called_with(
@@ -501,16 +507,24 @@ class Numbered(Around):
 
 
 class Returning(Around):
-    """Calls a function that may return dicts and arrays, which become rows."""
+    """Calls a function that may return dicts and arrays, which become rows.
 
-    def __init__(self, fn: Callable[..., Any], plan: ChunkPlan) -> None:
+    Args:
+        fn: the function.
+        plan: how its rows are cut.
+        forms: where rows come one by one: the entries that are ragged in the data, and so in the results.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plan: ChunkPlan, forms: Forms | None = None) -> None:
         self.fn = fn
+        self.forms = forms or {}
         self.dim, self.single = plan.dim, plan.unbind
         self.takes_start = takes_start(fn)
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data, *start: int) -> Any:
-        return plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
+        rows = plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
+        return with_ragged_rows(rows, self.forms) if self.forms else rows
 
 
 _AS_THEY_ARE = (Numbered, ModuleFunction, OnPictures)

@@ -274,7 +274,9 @@ def describe_difference(rows: Data, result: Data, path: KeyPath = (), objects: I
     key = repr(path[0] if len(path) == 1 else path) if path else "this one"
     if isinstance(rows, Tensor) and isinstance(result, Tensor):
         ours, theirs = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (rows, result))
-        return f"{key} is {theirs} where the others are {ours}"
+        lengths = rows.dtype is result.dtype and rows.dim() == result.dim() > 0
+        ragged = "; rows of different lengths are a tensordict_lite.Ragged" if lengths else ""
+        return f"{key} is {theirs} where the others are {ours}{ragged}"
     if not (is_dense(rows) and is_dense(result)) or type(rows) is not type(result):
         return f"{key} is {_kind(result)} where the others are {_kind(rows)}"
     here = {where[0] for where in objects if len(where) == 1}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.objects import as_chunk, has_ragged_row
 from tdmap.data.reader import narrow
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import comes_from_handler, installed_handlers
@@ -74,7 +75,11 @@ def join(parts: list[Any], plan: ChunkPlan) -> Data:
             )
     if len(parts) == 1 and not plan.unbind:
         return parts[0]
-    return torch.stack(parts, plan.dim) if plan.unbind else torch.cat(parts, plan.dim)
+    if plan.unbind:
+        if not any(map(has_ragged_row, parts)):
+            return torch.stack(parts, plan.dim)
+        parts = [as_chunk(part, plan.dim) for part in parts]
+    return torch.cat(parts, plan.dim)
 
 
 def joinable(parts: list[Data], plan: ChunkPlan) -> bool:

@@ -13,6 +13,7 @@ in a new output they hold None, or no objects at all where rows are stacks.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -123,12 +124,15 @@ class Spilled(NamedTuple):
 
 def spilled(entry: Data, plan: ChunkPlan, spill: Spill) -> Spilled | None:
     """Ragged rows, strings or bytes, written to a spill file; None for other entries."""
-    if not isinstance(entry, NonTensorStack) or entry.batch_dims != 1 or plan.dim or plan.unbind or not len(entry):
+    if not isinstance(entry, NonTensorStack) or entry.batch_dims != 1 or plan.dim or not len(entry):
+        return None
+    if plan.unbind and not is_one_row(entry):
         return None
     if is_ragged(entry):
         kind, values, offsets = entry.kind, *entry.flat()
     else:
-        text = text_of(entry._payloads() or ()) if len(entry) >= PACKED else None
+        rows = entry._payloads() or ()
+        text = text_of(rows) if len(rows) >= PACKED or are_bytes(rows) else None
         if text is None:
             return None
         kind, values, offsets = text
@@ -155,6 +159,72 @@ def unspilled(piece: Spilled, spill: Spill) -> RaggedPiece:
     extent = Extent(piece.file, piece.values, piece.nbytes)
     values = spill.read(extent, piece.dtype, (piece.total, *piece.row_shape))
     return RaggedPiece(Ragged(values, offsets_of(lengths), piece.kind))
+
+
+def is_one_row(entry: object) -> bool:
+    """Whether an entry of a single row's result (`chunksize=0`) is a row of a ragged entry."""
+    return is_ragged(entry) and len(entry) == 1
+
+
+def ragged_rows(values: Sequence[Any], kind: str) -> Ragged:
+    """Objects as ragged rows of a kind.
+
+    Raises:
+        TypeError: they are of another kind.
+    """
+    found: Ragged
+    if kind == "json":
+        found = Ragged.from_objects(values)
+    else:  # a text beside them says what None is
+        found = Ragged.from_list([*values, ""])[: len(values)] if kind == "str" else Ragged.from_list(values)
+    if found.kind != kind:
+        raise TypeError(f"rows of {found.kind}, where others are {kind}")
+    return found
+
+
+Form: TypeAlias = "tuple[Any, ...]"
+"""Kind, dtype and shape of ragged rows."""
+
+Forms: TypeAlias = "dict[KeyPath, Form | None]"
+"""Those of the entries that are no tensors; None where their rows are not ragged."""
+
+
+def forms_of(data: Data) -> Forms:
+    """The forms of the entries of a dense collection that are no tensors."""
+    return {path: form_of(entry_at(data, path)) for path in object_paths(data)}
+
+
+def with_ragged_rows(result: Data, forms: Forms) -> Data:
+    """The result of a single row (`chunksize=0`), each value of a ragged entry as a `Ragged` of one row.
+
+    Values of another kind or row shape stay as they are.
+    """
+    columns = {}
+    for path, form in forms.items():
+        if form is None:
+            continue
+        (kind, _, shape), value = form, entry_at(result, path)
+        if isinstance(value, NonTensorData):
+            value = value._payload
+        elif kind != "tensor" or not isinstance(value, Tensor) or not value.dim() or value.shape[1:] != shape:
+            continue
+        with contextlib.suppress(TypeError):
+            columns[path] = ragged_rows([value], kind)
+    return with_objects(result, columns) if columns else result
+
+
+def has_ragged_row(result: Data) -> bool:
+    """Whether the result of a single row has a row of a ragged entry."""
+    return any(is_one_row(entry_at(result, path)) for path in object_paths(result))
+
+
+def as_chunk(result: Data, dim: int) -> Data:
+    """The result of a single row as that of a chunk of one row."""
+    if not has_ragged_row(result):
+        return result.unsqueeze(dim)
+    entries = {path: entry_at(result, path) for path in object_paths(result)}
+    columns = {path: entry if is_one_row(entry) else entry.unsqueeze(dim) for path, entry in entries.items()}
+    return with_objects(without_objects(result).unsqueeze(dim), columns, entry_paths(result))
 
 
 BLANKS = {"str": b"\xff", "json": b"null"}
@@ -311,7 +381,7 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
     if isinstance(entry, NonTensorDataBase):
         return One(entry._payload, entry)
     if plan.unbind:
-        return StackedPiece([entry])
+        return RaggedPiece(entry) if is_one_row(entry) else StackedPiece([entry])
     if is_ragged(entry) and not plan.dim:
         return RaggedPiece(entry)
     if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
@@ -320,6 +390,22 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
     if all(isinstance(row, NonTensorData) for row in rows):
         return Each([row._payload for row in rows])
     return StackedPiece(list(rows))
+
+
+def piece_for(entry: Any, plan: ChunkPlan) -> Piece:
+    """`piece_of` for an entry of a result: bytes, one object a row, are ragged rows."""
+    piece = piece_of(entry, plan)
+    values: list[Any] = []
+    if plan.unbind and isinstance(piece, One) and piece.entry is None:
+        values = [piece.value]
+    elif not plan.dim and type(piece) is Each:
+        values = piece.values
+    return RaggedPiece(Ragged.from_list(values)) if are_bytes(values) else piece
+
+
+def are_bytes(values: Sequence[Any]) -> bool:
+    """Whether there are values, all of them bytes."""
+    return bool(values) and type(values[0]) is bytes and set(map(type, values)) == {bytes}
 
 
 def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
@@ -503,7 +589,7 @@ def _over_ragged(piece: Piece, old: Ragged) -> Piece:
     if any(value is MISSING for value in values):
         values = [past if value is MISSING else value for value, past in zip(values, old._payloads() or ())]
     try:
-        return RaggedPiece((Ragged.from_objects if old.kind == "json" else Ragged.from_list)(values))
+        return RaggedPiece(ragged_rows(values, old.kind))
     except TypeError:
         return Each(values)
 
@@ -524,13 +610,25 @@ def require_one_form(path: KeyPath, pieces: Sequence[tuple[int, Piece]]) -> None
     for count, piece in pieces:
         form = form_of(piece.entry if isinstance(piece, RaggedPiece) else piece) if count else None
         first = first or form
-        if form is not None and first is not None and form != first and "tensor" in (form[0], first[0]):
-            name = repr(path[0] if len(path) == 1 else path)
-            raise OutputMismatch(
-                f"{describe_rows(row, row + count)}: {name} is {describe_form(form)}, and {describe_form(first)} "
-                "elsewhere: results of all chunks must be of one dtype and shape."
-            )
+        wrong = None if form is None else two_forms(path, form, first)
+        if wrong is not None:
+            raise OutputMismatch(f"{describe_rows(row, row + count)}: {wrong}")
         row += count
+
+
+def two_forms(path: KeyPath, found: Form | None, others: Form | None) -> str | None:
+    """Why rows of two forms (None: not ragged) cannot be in one entry; None where they can."""
+    if found == others or not any(form is not None and form[0] == "tensor" for form in (found, others)):
+        return None
+    name = repr(path[0] if len(path) == 1 else path)
+    what, elsewhere = ("no ragged column" if form is None else describe_form(form) for form in (found, others))
+    return f"{name} is {what}, and {elsewhere} elsewhere: results of all chunks must be of one dtype and shape."
+
+
+def unlike_forms(result: Data, forms: Forms) -> str | None:
+    """Which ragged entry of a result cannot be beside rows of these forms; None where all can."""
+    found = (two_forms(path, form_of(entry_at(result, path)), form) for path, form in forms.items())
+    return next(filter(None, found), None)
 
 
 def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
@@ -656,7 +754,7 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
             with_objects(there, known).memmap_(root)
 
 
-def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Data) -> None:
+def check_ragged(path: KeyPath, wanted: Form | None, entry: Data) -> None:
     """Raise OutputMismatch for ragged rows, or `Spilled` ones, of another form than those of the output."""
     found = form_of(entry)
     if wanted is not None and found is not None and wanted != found:
@@ -667,7 +765,7 @@ def check_ragged(path: KeyPath, wanted: tuple[Any, ...] | None, entry: Data) -> 
         )
 
 
-def form_of(entry: Data) -> tuple[Any, ...] | None:
+def form_of(entry: Data) -> Form | None:
     """Kind, dtype and shape of ragged rows; None for other entries."""
     if isinstance(entry, Spilled):
         return entry[:3]
@@ -684,7 +782,7 @@ def objects_of(entry: Data) -> list[Any]:
     return list(found) if isinstance(found, list) else [found] * len(entry)
 
 
-def describe_form(form: tuple[Any, ...]) -> str:
+def describe_form(form: Form) -> str:
     """What such rows are, in words."""
     return form_name(*form[:3])
 

@@ -21,20 +21,24 @@ from tdmap.data.alike import (
     same_memory,
     unlike_the_others,
 )
+from tdmap.data.join import joinable
 from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of, with_entries
 from tdmap.data.objects import (
+    Forms,
     KeyPath,
     Piece,
     Pieces,
     Placer,
     check_ragged,
     entry_at,
-    form_of,
+    forms_of,
     object_paths,
+    piece_for,
     piece_of,
     spill_pieces,
     spilled,
     unchanged,
+    unlike_forms,
     without_gaps_over,
     without_objects,
 )
@@ -64,6 +68,7 @@ class RowWriter:
         strict: with `exact`, a result that is refused has nowhere else to go.
         objects: entries of results that are no tensors. Default: those of `out`.
         place: what brings ragged rows to their places, once the lengths of all are known.
+        forms: of the entries that are no tensors, where results must not differ in them. Default: those of `out`.
 
     Attributes:
         base: the row of the plan that is the first of `out`: a worker may have only some of the rows.
@@ -79,10 +84,11 @@ class RowWriter:
         strict: bool = False,
         objects: Sequence[KeyPath] | None = None,
         place: Placer | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self.objects: tuple[KeyPath, ...] = object_paths(out) if objects is None else tuple(objects)
         self._before = out if aliased and self.objects else None
-        self._forms = {} if exact else {path: form_of(entry_at(out, path)) for path in self.objects}
+        self._forms = forms_of(out) if forms is None else forms
         self.out = without_objects(out)
         self.strict = strict
         self.base = 0
@@ -158,7 +164,9 @@ class RowWriter:
 
     def _piece(self, entry: Data, spills: bool) -> Piece:
         waiting = None if self.spill is None or not spills else spilled(entry, self.plan, self.spill)
-        return piece_of(entry, self.plan) if waiting is None else waiting
+        if waiting is not None:
+            return waiting
+        return piece_for(entry, self.plan) if self.exact else piece_of(entry, self.plan)
 
     def column(self, key: str, chunk: int) -> Tensor | None:
         """The rows of a chunk in one entry of the output; None where it has no such tensor."""
@@ -175,9 +183,11 @@ class RowWriter:
         if result is None:
             return OutputMismatch("the function returned None, and results go to a folder.") if self.strict else None
         if self.exact:
-            if not self.strict or (self._same_objects(result) and fits(rows, without_objects(result))):
-                return None
-            return unlike_the_others(rows, result, self.objects)
+            plain = without_objects(result)
+            if not self._same_objects(result) or not (fits(rows, plain) or self._joins(rows, plain)):
+                return unlike_the_others(rows, result, self.objects)
+            wrong = unlike_forms(result, self._forms)
+            return None if wrong is None else OutputMismatch(wrong)
         try:
             self._check_kind(result)
             check_fit(rows, result)
@@ -225,6 +235,17 @@ class RowWriter:
         if type(rows) is tuple:
             return untangled(dict(zip(self._flat, rows)), result, self._homes)
         return untangled(rows if isinstance(rows, Tensor) else getattr(rows, "_source", None), result, self._homes)
+
+    def _joins(self, rows: Data, result: Data) -> bool:
+        """Whether a result that does not fit, without objects, can be joined with the others in memory."""
+        dim = self.plan.dim
+        if self.strict or not is_data(result):
+            return False
+        if not self.plan.unbind:
+            if len(result.shape) <= dim:
+                return False
+            rows, result = (narrow(part, dim, 0, min(1, part.shape[dim])) for part in (rows, result))
+        return joinable([rows, result], self.plan)
 
     def _same_objects(self, result: Data) -> bool:
         """Whether a result has the same entries that are no tensors as those before."""

@@ -10,6 +10,7 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.objects import as_chunk
 from tdmap.data.schema import take_apart
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
@@ -74,7 +75,7 @@ class SameRows(Wrapped):
         if result is None:
             raise returned_none("on_error='drop'")
         check_for_folder(result, rows, self.plan, "on_error='drop'")
-        return result.unsqueeze(0) if self.plan.unbind else result
+        return as_chunk(result, 0) if self.plan.unbind else result
 
 
 def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, ctx: Context) -> Data:

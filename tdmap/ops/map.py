@@ -20,7 +20,7 @@ import torch
 from tdmap.data.alike import VALID, check_rows
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, Dataset, R, is_read_anew
-from tdmap.data.objects import object_paths
+from tdmap.data.objects import forms_of, object_paths
 from tdmap.data.reader import rows_of
 from tdmap.devices import DevicePlan, Devices
 from tdmap.errors import OutputMismatch, add_note
@@ -151,7 +151,8 @@ def map(
             worker then ends the job.
         **options: see `tdmap.MapOptions`. For `map`:
 
-            - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results.
+            - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results. Entries that are ragged
+              in `data` stay ragged; for a new ragged entry, return a `Ragged` of one row.
             - `spill_dir`: with a path as `out`, the folder for ragged results until their lengths are known.
             - `resume` needs `out`: a path, a memory-mapped dataset, or `data` itself. It warns again about rows that an
               earlier call skipped. After a power loss during a run with `out=data`, it is unknown which rows reached
@@ -215,7 +216,8 @@ def map(
     )
     execution = where.execution(ctx.execution)
     where.check(data, given, execution, bool(resume), on_error)
-    fn = adapted(as_function(fn, in_keys, out_keys), plan, with_indices, fn_kwargs)
+    forms = forms_of(rows_of(data if given is None else given).like) if plan.unbind and not plan.dim else None
+    fn = adapted(as_function(fn, in_keys, out_keys), plan, with_indices, fn_kwargs, forms)
     fn = marking(fn, given) if mode_of(on_error) == "mark" else fn
     job = Job(
         Source(data),

@@ -24,9 +24,10 @@ from torch import Tensor
 from tdmap.data.alike import not_alike
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.objectlog import describe_spilled, known_spilled
-from tdmap.data.objects import Spilled, spilled
+from tdmap.data.objects import Spilled, form_of, spilled, two_forms
 from tdmap.data.schema import KeyPath, Schema, take_apart
 from tdmap.data.sizes import result_bytes
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.functions import ANY, plain_rows
 from tdmap.job import Job, Wrapped
@@ -40,7 +41,8 @@ from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.values import Codec
-from tdmap.sink import Allocate, Kind
+from tdmap.sink import Allocate, Demands, Kind
+from tensordict_lite import TensorDict
 
 
 class SpilledRows(NamedTuple):
@@ -162,21 +164,67 @@ def each_result(result: object) -> Iterator[Data]:
         )
 
 
+class LikeTheFirst(RowWriter):
+    """Writes nothing: where rows that raise are left out, it refuses those that do not look like the first ones.
+
+    Args:
+        first: the first rows.
+        schema: theirs.
+        plan: how rows are cut.
+    """
+
+    def __init__(self, first: SpilledRows, schema: Schema, plan: ChunkPlan) -> None:
+        super().__init__(TensorDict({}, [plan.length]), plan, exact=True)
+        self._digest, self._schemas = first.digest, {first.digest: schema}
+        self._forms = {path: form_of(entry) for path, entry in first.objects.items()}
+
+    def own(self) -> LikeTheFirst:
+        return self
+
+    def over(self, out: Data, base: int) -> LikeTheFirst:
+        return self
+
+    def rows(self, start: int, stop: int) -> Iterator[Data]:
+        return itertools.repeat(None, stop - start)
+
+    def misfit(self, rows: Data, result: Any) -> OutputMismatch | None:
+        pieces: tuple[SpilledRows, ...] = result
+        for piece in pieces:
+            if piece.schema is not None:
+                self._schemas[piece.digest] = piece.schema
+            if not piece.rows:
+                continue
+            if piece.digest != self._digest:
+                theirs = self._schemas.get(piece.digest)  # None: of a chunk that was run before the first rows came
+                other = "it has other entries" if theirs is None else self._schemas[self._digest].difference(theirs)
+                return not_alike(other)
+            found = (two_forms(path, form_of(piece.objects[path]), form) for path, form in self._forms.items())
+            wrong = next(filter(None, found), None)
+            if wrong is not None:
+                return OutputMismatch(wrong)
+        return None
+
+
 class CollectPieces(Collect):
     """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
 
     Args:
         output: refuses rows for which it has no place.
+        skips: workers refuse such rows, which are left out like those that raise.
 
     Attributes:
         schemas: every schema that was met, by its digest.
     """
 
-    def __init__(self, output: Output | None = None) -> None:
+    def __init__(self, output: Output | None = None, skips: bool = False) -> None:
         super().__init__()
         self._output = output
+        self._skips = skips
         self.schemas: dict[int, Schema] = {}
         self._first: tuple[int, int] | None = None
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(first_alone=True)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         super().open(plan, allocate)
@@ -187,6 +235,8 @@ class CollectPieces(Collect):
     def replan(self, plan: ChunkPlan) -> None:
         super().replan(plan)
         self._plan = plan
+        if self.writer is not None:
+            self.writer.plan = plan
 
     def restore(self, values: dict[int, Any], is_there: Callable[[str, int], bool]) -> None:
         pieces = [piece for found in values.values() for piece in found or ()]
@@ -236,6 +286,8 @@ class CollectPieces(Collect):
                 self._first = chunk, piece.digest
                 if self._output is not None:
                     self._output.check(self.schemas[piece.digest], 0)
+                if self._skips:
+                    self.writer = LikeTheFirst(piece, self.schemas[piece.digest], self._plan)
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 difference = self.schemas[digest].difference(self.schemas[piece.digest])
@@ -359,7 +411,7 @@ def append_rows(
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    found = CollectPieces(ctx.output) if pieces is None else pieces
+    found = CollectPieces(ctx.output, bool(job.policy.skip)) if pieces is None else pieces
     with ctx.spill() as spill:
         if job.plan.length:
             ctx.run(replace(job, fn=keep(job.fn, spill)), found)

@@ -13,11 +13,13 @@ from tdmap.data.join import allocate_like, gatherable, result_of_no_rows, unallo
 from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import (
+    Forms,
     KeyPath,
     ObjectColumns,
     Pieces,
     Placer,
     entry_paths,
+    forms_of,
     object_paths,
     spill_of,
     spill_pieces,
@@ -127,9 +129,9 @@ class Folder(Sink[Data]):
             self.order = () if self._kept is None else self._kept.order()
             self._objects = ObjectColumns(self.writer.objects if self.writer is not None else ())
 
-    def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
+    def _use(self, data: Data, objects: Sequence[KeyPath], forms: Forms | None = None) -> None:
         self._data = data
-        self.writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects, place=self._place)
+        self.writer = RowWriter(data, self._plan, True, strict=True, objects=objects, place=self._place, forms=forms)
         if self._log is not None:
             self._log.add_files(files_of(data))
 
@@ -156,7 +158,7 @@ class Folder(Sink[Data]):
             self.order = entry_paths(value)
             if self._kept is not None:
                 self._kept.begin(paths, self.order)
-            self._use(self._store.create(example), paths)
+            self._use(self._store.create(example), paths, forms_of(value))
             self._objects = ObjectColumns(paths)
         assert self.writer is not None
         rows = next(self.writer.rows(chunk, chunk + 1))

@@ -13,8 +13,10 @@ from tdmap.data.objects import (
     KeyPath,
     ObjectColumns,
     Placer,
+    as_chunk,
     blank_like,
     entry_paths,
+    forms_of,
     object_paths,
     spill_of,
     spill_pieces,
@@ -27,7 +29,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.frames import warn_user
 from tdmap.plan import ChunkPlan
-from tdmap.sink import Allocate, Kind, Sink
+from tdmap.sink import Allocate, Demands, Kind, Sink
 
 
 class Gather(Sink[Any]):
@@ -56,6 +58,9 @@ class Gather(Sink[Any]):
         self._gather = True
         self._objects = ObjectColumns(())
         self._order: tuple[KeyPath, ...] = ()
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(first_alone=True)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._plan = plan
@@ -88,7 +93,8 @@ class Gather(Sink[Any]):
                 paths = object_paths(value)
                 out = allocate_like(without_objects(value), self._plan, self._allocate)
                 self._order = entry_paths(value)
-                self.writer = RowWriter(out, self._plan, exact=True, objects=paths, place=self._place)
+                forms = forms_of(value)
+                self.writer = RowWriter(out, self._plan, exact=True, objects=paths, place=self._place, forms=forms)
                 self._objects = ObjectColumns(paths)
             else:
                 self._gather = False
@@ -228,7 +234,7 @@ class Gather(Sink[Any]):
                 parts.append(narrow(out, plan.dim, *plan.span(position, start)))
             if start in self._loose:
                 value = self._loose[start]
-                parts.append(value.unsqueeze(plan.dim) if stack else value)
+                parts.append(as_chunk(value, plan.dim) if stack else value)
             position = stop
         return parts
 

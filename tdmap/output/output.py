@@ -29,13 +29,14 @@ from tdmap.data.kinds import (
 )
 from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import (
+    RaggedPiece,
     Spilled,
     assign_objects,
     check_ragged,
     entry_at,
     entry_paths,
     form_of,
-    piece_of,
+    piece_for,
     without_paths,
 )
 from tdmap.data.reader import narrow
@@ -56,7 +57,6 @@ from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.paths import is_url
-from tensordict_lite.ragged import is_ragged
 
 
 class Step:
@@ -194,7 +194,7 @@ class Output:
         """
         if self.store is not None:
             plan = ChunkPlan(0, 1)
-            pieces = [x if isinstance(x, Spilled) else piece_of(x, plan) for x in objects.values()]
+            pieces = [x if isinstance(x, Spilled) else piece_for(x, plan) for x in objects.values()]
             check_storable(tuple(pieces), list(objects), where)
         elif self.given is not None:
             for path, entry in objects.items():
@@ -237,8 +237,10 @@ class Output:
         if self.store is not None:
             if isinstance(entry, SpilledColumn):
                 return entry if lies_flat(entry) else entry.loaded()
-            if is_ragged(entry) and lies_flat(chosen := ChosenRows(entry)):
-                return chosen
+            piece = piece_for(entry, ChunkPlan(1, 1))
+            if isinstance(piece, RaggedPiece):
+                chosen, entry = ChosenRows(piece.entry), piece.entry
+                return chosen if lies_flat(chosen) else entry
         elif isinstance(entry, SpilledColumn):
             made = entry.allocate()
             entry.fill(made, self._execution, self.log)

@@ -29,13 +29,15 @@ from tdmap.data.objects import (
     Spilled,
     blank_rows,
     column_of,
-    describe_form,
     entry_at,
+    form_of,
     piece_of,
+    ragged_rows,
     spilled,
+    two_forms,
     unspilled,
 )
-from tdmap.data.schema import join_objects, key_name
+from tdmap.data.schema import join_objects
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -182,13 +184,11 @@ def _parts(path: KeyPath, pieces: Sequence[tuple[int, Piece]], spill: Spill) -> 
     row = 0
     for count, piece in pieces:
         part = piece if isinstance(piece, Spilled) or not count else _spilled(count, piece, first, spill)
-        if count and not (isinstance(part, Spilled) and part[:3] == first[:3]):
-            if first.kind == "tensor":
-                found_here = describe_form(part) if isinstance(part, Spilled) else "no ragged column"
-                raise OutputMismatch(
-                    f"{describe_rows(row, row + count)}: {key_name(path)} is {found_here}, and {describe_form(first)} "
-                    "elsewhere: results of all chunks must be of one dtype and shape."
-                )
+        form = form_of(part) if count else first[:3]
+        if form != first[:3]:
+            wrong = two_forms(path, form, first[:3])
+            if wrong is not None:
+                raise OutputMismatch(f"{describe_rows(row, row + count)}: {wrong}")
             return None
         if isinstance(part, Spilled):
             found.append(part)
@@ -206,7 +206,7 @@ def _spilled(rows: int, piece: Piece, like: Spilled, spill: Spill) -> Spilled | 
     elif isinstance(piece, One) and piece.entry is None and type(piece.value) in (str, bytes):
         entry = Ragged.from_list([piece.value] * rows)
     elif isinstance(piece, Each) and set(map(type, piece.values)) <= {str, type(None)} and like.kind == "str":
-        entry = Ragged.from_list([*piece.values, ""])[:rows]
+        entry = ragged_rows(piece.values, "str")
     elif isinstance(piece, Each) and set(map(type, piece.values)) == {bytes}:
         entry = Ragged.from_list(piece.values)
     else:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tdmap.data.join import join
 from tdmap.data.kinds import Data, is_data, leaves_hold_rows, tensors_of
+from tdmap.data.objects import forms_of, with_ragged_rows
 from tdmap.data.schema import check_alike, join_pieces
 from tdmap.data.trees import FreshResults, rebuild, tensors_in
 from tdmap.errors import add_note
@@ -17,6 +19,7 @@ from tdmap.job import function_name
 from tdmap.ops.filter import as_mask
 from tdmap.output.append import each_result
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
+from tdmap.plan import ChunkPlan
 from tdmap.run.fingerprint import function_parts
 from tdmap.runtime.undo import Comparisons, have_changed
 from tensordict_lite import is_tensor_collection, lazy_stack
@@ -220,15 +223,15 @@ def _mapped(stage: Map, value: Data) -> Data:
 
 def _map_rows(stage: MapRows, value: Data) -> Data:
     _count(stage, value)
-    fresh = FreshResults()
-    results = [fresh(plain_rows(stage.fn(row), None)) for row in value.unbind(0)]
+    fresh, forms = FreshResults(), forms_of(value)
+    results = [fresh(with_ragged_rows(plain_rows(stage.fn(row), None), forms)) for row in value.unbind(0)]
     for result in results:
         if not is_data(result):
             raise TypeError(
                 f".{stage} must return a tensor or a collection for each row: got a {type(result).__name__}."
             )
     try:
-        return torch.stack(results)
+        return join(results, ChunkPlan(len(results), 1, unbind=True))
     except Exception:
         if not leaves_hold_rows(value):  # but lazy stacks do, whose rows may differ in shape
             return lazy_stack(results)

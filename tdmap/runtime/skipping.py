@@ -116,7 +116,7 @@ class Skipper:
     def misfit(self, target: Target | None, result: Any) -> Exception | None:
         """What is wrong with a result, where it has to fit an output: an error of its rows like any other."""
         writer = self.loop.writer
-        return None if writer is None or target is None else writer.misfit(target, result)
+        return None if writer is None else writer.misfit(target, result)
 
     def _invoke(self, rows: Data, start: int) -> Any:
         fn: Callable[..., Any] = self.loop.fn

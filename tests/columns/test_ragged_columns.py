@@ -248,6 +248,24 @@ def test_rows_of_another_dtype_are_refused(name: str, out: bool, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+def one_of_another_dtype(rows: TensorDict) -> TensorDict:
+    is_bad = bool((rows["x"] == 207).any())
+    return TensorDict({"x": rows["x"], "v": Ragged.from_list([[1.5 if is_bad else 1]] * len(rows))}, rows.batch_size)
+
+
+@pytest.mark.parametrize("name", ["map", "flat_map"])
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_another_dtype_are_errors_of_these_rows(name: str, out: bool, workers: int, tmp_path: Path) -> None:
+    errors = tdmap.RowErrors("drop" if name == "map" else "skip")
+    how: dict[str, Any] = {"out": tmp_path / "out"} if out else {}
+    result = getattr(tdmap, name)(
+        made(), one_of_another_dtype, chunksize=50, num_workers=workers, on_error=errors, **how
+    )
+    assert errors.rows == [207] and result["x"].tolist() == [n for n in ALL if n != 207]
+    assert result.get("v").flat()[0].dtype is torch.int64
+
+
 def test_few_strings_stay_what_the_reference_opens(tmp_path: Path) -> None:
     for name in ("map", "filter", "shuffle"):
         run, numbers = OPERATIONS[name]

@@ -105,16 +105,30 @@ def test_rows_on_which_a_function_raises(rows, bad, mode, place, workers, tmp_pa
         check(tdmap.open(tmp_path / "out"), rows, BAD[bad], mode)
 
 
-@pytest.mark.parametrize(
-    "misfit, mode, place, workers", sampled(4, MISFITS, ["skip", "mark"], ["folder", "resumed folder"], WORKERS)
-)
+BAD_LATER = [9, 10, 17, 39]
+
+
+@pytest.mark.parametrize("misfit, mode, place, workers", sampled(4, MISFITS, MODES, PLACES, WORKERS))
 def test_rows_whose_results_do_not_fit_a_new_dataset(rows, misfit, mode, place, workers, tmp_path):
-    """The first result, whatever it is, says how the others must look."""
-    bad = [9, 10, 17, 39]
-    errors, fn = tdmap.RowErrors(mode), failing(MISFITS[misfit], bad)
-    result = tdmap.map(rows, fn, on_error=errors, **PLACES[place](tmp_path), **WORKERS[workers])
-    check(result, rows, bad, mode)
-    assert errors.rows == bad and all(isinstance(error.error, OutputMismatch) for error in errors)
+    """The first result, whatever it is, says how the others must look; of each shard, where there are several."""
+    errors, fn, how = tdmap.RowErrors(mode), failing(MISFITS[misfit], BAD_LATER), PLACES[place](tmp_path)
+    if "rows_per_shard" in how:
+        how["rows_per_shard"] = 20
+    if (misfit, place) == ("another dtype", "memory"):
+        assert tdmap.map(rows, fn, on_error=errors, **WORKERS[workers])["y"].dtype is torch.complex64 and not errors
+        return
+    result = tdmap.map(rows, fn, on_error=errors, **how, **WORKERS[workers])
+    check(result, rows, BAD_LATER, mode)
+    assert errors.rows == BAD_LATER and all(isinstance(error.error, OutputMismatch) for error in errors)
+
+
+@pytest.mark.parametrize("misfit, place, workers", sampled(4, MISFITS, PLACES, ["here", "threads", "processes"]))
+def test_rows_whose_results_do_not_fit_those_of_other_numbers_of_rows(rows, misfit, place, workers, tmp_path):
+    errors, fn, how = tdmap.RowErrors(), failing(MISFITS[misfit], BAD_LATER), PLACES[place](tmp_path)
+    how = {**how, **WORKERS[workers], "chunksize": 8}
+    result = tdmap.flat_map(rows, fn, on_error=errors, **how)
+    check(result, rows, BAD_LATER, "drop")
+    assert errors.rows == BAD_LATER and all(isinstance(error.error, OutputMismatch) for error in errors)
 
 
 FITTING_NO_OUTPUT = {"raises": throw, **{name: MISFITS[name] for name in list(MISFITS)[:4]}}
