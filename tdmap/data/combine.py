@@ -22,11 +22,21 @@ from tensordict_lite import is_tensor_collection
 class Combined(Rows):
     """Rows that are made of others. Each chunk is put together in new memory.
 
+    What is asked of rows before they are read (where they lie, how they are stored) is what the others answer.
+
     Attributes:
         parts: the others.
     """
 
     parts: Sequence[Rows]
+
+    def with_parts(self, parts: tuple[Rows, ...]) -> Rows:
+        """The same rows of other parts, which have the rows of these."""
+        raise NotImplementedError
+
+    @property
+    def is_remote(self) -> bool:
+        return any(part.is_remote for part in self.parts)
 
     @property
     def folders(self) -> set[str]:
@@ -56,8 +66,22 @@ class Combined(Rows):
     def window(self, first: int, last: int) -> Rows:
         return Index(self, range(first, last))
 
+    def at(self, epoch: int, keep: Callable[[Data], Data]) -> Rows:
+        return self.with_parts(tuple(part.at(epoch, keep) for part in self.parts))
+
+    def private(self) -> tuple[Data, list[Tensor]]:
+        # What is taken of views are copies.
+        return self.with_parts(tuple(p if p.is_view else rows_of(p.private()[0]) for p in self.parts)), []
+
     def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
-        return iter([self.take(range(start, min(start + size, last))) for start in range(first, last, size)])
+        for start in range(first, last, max(size, 1)):
+            stop = min(start + max(size, 1), last)
+            rows = self.take(range(start, stop))
+            if ahead is not None:
+                following = (stop, min(stop + size, last)) if stop < last else ahead(start, stop)
+                if following is not None:
+                    self.prefetch(*following)
+            yield rows if size else rows[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +104,19 @@ class Concat(Combined):
     @property
     def row_bytes(self) -> int:
         return max(part.row_bytes for part in self.parts)
+
+    @property
+    def borders(self) -> list[int]:
+        starts = (0, *self.ends)
+        inner = (start + row for start, part in zip(starts, self.parts) for row in part.borders)
+        return sorted({*self.ends[:-1], *inner})
+
+    @property
+    def blocks(self) -> list[int]:
+        return [start + row for start, part in zip((0, *self.ends), self.parts) for row in part.blocks]
+
+    def with_parts(self, parts: tuple[Rows, ...]) -> Concat:
+        return replace(self, parts=parts)
 
     def runs(self, first: int, last: int) -> Iterator[tuple[Rows, int, int]]:
         """The parts that have the rows `first..last`, each with its first and one-past-last of them."""
@@ -115,9 +152,6 @@ class Concat(Combined):
         for part, begin, end in self.runs(first, last):
             part.prefetch(begin, end)
 
-    def at(self, epoch: int, keep: Callable[[Data], Data]) -> Concat:
-        return Concat(tuple(part.at(epoch, keep) for part in self.parts))
-
     def take(self, index: Picks) -> Data:
         if isinstance(index, range):
             pieces = [part.take(range(begin, end)) for part, begin, end in self.runs(index.start, index.stop)]
@@ -139,15 +173,23 @@ class Zip(Combined):
     def row_bytes(self) -> int:
         return sum(part.row_bytes for part in self.parts)
 
+    @property
+    def borders(self) -> list[int]:
+        return sorted(set().union(*(part.borders for part in self.parts)))
+
+    @property
+    def blocks(self) -> list[int]:
+        return sorted(set().union(*(part.blocks for part in self.parts)))
+
+    def with_parts(self, parts: tuple[Rows, ...]) -> Zip:
+        return Zip(parts)
+
     def window(self, first: int, last: int) -> Zip:
         return Zip(tuple(rows_of(part.window(first, last)) for part in self.parts))
 
     def prefetch(self, first: int, last: int) -> None:
         for part in self.parts:
             part.prefetch(first, last)
-
-    def at(self, epoch: int, keep: Callable[[Data], Data]) -> Zip:
-        return Zip(tuple(part.at(epoch, keep) for part in self.parts))
 
     def take(self, index: Picks) -> Data:
         return merge([part.take(index) for part in self.parts])
@@ -173,8 +215,45 @@ class Index(Combined):
     def row_bytes(self) -> int:
         return self.over.row_bytes
 
+    @property
+    def borders(self) -> Sequence[int]:
+        return self._within(self.over.borders)
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return self._within(self.over.blocks)
+
+    def _within(self, rows: Sequence[int]) -> Sequence[int]:
+        """Numbers of rows of `over` as those of these rows; none where these are in another order."""
+        if self.order is None:
+            return rows
+        if not isinstance(self.order, range):
+            return ()
+        return [row - self.order.start for row in rows if self.order.start < row < self.order.stop]
+
+    def with_parts(self, parts: tuple[Rows, ...]) -> Index:
+        return replace(self, over=parts[0])
+
     def window(self, first: int, last: int) -> Index:
         return replace(self, order=self.numbers(range(first, last)))
+
+    def prefetch(self, first: int, last: int) -> None:
+        numbers = self.numbers(range(first, last))
+        if isinstance(numbers, range):
+            self.over.prefetch(numbers.start, numbers.stop)
+
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        numbers = self.numbers(range(first, last))
+        if self.over.is_view or not isinstance(numbers, range):
+            yield from super().chunks(first, last, size, ahead)
+            return
+        shift = numbers.start - first
+
+        def follow(start: int, stop: int) -> tuple[int, int] | None:
+            found = None if ahead is None else ahead(start - shift, stop - shift)
+            return None if found is None else (found[0] + shift, found[1] + shift)
+
+        yield from self.over.chunks(numbers.start, numbers.stop, size, None if ahead is None else follow)
 
     def take(self, index: Picks) -> Data:
         return self.over.take(self.numbers(index))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.combine import Combined, Concat, Index, Zip, chosen
-from tdmap.data.kinds import Data, Picks, Rows
+from tdmap.data.kinds import Ahead, Data, Picks, Rows
 from tdmap.data.reader import rows_of
 from tdmap.output.outputfolder import folder_of
 from tdmap.pipeline.stages import Call, Shard, Shuffle, Skip, Stage, Take
@@ -86,6 +86,12 @@ class View(Index):
     def at(self, epoch: int, keep: Callable[[Data], Data]) -> View:
         return View(self.over.at(epoch, keep), self.order_in(epoch), (), self.stages)
 
+    def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
+        if self.seed is not None:  # functions below have the streams of each chunk, too
+            return Combined.chunks(self, first, last, size, ahead)
+        rows = Index(self.over, self.order).chunks(first, last, size, ahead)
+        return map(functools.partial(run_stages, self.stages), rows)
+
     def take(self, index: Picks) -> Data:
         numbers = self.numbers(index)
         if self.seed is None or not len(numbers) or self._captured is None:
@@ -102,6 +108,9 @@ class UnwrittenCache(Combined):
     count: int | None
     bytes_each: int
     parts = ()
+
+    def with_parts(self, parts: tuple[Rows, ...]) -> UnwrittenCache:
+        return self
 
     @property
     def length(self) -> int | None:

@@ -111,8 +111,10 @@ def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
     folders: list[str] = []
     for place, data in enumerate(given):
         if isinstance(data, ShardedDataset):
-            if data._keys is not None:
-                raise TypeError("concat takes whole datasets: use select() on its result.")
+            if data._keys is not None or data._columns is not None:
+                raise TypeError(
+                    "concat takes whole datasets, without added columns: use select() on its result."
+                )
             runs += [span.run for span in data._spans]
             folders += data.folders
             continue

@@ -127,17 +127,16 @@ class ShardedDataset(Rows, EngineOps):
     @property
     def borders(self) -> list[int]:
         """Rows at which another folder begins, without the first."""
-        return self._parts.ends[:-1]
+        return self._parts.borders
 
     @property
     def blocks(self) -> list[int]:
-        starts = [0, *self._parts.ends]
-        return [start + row for start, span in zip(starts, self._spans) for row in span.blocks]
+        return self._parts.blocks
 
     @property
     def is_remote(self) -> bool:
         """Whether rows are fetched from an object store."""
-        return any(span.is_remote for span in self._spans)
+        return self._parts.is_remote
 
     @property
     def like(self) -> Data:
