@@ -176,7 +176,7 @@ def _columns_in(pa: Any, path: Path, column: Any) -> Iterator[tuple[Path, Any]]:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Say in errors about columns which file is read or written."""
+    """Say in errors about columns, and in those of the system, which file is read or written."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -184,6 +184,10 @@ def naming(path: str) -> Iterator[None]:
             raise
         kind = ValueError if isinstance(error, UnicodeError) else type(error)
         raise kind(f"{path}: {error}") from None
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
 
 
 def _value_of(pa: ModuleType, array: pa.Array, name: str, nulls: str, start: int) -> Any:

@@ -22,7 +22,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
-from tdmap.errors import FolderInUse, UntrustedFile
+from tdmap.errors import FolderInUse, TdmapError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process_state import ProcessId, is_forking_worker
@@ -88,6 +88,11 @@ class Holder(NamedTuple):
 UNKNOWN = Holder(ProcessId(0, "", 0, 0, 0), "", 0.0, "another call", "")
 
 
+def replacement_of(folder: Path) -> Path:
+    """Where a dataset is made that is to replace the one in a folder."""
+    return folder.with_name(f".{folder.name}.tdmap-new")
+
+
 class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """The right to write a folder, held from the moment that it is made until its block ends, or its process does.
 
@@ -141,8 +146,16 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
                     os.close(fd)
         _locks.add(self)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, TdmapError):
+            self._name_folder(error)
         self.release()
+
+    def _name_folder(self, error: OSError) -> None:
+        """Name the folder in an error about a file that was to be moved there."""
+        made, name = (self._hidden, replacement_of(self._folder)), error.filename
+        if isinstance(name, (str, os.PathLike)) and any(Path(name).is_relative_to(folder) for folder in made):
+            error.filename = str(self._folder)
 
     def __del__(self) -> None:  # a signal handler raised after the lock was taken and before its block began
         with contextlib.suppress(Exception):

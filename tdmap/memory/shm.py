@@ -52,8 +52,10 @@ def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
             os.ftruncate(fd, nbytes)
         else:
             reserve(fd, nbytes, path)
-    except BaseException:  # no room: nothing may stay there
+    except BaseException as error:  # no room: nothing may stay there
         release(os.getpid(), fd, unlink)
+        if isinstance(error, OSError) and unlink is None:  # `ulimit -f` counts it
+            raise OSError(error.errno, f"{error.strerror}: {nbytes:,} bytes of shared memory") from error
         raise
     return fd, path, unlink
 

@@ -24,7 +24,7 @@ from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import LOCK, FolderLock, require_no_file
+from tdmap.memory.folderlock import LOCK, FolderLock, replacement_of, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.base import TensorCollection
@@ -143,7 +143,7 @@ class OutputFolder:
         A process that is killed meanwhile leaves the old dataset or the new one, whole.
         """
         old = Path(os.path.realpath(self.path))
-        new = old.with_name(f".{old.name}.tdmap-new")
+        new = replacement_of(old)
         with FolderLock(old, call) as lock:
             require_replaceable(old)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock

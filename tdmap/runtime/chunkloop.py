@@ -279,8 +279,12 @@ class ChunkLoop:
         return self._generation != _generation
 
     def is_none_of_rows(self, error: BaseException) -> bool:
-        """Whether an exception says nothing about its rows alone: a fork's, the caller's own alarm, a device's last."""
+        """Whether an exception says nothing about its rows alone: a fork's, the caller's own alarm, a device's last, or
+        one of the file that results wait in."""
         if self.is_stray or self._cut_behind(error) is not None or self._has_lost_device(error):
+            return True
+        spill = getattr(self.fn, "spill", None)
+        if spill is not None and isinstance(error, OSError) and error.filename == str(spill.folder):
             return True
         return bool(self._handlers) and comes_from_handler(error, self._handlers)
 

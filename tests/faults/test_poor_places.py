@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tdmap.run import disk
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
 from tests import mounts
-from tests.mounts import as_nobody, needs_root
+from tests.mounts import as_nobody, in_child, needs_root
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
 
@@ -105,6 +106,56 @@ def test_a_file_system_without_inodes(tmp_path, name):
     else:
         raise AssertionError("40 inodes are enough")
     assert ended
+
+
+def shards(data: TensorDict, out: Path, **options: object) -> object:
+    return tdmap.map(data, same, out=out, chunksize=10, rows_per_shard=30, **options)
+
+
+def replaced(data: TensorDict, out: Path, **options: object) -> object:
+    return tdmap.filter(data, lambda rows: rows["x"] >= 0, out=out, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, "resumed map", "shards", "replaced"])
+def test_a_file_that_is_too_large_is_an_error_that_names_the_folder(tmp_path, name):
+    """Whichever file it is: of the result, of the run, or of what waits elsewhere."""
+    operations = {**OUT_OF_PLACE, "resumed map": RESUMABLE["map"], "shards": shards, "replaced": replaced}
+
+    def work() -> None:
+        said = []
+        for limit in [*range(0, 400, 40), *(1 << power for power in range(9, 20))]:
+            out = tmp_path / f"out-{limit}"
+            if name == "replaced":
+                make().memmap(out)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            try:
+                operations[name](make(), out, num_workers=0)
+            except OSError as error:
+                said.append(str(error))
+                assert error.errno in (errno.EFBIG, errno.ENOSPC)  # of a log: no room for another line
+                assert str(out) in said[-1] or "intermediate results" in said[-1] or "shared memory" in said[-1]
+                assert f"{out}/.tdmap" not in said[-1] and f".{out.name}" not in said[-1]
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert said
+
+    assert in_child(work) == 0
+
+
+@pytest.mark.parametrize("call", [tdmap.flat_map, tdmap.map])
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2, "executor": "thread"}])
+def test_a_file_of_intermediate_results_that_is_too_large_is_no_error_of_rows(tmp_path, call, workers):
+    make().memmap(tmp_path / "data")
+
+    def work() -> None:
+        data = TensorDict.load_memmap(tmp_path / "data")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="intermediate results") as caught:
+            call(data, same, out=tmp_path / "out", chunksize=1, on_error="drop", **workers)
+        assert caught.value.filename == str(tmp_path / "out")
+
+    assert in_child(work) == 0
+    assert not (tmp_path / "out").exists()
 
 
 @needs_root

@@ -29,7 +29,7 @@ from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_file, open_picture, pillow, spoilt
 from tdmap.errors import AlreadyComplete, SkippedRows
 from tdmap.frames import without_warnings
-from tdmap.memory.folderlock import FolderLock
+from tdmap.memory.folderlock import FolderLock, replacement_of
 from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
@@ -165,7 +165,7 @@ def _beside(path: Path) -> Iterator[Path]:
     A process that is killed meanwhile leaves the old dataset or the new one, whole.
     """
     old = Path(os.path.realpath(path))
-    new = old.with_name(f".{old.name}.tdmap-new")
+    new = replacement_of(old)
     require_replaceable(old)
     with FolderLock(old, "images.ingest") as lock:
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock

@@ -108,6 +108,7 @@ class Staging:
     def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
         if problem is None:
             return self.release()
+        name_place(problem, self.root, self.prefix)
         is_gone = isinstance(problem, FileNotFoundError) and self.is_gone()
         self.abort()
         if is_gone:
@@ -382,10 +383,20 @@ def staged_path(path: str) -> Iterator[str]:
         finally:
             close(fd)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as problem:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        name_place(problem, temporary, path)
         raise
+
+
+def name_place(problem: BaseException, made: str, place: str) -> None:
+    """Name the place of a file, or a file of a folder, in an error of the system about what was to be moved there."""
+    if not isinstance(problem, OSError) or not isinstance(problem.filename, (str, os.PathLike)):
+        return
+    name = os.fspath(problem.filename)
+    if f"{name}/".startswith(f"{made}/"):
+        problem.filename = place + name[len(made) :]
 
 
 FEW = 100
