@@ -255,7 +255,7 @@ KINDS: dict[str, ArgumentKind] = {
     "Callable[..., Any]": FUNCTION,
     "Callable[[Any], Any]": FUNCTION,
     "Callable[[Any], Any] | None": FUNCTION,
-    "Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any]": REDUCERS,
+    "Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any]": REDUCERS,
     "Mapping[Any, Any]": REDUCERS,
     "Mapping[str, Any] | None": PAIRS,
     "tuple[str, str] | None": ArgumentKind(tuple[str, str], "LEFT RIGHT"),

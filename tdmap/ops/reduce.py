@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from torch import Tensor
 
@@ -14,13 +14,17 @@ from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.sizes import row_bytes_of
 from tdmap.functions import as_function, check_placement
+from tdmap.memory.hidden import AnyPath
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.reducers.base import Associative, Several, merged
+from tdmap.reducers.base import Answers, Associative, Several, merged
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
+from tensordict_lite import TensorDict
+
+A = TypeVar("A")
 
 FOLD_BYTES = 8 << 20
 """Bytes of a default chunk that is folded as it is: the reducers cut it to the size of the cache themselves, and each
@@ -74,12 +78,32 @@ class FoldChunk:
         return functools.reduce(self.merge_states, states) if states else self.reducer.init()
 
 
+@overload
+def map_reduce(
+    data: Dataset[Any],
+    mapper: Callable[[Any], Any] | None,
+    reducer: Answers[A] | Callable[[Any, Any], A],
+    *,
+    dim: int = 0,
+    resume: AnyPath | None = None,
+    **options: Unpack[FunctionOptions],
+) -> A: ...
+@overload
+def map_reduce(
+    data: Dataset[Any],
+    mapper: Callable[[Any], Any] | None,
+    reducer: Mapping[str, Reducer[Any]],
+    *,
+    dim: int = 0,
+    resume: AnyPath | None = None,
+    **options: Unpack[FunctionOptions],
+) -> TensorDict: ...
 @operation
 def map_reduce(
     ctx: Context,
     data: Dataset[Any],
     mapper: Callable[[Any], Any] | None,
-    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    reducer: Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     *,
     dim: int = 0,
     resume: str | os.PathLike[str] | None = None,
@@ -128,11 +152,29 @@ def map_reduce(
     return fold(ctx, data, reducer, mapper, dim)
 
 
+@overload
+def reduce(
+    data: Dataset[Any],
+    reducer: Answers[A] | Callable[[Any, Any], A],
+    *,
+    dim: int = 0,
+    resume: AnyPath | None = None,
+    **options: Unpack[FunctionOptions],
+) -> A: ...
+@overload
+def reduce(
+    data: Dataset[Any],
+    reducer: Mapping[str, Reducer[Any]],
+    *,
+    dim: int = 0,
+    resume: AnyPath | None = None,
+    **options: Unpack[FunctionOptions],
+) -> TensorDict: ...
 @operation
 def reduce(
     ctx: Context,
     data: Dataset[Any],
-    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    reducer: Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     *,
     dim: int = 0,
     resume: str | os.PathLike[str] | None = None,
@@ -155,7 +197,7 @@ def reduce(
 def fold(
     ctx: Context,
     data: Data,
-    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    reducer: Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
     mapper: Callable[[Any], Any] | None = None,
     dim: int = 0,
 ) -> Any:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack, overload
 
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, Dataset, is_data
@@ -44,10 +44,14 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
+from tdmap.reducers.base import Answers
 from tdmap.run.context import Context
 from tdmap.run.operation import operation_method
 from tdmap.run.options import FunctionOptions, MapOptions
 from tdmap.seeding import drawn_seed
+from tensordict_lite import TensorDict
+
+A = TypeVar("A")
 
 
 @on_host
@@ -439,11 +443,15 @@ class Pipeline(Chain):
         settings = RunSettings.of(ctx, self._used_seed)
         return terminals.write(self._opened(settings), settings, ctx)
 
+    @overload
+    def reduce(self, /, reducer: Answers[A] | Callable[[Any, Any], A], **options: Unpack[FunctionOptions]) -> A: ...
+    @overload
+    def reduce(self, /, reducer: Mapping[str, Reducer[Any]], **options: Unpack[FunctionOptions]) -> TensorDict: ...
     @operation_method
     def reduce(
         self,
         ctx: Context,
-        reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+        reducer: Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
         **options: Unpack[FunctionOptions],
     ) -> Any:
         """Reduce all rows in one pass, with the same bits as `tdmap.reduce` for the same chunks."""

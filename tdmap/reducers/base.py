@@ -19,7 +19,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ from tdmap.errors import add_note
 from tensordict_lite import TensorDict, is_tensorclass
 
 S = TypeVar("S")
+
+A_co = TypeVar("A_co", covariant=True)
 
 Key = str | tuple[str, ...]
 
@@ -82,6 +84,14 @@ class Reducer(ABC, Generic[S]):
     def serves(self, other: Reducer[Any]) -> bool:
         """Whether :meth:`finish` of ``other`` can use this reducer's states, so that both need only one fold."""
         return False
+
+
+class Answers(Protocol[A_co]):
+    """A :class:`Reducer`, to type checkers: the answer of a reduction has the type that its ``finish`` returns."""
+
+    def init(self) -> Any: ...
+
+    def finish(self, state: Any) -> A_co: ...
 
 
 def _reads_start(update: Callable[..., Any]) -> bool:

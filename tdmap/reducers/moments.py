@@ -231,15 +231,17 @@ class MinMax(_Keyed):
 class Min(MinMax):
     """Smallest value over ``dim``, in the entry's dtype."""
 
-    def finish(self, state: Any) -> Any:
-        return self.need(state)[0]
+    def finish(self, state: Any) -> Tensor:
+        low: Tensor = self.need(state)[0]
+        return low
 
 
 class Max(MinMax):
     """Largest value over ``dim``, in the entry's dtype."""
 
-    def finish(self, state: Any) -> Any:
-        return self.need(state)[1]
+    def finish(self, state: Any) -> Tensor:
+        high: Tensor = self.need(state)[1]
+        return high
 
 
 class CovarianceMatrix(_Keyed):

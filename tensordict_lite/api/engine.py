@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from tdmap.ops.iteration.map_iter import MapIterArguments
     from tdmap.ops.map import MapArguments
     from tdmap.reducers import Reducer
+    from tdmap.reducers.base import Answers
     from tdmap.rowerrors import OnError
     from tdmap.run.options import Resume
     from tdmap.types import Dataset, MapIterator
+    from tensordict_lite.dense.tensordict import TensorDict
 
     Rows = TypeVar("Rows")
     Out = TypeVar("Out", bound=Dataset[Any])
@@ -214,10 +216,26 @@ class EngineOps:
         options = {name: value for name, value in locals().items() if name not in _OWN}
         return engine_map_iter(_dataset(self), fn, dim, **options)
 
+    @overload
     def map_reduce(
         self,
         mapper: Callable[[Any], Any] | None,
-        reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+        reducer: Answers[Result] | Callable[[Any, Any], Result],
+        num_workers: int | None = None,
+        **options: Any,
+    ) -> Result: ...
+    @overload
+    def map_reduce(
+        self,
+        mapper: Callable[[Any], Any] | None,
+        reducer: Mapping[str, Reducer[Any]],
+        num_workers: int | None = None,
+        **options: Any,
+    ) -> TensorDict: ...
+    def map_reduce(
+        self,
+        mapper: Callable[[Any], Any] | None,
+        reducer: Answers[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
         num_workers: int | None = None,
         **options: Any,
     ) -> Any:

@@ -77,7 +77,15 @@ reveal_type(tdmap.map(photos, is_dark, 0))  # R: torch._tensor.Tensor
 tdmap.filter([3, 1, 2], lambda rows: rows > 2)  # E: arg-type
 tdmap.sort("folder", "x")  # E: arg-type
 tdmap.map(3, double)  # E: call-overload
-tdmap.reduce(3, Mean("x"))  # E: arg-type
+tdmap.reduce(3, Mean("x"))  # E: call-overload
+reveal_type(tdmap.reduce(data, Mean("x"), num_workers=2))  # R: torch._tensor.Tensor
+means = {"mean": Mean("x")}
+reveal_type(tdmap.reduce(data, means))  # R: tensordict_lite.dense.tensordict.TensorDict
+reveal_type(tdmap.map_reduce(data, double, Count()))  # R: torch._tensor.Tensor
+reveal_type(tdmap.map_reduce(data, len, int.__add__))  # R: int
+reveal_type(photos.map_reduce(is_dark, Mean()))  # R: torch._tensor.Tensor
+reveal_type(data.pipeline().map(double).reduce(Mean("y")))  # R: torch._tensor.Tensor
+reveal_type(data.pipeline().reduce(means))  # R: tensordict_lite.dense.tensordict.TensorDict
 tdmap.concat([data, 3])  # E: list-item
 tdmap.Pipeline(3)  # E: arg-type
 data.pipeline().zip(3)  # E: arg-type
