@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap.data.kinds import Data, Dataset
+from tdmap.data.kinds import Data, Dataset, tensors_of
+from tdmap.data.objects import ragged_tensors
 from tdmap.data.sizes import row_bytes_of
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import (
@@ -47,6 +48,7 @@ from tdmap.errors import UnreadableFile, add_note
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.memory.hidden import SHARDS, printable
+from tdmap.memory.residency import Residency
 from tdmap.output.append import append_stream
 from tdmap.output.output import Output
 from tdmap.output.outputfolder import META, OutputFolder, destination
@@ -293,8 +295,11 @@ def write(
 
 
 def _batches(rows: Data, size: int) -> Iterator[Any]:
+    residency = Residency()
+    residency.watch([*tensors_of(rows), *ragged_tensors(rows)])
     for start in range(0, len(rows) or 1, size):
         yield rows[start : start + size]
+        residency.trim()
 
 
 def _parts(path: str, batches: Iterator[Any], format: Format, nulls: str | None, types: NestedTypes) -> Iterator[Any]:

@@ -9,8 +9,8 @@ import pytest
 from tests import interpreters
 
 SCRIPT = """
-    import json, sys, psutil, torch, tdmap, tdmap.tuning
-    from tensordict_lite import TensorDict
+    import json, os, resource, sys, psutil, torch, tdmap, tdmap.datasets, tdmap.tuning
+    from tensordict_lite import Ragged, TensorDict
     torch.set_num_threads(1)
 
     class Watch(tdmap.events.Callback):
@@ -22,16 +22,38 @@ SCRIPT = """
     def half(td):
         return td["n"] % 2 == 0
 
-    def run(rows):
+    def dataset(rows, kind):
+        if kind:
+            dtype, length = (torch.uint8, 1024) if kind == "str" else (torch.int64, 128)
+            if not os.fork():  # it has all of it in memory
+                offsets = torch.arange(rows + 1) * length
+                ragged = Ragged(torch.full((rows * length,), 65, dtype=dtype), offsets, kind)
+                TensorDict({"n": torch.arange(rows), "w": ragged}, [rows]).memmap(f"in-{rows}")
+                os._exit(0)
+            os.wait()
+            return TensorDict.load_memmap(f"in-{rows}")
         one = TensorDict({"x": torch.zeros(1024, dtype=torch.uint8), "n": torch.tensor(0)}, [])
         data = one.expand(rows).memmap_like(f"in-{rows}")
         data["n"].copy_(torch.arange(rows))
-        out, watch = f"out-{rows}", Watch()
+        return data
+
+    def lengths(td):
+        return TensorDict({"n": torch.tensor([len(row) for row in td["w"]])}, td.batch_size)
+
+    def run(rows):
+        operation, _, kind = sys.argv[1].partition(" of ")
+        kind = {"text": "str", "numbers": "tensor"}.get(kind)
+        data, out, watch = dataset(rows, kind), f"out-{rows}", Watch()
         options = dict(num_workers=1, callbacks=[watch])
-        if sys.argv[1] == "filter":
+        if operation == "write":
+            tdmap.datasets.write(data, f"{out}.arrow")
+            watch.main = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        elif operation == "map":
+            tdmap.map(data, lengths, out=out, **options)
+        elif operation == "filter":
             with tdmap.tuning.use(near_bytes=8 << 20):  # fewer rows than either of these
                 tdmap.filter(data, half, out=out, **options)
-        elif sys.argv[1] == "flat_map":
+        elif operation == "flat_map":
             tdmap.flat_map(data, lambda td: td[half(td)], out=out, **options)
         else:
             with tdmap.tuning.use(available_memory=0, bucket_bytes=1 << 20):
@@ -43,8 +65,11 @@ SCRIPT = """
 """
 
 
+RAGGED = [f"{operation} of {kind}" for operation in ("map", "write") for kind in ("text", "numbers")]
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
-@pytest.mark.parametrize("operation", ["filter", "flat_map", "shuffle over the disk"])
+@pytest.mark.parametrize("operation", ["filter", "flat_map", "shuffle over the disk", *RAGGED])
 def test_memory_does_not_grow_with_the_rows(operation, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from tdmap.data.kinds import tensors_of
+from tdmap.data.objects import ragged_tensors
 from tdmap.data.writer import RowWriter
 from tdmap.frames import without_engine
 from tdmap.memory.residency import Residency
@@ -213,9 +214,10 @@ class Worker:
             torch.set_num_threads(self.threads)
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
-            self.residency.watch(self.loop.reader.exposed)
-            if self.loop.reader.fetches:
-                self.loop.reader.follow = self.next_rows
+            reader = self.loop.reader
+            self.residency.watch([*reader.exposed, *ragged_tensors(reader.data)])
+            if reader.fetches:
+                reader.follow = self.next_rows
             if self.loop.writer is not None:
                 self.residency.watch(tensors_of(self.loop.writer.out))
         except Exception as error:
