@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 from collections.abc import Generator, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 
+from tdmap.data.schema import Schema, take_apart
 from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
 from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import add_note
 from tdmap.ops.flat_map import flat_map
+from tdmap.output.append import KnownRows
 from tdmap.output.outputfolder import OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
@@ -27,6 +30,7 @@ def read_parquet(
 ) -> TensorDict:
     """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
     numbers: list[tuple[int, int]] = []
+    firsts = [0]
     schema: Any = None
     for number, path in enumerate(files):
         with opened(path) as source:
@@ -40,14 +44,18 @@ def read_parquet(
             raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
         schema = found
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
+        firsts += [firsts[-1] + total for total in itertools.accumulate(size for size in sizes if size)]
     assert schema is not None
     with naming(files[0]):
         empty = rows_of(empty_table(schema), nulls)  # tells the columns, or refuses them
     table = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
-    fn: Any = ReadGroup(files, columns, nulls) if numbers else _Nothing(empty)
     place: Any = store
-    made: TensorDict = flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)
+    fn = ReadGroup(files, columns, nulls, take_apart(empty).schema, firsts)
+    if not numbers:
+        made: TensorDict = store.save(empty)
+    else:
+        made = flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)
     return made
 
 
@@ -69,28 +77,22 @@ def _opened(path: str, source: Any) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-class _Nothing:
-    """Reads files without rows.
-
-    Args:
-        rows: what rows would look like.
-    """
-
-    def __init__(self, rows: TensorDict) -> None:
-        self.rows = rows
-
-    def __call__(self, groups: TensorDict) -> TensorDict:
-        return self.rows
-
-
-class ReadGroup:
+class ReadGroup(KnownRows):
     """Reads row groups of Parquet files, in workers.
 
     A worker maps the file, which spares a copy of its bytes. The caller's process does not: a file that is truncated
     meanwhile ends the process that maps it, and a worker that ends is an error that is reported.
+
+    Args:
+        files, columns, nulls: as `read_parquet`.
+        schema: of the rows.
+        firsts: the number of the first row of each group, and of all rows.
     """
 
-    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
+    def __init__(
+        self, files: Sequence[str], columns: Sequence[str] | None, nulls: str, schema: Schema, firsts: list[int]
+    ) -> None:
+        self.schema, self.firsts = schema, firsts
         self.files = list(files)
         self.columns = None if columns is None else list(columns)
         self.nulls = nulls

@@ -25,7 +25,7 @@ from tdmap.data.alike import not_alike
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.objectlog import describe_spilled, known_spilled
 from tdmap.data.objects import Spilled, form_of, spilled, two_forms
-from tdmap.data.schema import KeyPath, Schema, take_apart
+from tdmap.data.schema import KeyPath, Parts, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
@@ -139,11 +139,62 @@ class SpillRows(Wrapped):
         tensors = [tensor.contiguous() for tensor in parts.tensors]
         if parts.rows and tensors:
             file, offset, _ = self.spill.append(tensors)[0]
-        plan = ChunkPlan(parts.rows, max(parts.rows, 1))
-        objects = {path: spilled(entry, plan, self.spill) or entry for path, entry in parts.objects.items()}
         new = digest not in known
         known.add(digest)
-        return SpilledRows(parts.rows, digest, file, offset, objects, parts.schema if new else None)
+        return SpilledRows(parts.rows, digest, file, offset, self._objects_of(parts), parts.schema if new else None)
+
+    def _objects_of(self, parts: Parts) -> dict[KeyPath, Any]:
+        plan = ChunkPlan(parts.rows, max(parts.rows, 1))
+        return {path: spilled(entry, plan, self.spill) or entry for path, entry in parts.objects.items()}
+
+
+class KnownRows:
+    """A function of the engine's for `flat_map` that says before it is called which rows it gives.
+
+    Attributes:
+        schema: of the rows.
+        firsts: the number of the first row of each row of the source, and of all rows.
+    """
+
+    schema: Schema
+    firsts: Sequence[int]
+
+
+class WriteRows(SpillRows):
+    """The same where it is known which rows each chunk gives: their tensors are written to their places at once.
+
+    Args:
+        fn, spill: as of `SpillRows`. Each chunk is one row of the source.
+        schema: of the rows.
+        firsts: the number of the first row of each chunk, and of all rows.
+        places: those of the tensors.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], spill: Spill, schema: Schema, firsts: Sequence[int], places: RowFiles
+    ) -> None:
+        super().__init__(fn, spill)
+        self.schema, self.firsts, self.places = schema, list(firsts), places
+
+    def __call__(self, chunk: Data, start: int = 0) -> tuple[SpilledRows, ...]:
+        first, last = self.firsts[start : start + 2]
+        pieces: list[SpilledRows] = []
+        row = first
+        with self.places.opened() as files:
+            for rows in each_result(self.call(chunk, start)):
+                parts = take_apart(rows)
+                if parts.schema.digest != self.schema.digest:
+                    raise not_alike(self.schema.difference(parts.schema))
+                if row + parts.rows <= last:
+                    for number, (file, tensor) in enumerate(zip(files, parts.tensors)):
+                        self.places.write(number, file, row, tensor.contiguous())
+                row += parts.rows
+                objects = self._objects_of(parts)
+                new = None if pieces else self.schema
+                pieces.append(SpilledRows(parts.rows, self.schema.digest, "", 0, objects, new))
+        if row != last:
+            raise OutputMismatch(f"there are {row - first:,} rows, and {last - first:,} were announced")
+        return tuple(pieces)
 
 
 def each_result(result: object) -> Iterator[Data]:
@@ -364,11 +415,17 @@ def tasks_of(pieces: Sequence[SpilledRows], files: list[str], row_bytes: int, mo
     return torch.tensor(table, dtype=torch.int64).reshape(-1, 6)
 
 
-def place_pieces(ctx: Context, pieces: Sequence[SpilledRows], schema: Schema, spill: Spill) -> None:
-    """Allocate the output, and bring every piece to its place."""
+def objects_of_pieces(pieces: Sequence[SpilledRows], spill: Spill) -> dict[KeyPath, Any]:
+    """The entries that are no tensors, of all pieces together."""
     objects = {}
     for path in pieces[0].objects if pieces else ():
         objects[path] = joined_rows(path, [(piece.rows, piece.objects[path]) for piece in pieces], spill)
+    return objects
+
+
+def place_pieces(ctx: Context, pieces: Sequence[SpilledRows], schema: Schema, spill: Spill) -> None:
+    """Allocate the output, and bring every piece to its place."""
+    objects = objects_of_pieces(pieces, spill)
     total = sum(piece.rows for piece in pieces)
     places = ctx.output.open(schema, total, objects)
     files: list[str] = []
@@ -432,6 +489,21 @@ def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | No
             "with its keys instead of None, or handle this case before the call."
         )
     place_pieces(ctx, pieces.all, schema, spill)
+
+
+def append_known(ctx: Context, job: Job, known: KnownRows) -> Data:
+    """`append_rows` into a folder where it is known which rows each chunk gives: only ragged rows wait in files.
+
+    Args:
+        ctx, job: as of `append_rows`. Each chunk is one row of the source.
+        known: the rows.
+    """
+    schema, firsts = known.schema, known.firsts
+    places, pieces = ctx.output.open(schema, firsts[-1]), CollectPieces(ctx.output)
+    with ctx.spill() as spill:
+        ctx.run(replace(job, fn=WriteRows(job.fn, spill, schema, firsts, places)), pieces)
+        ctx.output.add(objects_of_pieces(pieces.all, spill))
+    return ctx.output.result()
 
 
 def append_stream(ctx: Context, parts: Iterable[Data], empty: Callable[[], Schema] | None = None) -> Data:

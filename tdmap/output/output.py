@@ -55,7 +55,7 @@ from tdmap.output.shards import Shards
 from tdmap.output.spill import SpilledColumn
 from tdmap.plan import ChunkPlan
 from tdmap.run.log import Log
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
 
 
@@ -116,7 +116,7 @@ class Output:
         self._made: Data | None = None
         self.log: Log | None = None
         self._execution = execution or Execution(num_workers=0)
-        self._ragged: Mapping[KeyPath, Ragged] = {}
+        self._ragged: Mapping[KeyPath, Any] = {}
         self._staged = False
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
@@ -253,12 +253,25 @@ class Output:
         example = without_paths(schema.build(rows, unallocated, self._objects), columns)  # `result` adds them
         what = [schema.digest, rows]
         self._made = store.create(example) if self.log is None else self.log.create(store, example, what)
-        self._ragged = {path: store.ragged(self._made, path, x) for path, x in columns.items()}
+        self._fill(store, columns)
+
+    def _fill(self, store: OutputFolder, columns: Mapping[KeyPath, ChosenRows | SpilledColumn]) -> None:
+        """Copy ragged rows to files, which `result` adds to the dataset."""
+        found = {path: store.ragged(self._made, path, x) for path, x in columns.items()}
         if self.log is not None and columns:
-            made_of = TensorDict({str(number): made for number, made in enumerate(self._ragged.values())}, [rows])
+            made_of = TensorDict({str(number): made for number, made in enumerate(found.values())}, [self._rows])
             self.log.add_files(files_of(made_of))
         for path, x in columns.items():
-            x.fill(self._ragged[path], self._execution, self.log)
+            x.fill(found[path], self._execution, self.log)
+        self._ragged = {**self._ragged, **found}
+
+    def add(self, objects: Mapping[KeyPath, Any]) -> None:
+        """The entries that are no tensors, of a folder that was opened before they were known."""
+        assert self.store is not None
+        found = {path: self._room_for(entry) for path, entry in objects.items()}
+        columns = {path: x for path, x in found.items() if isinstance(x, (ChosenRows, SpilledColumn))}
+        self._ragged = {path: x for path, x in found.items() if path not in columns}
+        self._fill(self.store, columns)
 
     def _given_files(self, schema: Schema) -> RowFiles | None:
         """Rows of the given output itself; None when rows have to be brought there by a copy."""
