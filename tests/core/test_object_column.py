@@ -141,12 +141,11 @@ def outcome(operation, make) -> object:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_cannot_tell_a_column_from_its_members(name, kind):
-    if name == "repr" and "text" in kind:
-        pytest.skip("that of a ragged column is short")
-    assert outcome(OPERATIONS[name], KINDS[kind]) == outcome(OPERATIONS[name], with_members)
+def test_an_operation_cannot_tell_a_column_from_its_members(name):
+    wanted = outcome(OPERATIONS[name], with_members)
+    kinds = [kind for kind in KINDS if name != "repr" or "text" not in kind]  # that of a ragged column is short
+    assert {kind: outcome(OPERATIONS[name], KINDS[kind]) for kind in kinds} == dict.fromkeys(kinds, wanted)
 
 
 @pytest.mark.parametrize("index", [slice(1, 4), [1, 2, 3], torch.tensor([False, True, True, True, False])])

@@ -68,7 +68,7 @@ def test_indented_lines_continue_a_row() -> None:
         parse_cases("x", "f()  #! maybe")
 
 
-@pytest.mark.parametrize("case", ALL_CASES[::25], ids=lambda case: f"{case.family}: {case.source}")
-def test_the_reference_agrees_with_itself(case: Case) -> None:
-    first, second = evaluate(case, "tensordict"), evaluate(case, "tensordict")
-    assert not difference(first, second, case.relaxation)
+def test_the_reference_agrees_with_itself() -> None:
+    for case in ALL_CASES[::25]:
+        first, second = evaluate(case, "tensordict"), evaluate(case, "tensordict")
+        assert not difference(first, second, case.relaxation), case.source

@@ -114,15 +114,15 @@ def test_keys_that_the_metadata_uses_are_kept(tmp_path: Path, key: str) -> None:
 
 
 @EITHER
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 1, 3)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], name: str) -> None:
-    td = TensorDict({"odd": torch.ones(3, dtype=torch.uint8), "x": random_tensor(dtype, shape)}, [])
+def test_every_dtype(tmp_path: Path, dtype: torch.dtype, name: str) -> None:
+    shapes = {str(len(shape)): random_tensor(dtype, shape) for shape in ((), (3,), (0, 2), (2, 1, 3))}
+    td = TensorDict({"odd": torch.ones(3, dtype=torch.uint8), "x": shapes}, [])
     td.memmap(tmp_path / name)
     assert_same(TensorDict.load_memmap(tmp_path / name), td)
     if dtype in SHARED_DTYPES:
         assert_same(td, reference.TensorDict.load_memmap(tmp_path / name))
-        reference.TensorDict({"x": td["x"]}, []).memmap(tmp_path / f"r-{name}")
+        reference.TensorDict({"x": shapes}, []).memmap(tmp_path / f"r-{name}")
         assert_same(TensorDict.load_memmap(tmp_path / f"r-{name}"), td.select("x"))
 
 
