@@ -6,7 +6,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import tracemalloc
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from tensordict_lite import NonTensorStack, Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning as files
 from tensordict_lite.ragged import RaggedColumn
+from tests import interpreters
 from tests.products import sampled
 
 ROWS = 400
@@ -69,7 +69,7 @@ def expected(numbers: list[int]) -> dict[str, list[Any]]:
 
 @pytest.fixture(autouse=True)
 def small() -> Any:
-    with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+    with files.use(text_rows=1), tuning.use(gather_bytes=1024, copy_bytes=1024, light_bytes=0):
         yield
 
 
@@ -328,9 +328,7 @@ def test_a_call_that_was_killed_while_it_placed_rows_is_resumed(name: str, kill:
     )
 
     def run(how: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, how], capture_output=True, text=True, start_new_session=True
-        )
+        return interpreters.run(["-c", script, how])
 
     assert run(kill).returncode == -signal.SIGKILL
     with pytest.raises(Exception, match="saved dataset|unfinished|no meta"):
@@ -432,7 +430,7 @@ def test_ranks_write_ragged_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_workers_of_another_library_send_ragged_rows(resume: bool, tmp_path: Path) -> None:
-    with get_context("forkserver").Pool(2) as pool:
+    with get_context("spawn").Pool(1) as pool:
         tdmap.map(made(), same, out=tmp_path / "out", chunksize=50, pool=pool, resume=resume)
         assert rows_of(tdmap.map(made(), same, chunksize=50, pool=pool)) == expected(ALL)
     assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(ALL)

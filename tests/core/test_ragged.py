@@ -5,10 +5,9 @@ import multiprocessing
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing.pool import Pool
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from tensordict_lite import DatasetError, NonTensorData, NonTensorStack, Ragged, TensorDict, from_consolidated
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
+from tests import interpreters
 
 ROWS = 30
 LENGTHS = [n * 7 % 5 for n in range(ROWS)]
@@ -33,6 +33,13 @@ KINDS: dict[str, list[Any]] = {
 }
 
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[Pool]:
+    """A process that inherits nothing of this one."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
 
 
 def as_column(kind: str) -> Any:
@@ -310,14 +317,13 @@ def test_what_the_reference_writes_becomes_ragged(kind: str, tmp_path: Path) -> 
 
 
 @kinds
-def test_a_dataset_is_opened_without_being_read_and_travels_by_name(kind: str, tmp_path: Path) -> None:
+def test_a_dataset_is_opened_without_being_read_and_travels_by_name(kind: str, tmp_path: Path, spawned: Pool) -> None:
     many = torch.cat([made(kind)] * 300)
     many.memmap(tmp_path / "data")
     data = TensorDict.load_memmap(tmp_path / "data")
     for part in (data, data[5:4000]):
         assert len(pickle.dumps(part)) < 3000
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(rows_of, (data[31:40],)) == plain((KINDS[kind] * 2)[31:40])
+    assert spawned.apply(rows_of, (data[31:40],)) == plain((KINDS[kind] * 2)[31:40])
 
 
 @kinds
@@ -328,7 +334,7 @@ def test_rows_sent_before_their_files_were_replaced_are_refused(kind: str, tmp_p
     made(kind)[torch.arange(ROWS).flip(0)].memmap(tmp_path / "data")
     assert rows_of(pickle.loads(pickle.dumps(data))) == plain(KINDS[kind])  # of its own files, by value
     script = f"import pickle; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = interpreters.run(["-c", script])
     assert "DatasetError" in run.stderr and "has been replaced" in run.stderr
 
 
@@ -454,13 +460,12 @@ def test_rows_lie_in_the_consolidated_storage(kind: str, choice: str, to_file: b
 
 @pytest.mark.parametrize("kind", ["pairs", "text with None"])
 @pytest.mark.parametrize("to_file", [False, True])
-def test_consolidated_rows_travel_as_one_region(kind: str, to_file: bool, tmp_path: Path) -> None:
+def test_consolidated_rows_travel_as_one_region(kind: str, to_file: bool, tmp_path: Path, spawned: Pool) -> None:
     many = torch.cat([made(kind)] * 300)
     data = many.consolidate(tmp_path / "c" if to_file else None, share_memory=not to_file)
     assert len(ForkingPickler.dumps(data)) < 3000
-    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
-        for part in (data, data[31:40]):
-            assert pool.apply(rows_of, (part,)) == rows_of(part)
+    for part in (data, data[31:40]):
+        assert spawned.apply(rows_of, (part,)) == rows_of(part)
 
 
 @kinds

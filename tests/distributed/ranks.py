@@ -35,10 +35,11 @@ class Ranks:
         size: number of ranks.
         folder: where the ranks find each other.
         timeout: of the group, in seconds.
+        method: how they start; forks know what the tests have imported.
     """
 
-    def __init__(self, size: int, folder: Path, timeout: float = 200.0) -> None:
-        context = multiprocess.get_context("spawn")
+    def __init__(self, size: int, folder: Path, timeout: float = 200.0, method: str = "spawn") -> None:
+        context = multiprocess.get_context(method)
         self.size = size
         self.broken = False
         self.pipes = []

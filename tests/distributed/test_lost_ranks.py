@@ -18,7 +18,7 @@ from tests.distributed.ranks import Failure, Ranks
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Ranks]:
     """Ranks that wait for each other for an hour."""
-    ranks = Ranks(3, tmp_path, timeout=3600)
+    ranks = Ranks(3, tmp_path, timeout=3600, method="fork")
     yield ranks
     ranks.close()
 

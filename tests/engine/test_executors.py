@@ -59,7 +59,7 @@ POOLS: dict[str, Any] = {
     "multiprocessing": lambda: _pool_of("multiprocessing"),
     "torch": lambda: _pool_of("torch.multiprocessing"),
     "multiprocess": lambda: _pool_of("multiprocess"),
-    "concurrent.futures": lambda: concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("forkserver")),
+    "concurrent.futures": lambda: concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork")),
     "loky": lambda: pytest.importorskip("joblib.externals.loky").ProcessPoolExecutor(2),
 }
 

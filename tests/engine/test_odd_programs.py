@@ -33,7 +33,7 @@ PROGRAM = """
 
     if __name__ == "__main__":
         data = TensorDict({"x": torch.arange(10)}, [10])
-        for method in ("fork", "forkserver", "spawn"):
+        for method in sys.argv[1:]:
             options = dict(num_workers=1, mp_start_method=method, chunksize=2)
             assert tdmap.map(data, times, **options)["x"].tolist() == [*range(0, 30, 3)]
             assert tdmap.map(data, times, out=method, resume=True, **options)["x"].sum() == 135
@@ -50,14 +50,14 @@ def run(arguments: list[str], folder: Path, stdin: str | None = None) -> None:
 
 
 def test_a_script_from_standard_input(tmp_path: Path) -> None:
-    run(["-"], tmp_path, textwrap.dedent(PROGRAM))
+    run(["-", "fork", "spawn"], tmp_path, textwrap.dedent(PROGRAM))
 
 
 def test_a_zipapp(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text(textwrap.dedent(PROGRAM))
     zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
-    run(["app.pyz"], tmp_path)
+    run(["app.pyz", "fork", "forkserver"], tmp_path)
 
 
 def test_inside_an_event_loop() -> None:

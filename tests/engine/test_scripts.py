@@ -68,12 +68,13 @@ SCRIPT = """
 
     data = TensorDict({"x": torch.arange(20.0)}, [20])
     for method in sys.argv[1:]:
-        result = data.map(scale, num_workers=2, chunksize=3, mp_start_method=method)
+        options = {"num_workers": 2 if method == "fork" else 1, "mp_start_method": method}
+        result = data.map(scale, chunksize=3, **options)
         assert torch.equal(result["y"], data["x"] * 3)
-        boxes = list(data.map_iter(lambda td: Box(int(td["x"][0])), num_workers=2, chunksize=5, mp_start_method=method))
+        boxes = list(data.map_iter(lambda td: Box(int(td["x"][0])), chunksize=5, **options))
         assert [box.value for box in boxes] == [0, 5, 10, 15] and all(type(box) is Box for box in boxes)
         try:
-            data.map(fail, num_workers=2, mp_start_method=method)
+            data.map(fail, **options)
         except Oops as error:
             print(error, method)
 """
@@ -117,7 +118,7 @@ def test_closed_standard_streams(tmp_path):
         for method in sys.argv[1:]:
             assert torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=1, mp_start_method=method), x + 1)
     """
-    assert run(tmp_path, code, "fork", "spawn") == (0, "", "")
+    assert run(tmp_path, code, "fork", "spawn", start=fork) == (0, "", "")
 
 
 def test_exit_in_the_middle_of_a_loop(tmp_path):

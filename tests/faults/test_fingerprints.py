@@ -436,9 +436,7 @@ def test_parts_are_the_same_in_every_process_and_order_of_imports(tmp_path, flag
     (tmp_path / "pkg" / "__init__.py").touch()
     (tmp_path / "pkg" / "tools.py").write_text("def h(): return 1\n")
     outputs = set()
-    for number, (seed, order) in enumerate(
-        (("0", "one,two"), ("1", "late,two,one,pkg.tools"), ("77", "two,pkg,numpy"))
-    ):
+    for number, (seed, order) in enumerate((("0", "one,two"), ("77", "late,two,one,pkg.tools,numpy"))):
         (tmp_path / "job.py").write_text("\n" * number + textwrap.dedent(STABLE))
         env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
         command = [sys.executable, *flags, "job.py", order]

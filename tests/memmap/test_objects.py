@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import tensordict as reference
 import torch
 
 from tensordict_lite import DatasetError, NonTensorData, NonTensorStack, TensorDict
+from tests import interpreters
 from tests.descriptors import descriptors
-
-ROOT = Path(__file__).parents[2]
 
 
 def one(value: Any = "old") -> TensorDict:
@@ -139,9 +137,10 @@ def test_shared_objects_travel_by_pickle_to_a_new_process(tmp_path: Path) -> Non
         "assert data['note'] == 'old' and data[:2]['note'] == 'old'\n"
         "data.set_('note', 'from afar')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script]
-    subprocess.run(command, input=pickle.dumps(data), check=True, cwd=tmp_path, env=environment)
+    with open(tmp_path / "sent", "w+b") as sent:
+        sent.write(pickle.dumps(data))
+        sent.seek(0)
+        interpreters.run(["-c", script], stdin=sent, check=True)
     assert data["note"] == "from afar"
 
 
