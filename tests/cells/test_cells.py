@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 import tdmap
+from tdmap.run import disk
 from tests.cells.kinds import KINDS, Row, rows_of
 from tests.cells.operations import Operation, all_operations
 from tests.cells.options import OPTIONS
 
 OPERATIONS = all_operations()
+
+
+@pytest.fixture(autouse=True)
+def _do_not_wait_for_the_disk(monkeypatch):
+    """Start no process for each resumable call: what it does is a matter of `tests/faults`."""
+    monkeypatch.setattr(disk.Helper, "_start", lambda self: False)
 
 
 def ask(operation: Operation, option_name: str, data: Any, rows: list[Row], folder: Path) -> None:
