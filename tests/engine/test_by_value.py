@@ -493,7 +493,7 @@ print(len(cases))
 """
 
 
-@pytest.mark.parametrize("executor", ["fork", "forkserver", "spawn", "thread", "serial"])
+@pytest.mark.parametrize("executor", ["fork", "forkserver", "thread", "serial"])
 def test_what_a_script_defines_arrives_and_comes_back(tmp_path, executor):
     (tmp_path / "localmod.py").write_text(textwrap.dedent(LIBRARY))
     (tmp_path / "cases").write_text(CASES)

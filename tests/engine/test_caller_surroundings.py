@@ -19,8 +19,15 @@ from tests.engine.conftest import put
 METHODS = ["fork", "forkserver", "spawn"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_warm_worker_follows_the_caller(tmp_path, method, monkeypatch):
+@pytest.fixture(scope="module", params=METHODS)
+def pool(request):
+    """One warm worker."""
+    with tdmap.WorkerPool(1, request.param) as pool:
+        pool.warm_up()
+        yield pool
+
+
+def test_a_warm_worker_follows_the_caller(tmp_path, pool, monkeypatch):
     def look(x):
         found = (os.environ.get("TDMAP_TEST"), Path("here.txt").read_text(), "TDMAP_GONE" in os.environ)
         os.environ["TDMAP_TEST"] = "changed by the function"
@@ -28,15 +35,14 @@ def test_a_warm_worker_follows_the_caller(tmp_path, method, monkeypatch):
         return found
 
     monkeypatch.setenv("TDMAP_GONE", "1")
-    with tdmap.WorkerPool(1, method) as pool:
-        pool.warm_up()
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "here.txt").write_text(name)
-            monkeypatch.chdir(tmp_path / name)
-            monkeypatch.setenv("TDMAP_TEST", name)
-            monkeypatch.delenv("TDMAP_GONE", raising=False)
-            assert list(tdmap.map_iter(torch.zeros(1), look, pool=pool)) == [(name, name, False)]
+    assert list(tdmap.map_iter(torch.zeros(1), lambda x: "TDMAP_GONE" in os.environ, pool=pool)) == [True]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "here.txt").write_text(name)
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("TDMAP_TEST", name)
+        monkeypatch.delenv("TDMAP_GONE", raising=False)
+        assert list(tdmap.map_iter(torch.zeros(1), look, pool=pool)) == [(name, name, False)]
     assert os.environ["TDMAP_TEST"] == "b"
 
 
@@ -109,19 +115,7 @@ STATE = {
 """What a function sees, a context that sets it, and values."""
 
 
-@pytest.fixture(scope="module", params=[*METHODS, "thread", "serial"])
-def workers(request):
-    if request.param not in METHODS:
-        yield {"executor": request.param, "num_workers": 1}
-        return
-    with tdmap.WorkerPool(1, request.param) as pool:
-        pool.warm_up()
-        yield {"pool": pool}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", STATE)
-def test_a_function_finds_the_state_of_the_caller(name, workers):
+def find_state(name, **workers):
     look, state, values = STATE[name]
     for value in values:
         with state(value):
@@ -131,6 +125,19 @@ def test_a_function_finds_the_state_of_the_caller(name, workers):
         assert list(tdmap.map_iter(torch.zeros(1), lambda x: look(), **workers)) == [look()]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STATE)
+def test_a_function_finds_the_state_of_the_caller(name, pool):
+    find_state(name, pool=pool)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("executor", ["thread", "serial"])
+@pytest.mark.parametrize("name", STATE)
+def test_threads_find_the_state_of_the_caller(name, executor):
+    find_state(name, executor=executor, num_workers=1)
+
+
 @pytest.fixture
 def umask():
     before = os.umask(0o022)
@@ -138,8 +145,7 @@ def umask():
     os.umask(before)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, method, umask):
+def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, pool, umask):
     data = TensorDict({"x": torch.arange(40)}, [40])
     write({"x": torch.arange(10), "s": ["a"] * 10}, source := tmp_path / "t.parquet")
 
@@ -148,20 +154,19 @@ def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, method, um
         os.umask(0o777)
         return chunk
 
-    with tdmap.WorkerPool(1, method) as pool:
-        for mask in (0o022, 0o077):
-            umask(mask)
-            (out := tmp_path / f"{mask:o}").mkdir()
-            tdmap.map(data, touch, out=out / "map", pool=pool)
-            tdmap.map(data, lambda c: c, out=out / "shards", rows_per_shard=16, pool=pool)
-            tdmap.sort(data, "x", out=out / "sorted", pool=pool)
-            tdmap.flat_map(data, lambda c: c, out=out / "flat", pool=pool)
-            data.pipeline().map(lambda c: c).write(out / "pipeline", pool=pool)
-            read(source, out / "read", pool=pool)
-            from_dataset([{"x": i, "s": "a"} for i in range(9)], out / "dataset", pool=pool)
-            made = [path for path in out.rglob("*") if ".tdmap" not in path.parts]
-            modes = {path: path.stat().st_mode & 0o777 for path in made}
-            assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in made}
+    for mask in (0o022, 0o077):
+        umask(mask)
+        (out := tmp_path / f"{mask:o}").mkdir()
+        tdmap.map(data, touch, out=out / "map", pool=pool)
+        tdmap.map(data, lambda c: c, out=out / "shards", rows_per_shard=16, pool=pool)
+        tdmap.sort(data, "x", out=out / "sorted", pool=pool)
+        tdmap.flat_map(data, lambda c: c, out=out / "flat", pool=pool)
+        data.pipeline().map(lambda c: c).write(out / "pipeline", pool=pool)
+        read(source, out / "read", pool=pool)
+        from_dataset([{"x": i, "s": "a"} for i in range(9)], out / "dataset", pool=pool)
+        made = [path for path in out.rglob("*") if ".tdmap" not in path.parts]
+        modes = {path: path.stat().st_mode & 0o777 for path in made}
+        assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in made}
 
 
 def test_a_folder_that_is_gone_is_no_obstacle(tmp_path, monkeypatch):
@@ -180,11 +185,9 @@ def test_somebody_elses_pool_is_left_as_it_is(tmp_path, monkeypatch):
         assert pool.apply(os.getcwd) == before
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_worker_has_a_name(method):
+def test_a_worker_has_a_name(pool):
     def name(x):
         return multiprocessing.current_process().name, os.getpid()
 
-    with tdmap.WorkerPool(1, method) as pool:
-        ((found, pid),) = tdmap.map_iter(torch.zeros(1), name, pool=pool)
+    ((found, pid),) = tdmap.map_iter(torch.zeros(1), name, pool=pool)
     assert found == f"tdmap-{pid}" and multiprocessing.current_process().name != found

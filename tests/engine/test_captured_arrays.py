@@ -52,7 +52,6 @@ POOLS: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "executor": "thread"},
     "fork": {"num_workers": 2, "mp_start_method": "fork"},
     "forkserver": {"num_workers": 2, "mp_start_method": "forkserver"},
-    "spawn": {"num_workers": 1, "mp_start_method": "spawn"},
     "foreign": {},
 }
 

@@ -57,7 +57,6 @@ LOOPS = """
     KINDS = {
         "process": lambda: tdmap.map_iter(x, double, num_workers=2, chunksize=10),
         "forkserver": lambda: tdmap.map_iter(x, double, num_workers=2, chunksize=10, mp_start_method="forkserver"),
-        "spawn": lambda: tdmap.map_iter(x, double, num_workers=1, chunksize=10, mp_start_method="spawn"),
         "thread": lambda: tdmap.map_iter(x, double, num_workers=2, chunksize=10, executor="thread"),
         "seeded thread": lambda: tdmap.map_iter(x, double, num_workers=2, chunksize=10, executor="thread", seed=1),
         "pool": lambda: tdmap.map_iter(x, double, chunksize=10, pool=own),
@@ -100,7 +99,7 @@ LOOPS = """
 
 
 def test_children_exit_drop_and_drain_an_iterator_and_its_loop_goes_on(tmp_path):
-    assert program(tmp_path, LOOPS) == ["ok"] * 9
+    assert program(tmp_path, LOOPS) == ["ok"] * 8
 
 
 def test_children_of_a_loop_on_a_pool_of_multiprocessing(tmp_path):

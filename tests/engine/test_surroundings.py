@@ -85,7 +85,7 @@ def test_without_memfd_a_small_shared_memory_falls_back_to_files(monkeypatch, tm
     x = torch.arange(200_000.0).reshape(2000, 100)
 
     def use():
-        with tdmap.WorkerPool(2, "spawn") as pool:
+        with tdmap.WorkerPool(2, "forkserver") as pool:
             assert torch.equal(tdmap.map(x, lambda part: part * 2, pool=pool, chunksize=100), x * 2)
 
     if room:
