@@ -14,6 +14,7 @@ from tdmap import tuning
 from tdmap.datasets import SkippedLines, convert, from_arrow, read, to_arrow, write
 from tdmap.datasets.textfiles.blocks import Records, blocks_of
 from tensordict_lite import Ragged, TensorDict
+from tests.products import sampled
 
 pa = pytest.importorskip("pyarrow")
 from_csv = pytest.importorskip("pyarrow.csv")
@@ -50,7 +51,7 @@ def test_a_row_without_an_end_is_refused(tmp_path: Path) -> None:
         list(blocks_of(str(tmp_path / "x.csv"), Records(",").last, 1 << 10, longest=1 << 12))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", [*range(100), *(pytest.param(n, marks=pytest.mark.soak) for n in range(100, 300))])
 def test_records_end_where_arrow_ends_them(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     block_bytes = choose.choice([16, 40, 100])
@@ -125,14 +126,15 @@ def rows_of(name: str, cells: list[str]) -> str:
     return "".join(f'{{"i": {number}, "v": {cell}}}\n' for number, cell in enumerate(cells))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("where", ["same block", "later block", "other file"])
-@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in LATER.items() for case in cases])
+NAMED = [(name, *case) for name, cases in LATER.items() for case in cases]
+
+
+@pytest.mark.parametrize("case, where, target", sampled(2, NAMED, ["same block", "later block", "other file"], TARGETS))
 @tuning.use(text_bytes=1 << 10)
 def test_a_later_value_widens_the_type_of_its_column(
-    tmp_path: Path, name: str, case: tuple[str, str, list[Any]], where: str, target: str
+    tmp_path: Path, case: tuple[str, str, str, list[Any]], where: str, target: str
 ) -> None:
-    first, later, expected = case
+    name, first, later, expected = case
     count = 3 if where == "same block" else 500 if where == "later block" else 9
     parts = [[first] * count, [later]]
     if where == "other file":

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 import tdmap
 import tensordict_lite
 from tests.differential.harness.namespace import build
+from tests.products import sampled
 
 LIBRARIES = (tensordict, tensordict_lite)
 
@@ -106,9 +107,7 @@ def as_plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("collate_fn", [as_it_is, None], ids=["identity", "default"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, collate_fn, workers", sampled(2, KINDS, [as_it_is, None], [0, 1]))
 def test_batches_are_those_of_the_reference(kind: str, collate_fn: Any, workers: int, tmp_path: Path) -> None:
     if kind == "parameters" and workers:
         pytest.skip("torch sends no tensors that require gradients to another process")

@@ -11,6 +11,7 @@ import torch
 import tdmap
 from tdmap.errors import AlreadyComplete
 from tensordict_lite import TensorClass, TensorDict, load_memmap, unpack_memmap
+from tests.products import sampled
 
 ROWS = 100
 
@@ -101,9 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("point", ["kill", "complete"])
-@pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, save, point", sampled(2, KINDS, SAVES, ["kill", "complete"]))
 def test_rows_that_were_saved_anew_are_changed_once(kind: str, save: str, point: str, folder: Path) -> None:
     if kind == "with_words" and save == "overwrite":
         pytest.skip("torch.clone is of tensors")

@@ -16,6 +16,7 @@ import torch
 import tdmap
 import tensordict_lite as ours
 from tensordict_lite import PersistentTensorDict, TensorDict, lazy_stack, tensorclass
+from tests.products import sampled
 
 h5py = pytest.importorskip("h5py")
 BACKENDS = ["h5", "zarr"]
@@ -52,7 +53,7 @@ def pair(backend: str, size: tuple[int, ...], folder: Path) -> Iterator[tuple[An
         file.close()
 
 
-@pytest.fixture(params=PAIRS, ids=str)
+@pytest.fixture
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     yield from pair(*request.param, tmp_path)
 
@@ -175,7 +176,7 @@ def test_reading_is_that_of_the_reference(both_to_read: tuple[Any, Any], name: s
     assert mine == theirs or theirs[0] == "raises" != mine[0]  # what it refuses may have an answer
 
 
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("both, name", sampled(2, PAIRS, WRITES), indirect=["both"])
 def test_writing_is_that_of_the_reference_and_reaches_the_file(
     both: tuple[Any, Any], name: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ import torch
 import tdmap
 from tdmap.reducers import Count, Sum
 from tensordict_lite import TensorDict
+from tests.pipeline.conftest import WORKERS
+from tests.products import sampled
 
 BAD = {7, 20, 21}
 
@@ -62,8 +64,7 @@ STAGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("end", list(ENDS))
-@pytest.mark.parametrize("stage", list(STAGES))
+@pytest.mark.parametrize("stage, end, workers", sampled(2, STAGES, ENDS, WORKERS), indirect=["workers"])
 def test_rows_that_raise_are_left_out_and_told_by_their_numbers(data, stage, end, workers, tmp_path):
     rows, errors = data.select("x"), tdmap.RowErrors()
     got = ENDS[end](STAGES[stage](rows.pipeline()), tmp_path, on_error=errors, **workers)
