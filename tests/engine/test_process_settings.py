@@ -30,8 +30,15 @@ from tests.products import sampled
 
 
 @contextlib.contextmanager
-def warnings_are_errors():
-    with warnings.catch_warnings():
+def many():
+    """Settings that have nothing to do with each other."""
+    with (
+        torch.no_grad(),
+        put(torch.set_default_dtype, torch.float64, torch.float32),
+        put(torch.use_deterministic_algorithms, True, False),
+        np.errstate(all="raise"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error")
         yield
 
@@ -40,11 +47,7 @@ SETTINGS = {
     "set_default_device": lambda: put(torch.set_default_device, "meta", None),  # as "cuda", without a GPU
     "with device": lambda: torch.device("meta"),
     "inference mode": torch.inference_mode,
-    "no grad": torch.no_grad,
-    "float64": lambda: put(torch.set_default_dtype, torch.float64, torch.float32),
-    "deterministic": lambda: put(torch.use_deterministic_algorithms, True, False),
-    "numpy raises": lambda: np.errstate(all="raise"),
-    "warnings are errors": warnings_are_errors,
+    "no grad, float64, deterministic, numpy raises, warnings are errors": many,
 }
 WORKERS = {
     "0 workers": {"num_workers": 0},
