@@ -55,7 +55,7 @@ def wanted(path: Path, size: tuple[int, int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "mp_start_method": "spawn"}]
+    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "mp_start_method": "forkserver"}]
 )
 def test_rows_are_the_files_in_the_order_of_their_names(tmp_path: Path, options: Any) -> None:
     names = make_folder(tmp_path / "in")

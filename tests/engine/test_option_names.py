@@ -188,7 +188,7 @@ def test_an_error_of_the_engine_itself_keeps_its_frames(table, monkeypatch):
     assert "execution.py" in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_lines_of_a_notebook_cell_are_shown(method, tmp_path):
     """Code whose text is only known to the caller, as a notebook's is: the worker cannot look it up."""
     program = textwrap.dedent(

@@ -29,7 +29,7 @@ def gone(pids):
     )
 
 
-@pytest.mark.parametrize("method", [None, "spawn"])
+@pytest.mark.parametrize("method", [None, "forkserver"])
 def test_later_calls_use_the_same_workers(method):
     x = torch.zeros(1000)
     options = {"num_workers": 2, "chunksize": 100, "mp_start_method": method}

@@ -279,7 +279,7 @@ def test_status_says_who_is_at_work(tmp_path):
         process.wait()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_warm_workers_do_not_keep_the_folder(tmp_path, method):
     tdmap.close_pools()
     out = tmp_path / "out"

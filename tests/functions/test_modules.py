@@ -134,7 +134,7 @@ class Witness(nn.Module):
         return torch.tensor([own_copies(self), self.tied.weight is self.layer.weight, float(self.count[0])])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_share_the_parameters_and_have_buffers_of_their_own(method):
     model = Witness()
     rows = tdmap.map(torch.zeros(8, 3), model, num_workers=2, chunksize=0, mp_start_method=method)

@@ -72,7 +72,7 @@ def double(chunk: Any) -> Any:
 
 
 @KINDS
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_map_sees_what_was_written(loaded: TensorDict, method: str) -> None:
     assert not loaded.map(double, num_workers=2, chunksize=1000, mp_start_method=method)["c"].any()
     loaded["b"].add_(3)

@@ -59,8 +59,8 @@ def test_functions_and_classes_of_cells_work_with_every_start_method(run: Run, m
         "        return helper(chunk, self.by)\n"
         "def helper(chunk, by):\n"
         "    return {'y': chunk['x'] * by * factor}\n"
-        f"done = tdmap.map(data, Times(2), num_workers=2, mp_start_method={method!r})\n"
-        f"also = tdmap.map(data, lambda chunk: helper(chunk, 2), num_workers=2, mp_start_method={method!r})\n"
+        f"done = tdmap.map(data, Times(2), num_workers=1, mp_start_method={method!r})\n"
+        f"also = tdmap.map(data, lambda chunk: helper(chunk, 2), num_workers=1, mp_start_method={method!r})\n"
         "print(done['y'][7].item(), torch.equal(done['y'], also['y']))"
     )
     assert printed.split() == ["42.0", "True"]
@@ -122,7 +122,7 @@ def test_a_tensorclass_of_a_cell_is_mapped(run: Run) -> None:
         "@tensorclass\nclass Point:\n    x: torch.Tensor\n"
         "points = Point(torch.arange(6.0), batch_size=[6])\n"
         "move = lambda p: Point(p.x + 1, batch_size=p.batch_size)\n"
-        "moved = tdmap.map(points, move, num_workers=2, mp_start_method='spawn')\n"
+        "moved = tdmap.map(points, move, num_workers=1, mp_start_method='spawn')\n"
         "print(type(moved) is Point, moved.x.tolist())"
     )
     assert printed == "True [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n"

@@ -86,7 +86,7 @@ def test_what_a_loader_holds_can_tell_its_position(data):
 
 def test_dataloader_workers_that_spawn(data):
     pipeline = data.pipeline().filter(lambda td: td["x"] != 3).batch(10)
-    loader = DataLoader(pipeline, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(pipeline, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert sorted(rows_of(loader)) == [row for row in range(40) if row != 3]
 
 
