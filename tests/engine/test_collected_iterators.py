@@ -180,7 +180,7 @@ def test_with_the_pool_that_it_works_on():
     assert torch.equal(tdmap.map(X, double, num_workers=2), 2 * X)
 
 
-@pytest.mark.parametrize("method, most", [("fork", 25), ("forkserver", 8)])
+@pytest.mark.parametrize("method, most", [("fork", 12), ("forkserver", 5)])
 def test_at_any_step_of_another_job(method, most):
     def run():
         with tdmap.WorkerPool(2, method) as pool:  # so that workers start, too

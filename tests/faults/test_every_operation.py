@@ -126,18 +126,23 @@ def kill_twice(place: Place, number: int) -> bool:
     return killed
 
 
-CASES = [*product(NAMES, OUTPUTS), *((name, "folder") for name in VARIANTS), *BY_THREADS]
+OTHERS = [*((name, "folder") for name in VARIANTS), *BY_THREADS]
 
 
-LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
-
-
-@pytest.mark.parametrize("steps", ["some", pytest.param("all", marks=LONG)])
-@pytest.mark.parametrize("name, output", CASES)
-def test_a_driver_is_killed_twice(name, output, steps, tmp_path):
-    place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name) if steps == "some" else 1
+@pytest.mark.parametrize("name, output", [*sampled(2, NAMES, OUTPUTS), *OTHERS])
+def test_a_driver_is_killed_twice(name, output, tmp_path):
+    place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name)
     while kill_twice(place, number):
-        number = number * 6 if steps == "some" else number + 1
+        number *= 6
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name, output", [*product(NAMES, OUTPUTS), *OTHERS])
+def test_a_driver_is_killed_twice_at_every_step(name, output, tmp_path):
+    place, number = Place(name, output, tmp_path), 1
+    while kill_twice(place, number):
+        number += 1
 
 
 CLEANING = [("map", "folder"), *(("filter", output) for output in OUTPUTS)]
@@ -146,9 +151,9 @@ CLEANING = [("map", "folder"), *(("filter", output) for output in OUTPUTS)]
 @pytest.mark.parametrize(
     "name, output, end, last, every",
     [
-        *((*case, "killed", 60, 3) for case in CLEANING),
-        *((*case, "interrupted", 60, 8) for case in CLEANING),
-        *((*case, "killed", 120, 6) for case in BY_THREADS),
+        *((*case, "killed", 60, 5) for case in CLEANING),
+        *((*case, "interrupted", 60, 15) for case in CLEANING),
+        *((*case, "killed", 120, 15) for case in BY_THREADS),
     ],
 )
 def test_a_driver_is_stopped_in_its_last_steps(name, output, end, last, every, tmp_path):

@@ -70,10 +70,10 @@ def version_at(path: Path) -> int | None:
     return version
 
 
-def test_memmap_like_killed_at_every_third_step(tmp_path: Path) -> None:
+def test_memmap_like_killed_at_every_fifth_step(tmp_path: Path) -> None:
     number, killed = 0, True
     while killed:
-        number += 3
+        number += 5
         path = tmp_path / f"d{number}"
         killed = kill_at(number, lambda path=path: dataset(2).memmap_like(path), STEPS)
         try:
@@ -99,7 +99,7 @@ def test_save_of_a_container_with_the_same_host_name_is_left_alone(tmp_path: Pat
 LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(60, 0), pytest.param(5000, 1, marks=LONG)])
+@pytest.mark.parametrize(("kills", "seed"), [(25, 0), pytest.param(5000, 1, marks=LONG)])
 def test_saves_killed_at_random(tmp_path: Path, kills: int, seed: int) -> None:
     path, chance = tmp_path / "d", random.Random(seed)
     last, kill, longest = None, -1, 0.0

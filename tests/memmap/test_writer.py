@@ -358,9 +358,6 @@ def test_writers_killed_at_random_lose_uncommitted_rows_only(tmp_path: Path, kil
 
 KINDS: dict[str, Callable[[int, int], Any]] = {
     "flat": lambda first, count: TensorDict({"x": torch.arange(first, first + count)}, [count]),
-    "nested": lambda first, count: TensorDict(
-        {"x": torch.arange(first, first + count), "in": {"y": torch.ones(count, 5)}}, [count]
-    ),
     "deep": lambda first, count: TensorDict(
         {"a": {"b": {"x": torch.arange(first, first + count)}, "y": torch.ones(count, 5)}}, [count]
     ),
