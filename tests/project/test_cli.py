@@ -367,14 +367,6 @@ def test_existing_output_is_replaced_only_when_asked(folder: Path) -> None:
     assert set(TensorDict.load_memmap(folder / "out").keys()) == {"x", "y"}
 
 
-def test_a_folder_that_is_no_dataset_is_never_replaced(folder: Path) -> None:
-    (folder / "out").mkdir()
-    (folder / "out" / "thesis.txt").write_text("years of work")
-    ran = ask("map", "work:double", "numbers", "out", "--overwrite", cwd=folder)
-    assert ran.returncode == 2
-    assert (folder / "out" / "thesis.txt").read_text() == "years of work"
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_read_only_output_folder_is_refused(folder: Path) -> None:
     locked = folder / "locked"

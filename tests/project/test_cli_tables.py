@@ -161,7 +161,8 @@ OPTIONS = ["", "--rows-per-shard 7", "--resume", "URL", "URL --rows-per-shard 7"
 @pytest.mark.parametrize("line, options, source", sampled(2, WRITERS, OPTIONS, ["cities", "parts/0 parts/1 parts/2"]))
 def test_text_and_lists_are_written_with_every_option(line, options, source, run, tmp_path):
     if " " in source:
-        tdmap.map(tdmap.open(sorted(Path("parts").iterdir())), lambda rows: rows, out=tmp_path / "in", rows_per_shard=9)
+        parts = tdmap.open(sorted(Path("parts").iterdir()))
+        tdmap.map(parts, lambda rows: rows, out=tmp_path / "in", rows_per_shard=9, num_workers=0)
         source = str(tmp_path / "in")
     out = f"file://{tmp_path}/out" if "URL" in options else str(tmp_path / "out")
     run(f"{line.format(source=source, out=out)} --num-workers 0 {options.replace('URL', '')}")

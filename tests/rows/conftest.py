@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import tdmap
-from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict_lite import TensorDict, tensorclass
 from tensordict_lite.views import is_leaf_nontensor
 
 ROWS = 200
@@ -48,20 +48,6 @@ def make(rows: int = ROWS) -> TensorDict:
     )
     data["word"] = [f"row {number}" for number in range(rows)]
     return data
-
-
-def kinds(rows: int = 40) -> dict[str, Any]:
-    """One dataset of each kind."""
-    x = torch.arange(rows)
-    members = [TensorDict({"x": torch.tensor(i), "name": f"n{i}"}) for i in range(rows)]
-    return {
-        "tensordict": make(rows),
-        "tensorclass": Sample(x=x, label=x.float().unsqueeze(1), batch_size=[rows]),
-        "tensor": torch.stack([x, x + 100], 1),
-        "lazy stack": LazyStackedTensorDict.lazy_stack(members),
-        "not contiguous": TensorDict({"x": torch.stack([x, x], 1)[:, 0], "t": torch.rand(3, rows).t()}, [rows]),
-        "conjugated": TensorDict({"x": x, "c": torch.randn(rows, dtype=torch.complex64).conj()}, [rows]),
-    }
 
 
 def bits(data: Any) -> dict[Any, Any]:

@@ -10,7 +10,7 @@ import tdmap
 from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
-from .conftest import WORKERS, Sample, bits, kinds, make
+from .conftest import WORKERS, bits, make
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
@@ -23,22 +23,6 @@ def test_the_rows_are_those_of_a_boolean_index(options, to, tmp_path):
     if to == "folder":
         assert bits(TensorDict.load_memmap(tmp_path / "out")) == bits(kept)
         assert not (tmp_path / "out" / ".tdmap").exists()
-
-
-@pytest.mark.parametrize("kind", kinds())
-def test_every_kind_of_dataset_can_be_filtered(kind):
-    data = kinds()[kind]
-    numbers = torch.arange(40)
-
-    def odd(chunk, start):
-        return numbers[start : start + len(chunk)] % 2 == 1
-
-    odd.takes_start = True
-    kept = tdmap.filter(data, odd, num_workers=2, chunksize=7)
-    wanted = data[1::2] if isinstance(data, torch.Tensor) else data[1::2].contiguous()
-    assert bits(kept) == bits(wanted)
-    if kind == "tensorclass":
-        assert type(kept) is Sample
 
 
 @given(

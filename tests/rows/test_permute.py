@@ -24,7 +24,7 @@ from tdmap.run.context import Context
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
-from .conftest import WORKERS, Sample, bits, kinds, make
+from .conftest import WORKERS, bits, make
 
 
 @pytest.fixture
@@ -62,18 +62,6 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
     source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
     with tuning.use(available_memory=0, bucket_bytes=data.draw(st.integers(1, 500))):
         assert bits(permute(source, order, out=None, num_workers=0, method=method)) == bits(source[order])
-
-
-@pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("method", ["gather", "scatter"])
-@pytest.mark.usefixtures("small_blocks")
-def test_every_kind_of_dataset_can_be_permuted(kind, method):
-    data, order = kinds()[kind], torch.randperm(40)
-    rows = permute(data, order, out=None, num_workers=2, method=method)
-    wanted = data[order] if isinstance(data, torch.Tensor) else data[order].contiguous()
-    assert bits(rows) == bits(wanted)
-    if kind == "tensorclass":
-        assert type(rows) is Sample
 
 
 @pytest.mark.usefixtures("small_blocks")
