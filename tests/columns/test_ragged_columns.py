@@ -1,5 +1,6 @@
 """Ragged entries in every operation: the rows that plain Python gives, in memory, in folders, after kills."""
 
+import functools
 import json
 import os
 import pickle
@@ -59,6 +60,7 @@ def rows_of(data: TensorDict) -> dict[str, list[Any]]:
     return {"x": data["x"].tolist(), **found}
 
 
+@functools.cache
 def plain(kind: str) -> list[Any]:
     return [row.tolist() if isinstance(row, torch.Tensor) else row for row in KINDS[kind]]
 
@@ -313,7 +315,7 @@ SCRIPT = """
         dying(ragged.GatherRagged)
     elif kill == "copy":
         dying(spill.CopyTasks)
-    with files.use(text_rows=1), tuning.use(gather_bytes=512, copy_bytes=512, light_bytes=0):
+    with files.use(text_rows=1), tuning.use(gather_bytes=1024, copy_bytes=1024, light_bytes=0):
         OPERATIONS[{name!r}][0](TensorDict.load_memmap({source!r}), out={out!r}, resume=True, num_workers=0)
 """
 
