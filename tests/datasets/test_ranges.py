@@ -84,7 +84,7 @@ def test_workers_read_what_a_stream_reads(name: str, option: str, workers: str, 
     for file, content in zip(files, FILES[name], strict=True):
         file.write_bytes(content)
     sources: Any = [str(file) for file in files]
-    with tuning.use(text_bytes=150):
+    with tuning.use(text_bytes=400):
         wanted = outcome(sources, **OPTIONS[option])
         found = outcome(sources, tmp_path / "out", **OPTIONS[option], **WORKERS[workers])
     assert str(found) == str(wanted)

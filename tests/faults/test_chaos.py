@@ -37,14 +37,17 @@ def compare(mode, folder, before, options):
         assert torch.equal(got[key].view(torch.uint8), leaf.view(torch.uint8)), key
 
 
+MODES = ("map", "in place", "reduce")
 LONG = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(
-    "rows, driver_kills, period, seed",
-    [(80_000, 3, 0.2, 0), *(pytest.param(1_000_000, 60, 0.05, seed, marks=LONG) for seed in range(5))],
+    "mode, rows, driver_kills, period, seed",
+    [
+        *((mode, 30_000, 2, 0.2, 0) for mode in ("in place", "reduce")),
+        *(pytest.param(mode, 1_000_000, 60, 0.05, seed, marks=LONG) for seed in range(5) for mode in MODES),
+    ],
 )
-@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
 def test_killed_workers_and_drivers_change_no_byte(mode, rows, driver_kills, period, seed, tmp_path):
     before = chaos.make(tmp_path, rows).clone()
     run = chaos.Chaos(mode, tmp_path, -(-rows // chaos.CHUNK), driver_kills, period, seed)

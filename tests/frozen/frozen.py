@@ -27,7 +27,7 @@ DIGESTS = HERE / "digests.json"
 PUBLIC = HERE / "public.txt"
 FOLDERS = HERE / "folders"
 
-WORKERS = (1, 2, 3)
+WORKERS = (1, 3)
 
 MODULES = ("tdmap", "tdmap.errors", "tdmap.events", "tdmap.reducers", "tdmap.datasets", "tensordict_lite")
 """Modules whose names are public."""

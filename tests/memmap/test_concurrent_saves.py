@@ -11,7 +11,7 @@ from tensordict_lite import TensorDict
 from tensordict_lite.memmap import save as saving
 from tests.processes import forked
 
-PROCESSES, LEAVES, ROUNDS = 4, 8, 6
+PROCESSES, LEAVES, ROUNDS = 4, 8, 3
 
 
 def rows(number: int) -> TensorDict:

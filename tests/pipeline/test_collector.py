@@ -8,7 +8,7 @@ import tdmap
 
 
 def test_an_iteration_that_the_collector_ends_spoils_no_pool(data):
-    for _ in range(6):
+    for _ in range(2):
         tdmap.close_pools()  # so that the pool is a new one, younger than what refers to it
         elements = data.pipeline().batch(2).iter(num_workers=2)
         next(elements)

@@ -129,7 +129,7 @@ def _settings(count: int, same: bool) -> settings:
     )
 
 
-@_settings(int(os.environ.get("TDMAP_PROGRAMS_TEST", "60")), same=True)
+@_settings(int(os.environ.get("TDMAP_PROGRAMS_TEST", "35")), same=True)
 @given(programs())
 def test_random_programs(program: dict[str, Any]) -> None:
     run(program)

@@ -109,7 +109,7 @@ def test_extremes_and_rankings_of_every_dtype(dtype: torch.dtype) -> None:
         assert value.dtype is dtype
         return (value if value.dtype in INTEGERS else value.double()).tolist()
 
-    for chunk in (1, 7, 100):
+    for chunk in (3, 100):
         for answer in both_ways(r.Min("x"), rows, chunk):
             assert plain(answer) == min(numbers)
         for answer in both_ways(r.Max("x"), rows, chunk):
@@ -170,7 +170,7 @@ def test_moments_far_from_zero_are_those_of_the_numbers_that_there_are(base: flo
     exact = [Fraction(value) for value in rows.tolist()]
     mean = sum(exact) / len(exact)
     wanted = float(sum((value - mean) ** 2 for value in exact) / (len(exact) - 1))
-    for chunk in (7, 300, 1000):
+    for chunk in (7, 1000):
         for answer in both_ways(r.Var("x"), rows, chunk):
             assert float(answer) == pytest.approx(wanted, rel=1e-12)
         for answer in both_ways(r.Std("x"), rows, chunk):
