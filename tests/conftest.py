@@ -27,8 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first, so that no worker waits for another at the end; skip ``gpu`` ones without a CUDA device."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Run slow tests and groups first, so that no worker waits at the end; skip ``gpu`` ones without a CUDA device."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("slow", "xdist_group"))))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device on this machine")

@@ -32,6 +32,7 @@ def transport(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.soak
 def test_the_side_of_ray_data_on_its_page_runs(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setenv("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
@@ -317,6 +318,7 @@ def test_workers_that_are_not_needed_any_more_leave_quietly(cluster: Any, transp
     assert members and not killed and all(member.closed for member in members)
 
 
+@pytest.mark.soak
 def test_the_death_of_the_only_machine_with_room_is_told(cluster: Any) -> None:
     """Long before the time that a cluster has to start a worker is over."""
     node = cluster.add_node(resources={"lone": 1}, num_cpus=1, object_store_memory=100 << 20, include_dashboard=False)
