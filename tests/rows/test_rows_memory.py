@@ -61,7 +61,7 @@ SCRIPT = """
         tdmap.close_pools()
         return watch.worker, watch.main
 
-    print(json.dumps([run(70_000), run(140_000)]))  # MB, both more than workers keep mapped
+    print(json.dumps([run(100_000), run(200_000)]))  # MB, both more than workers keep mapped
 """
 
 
