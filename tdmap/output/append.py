@@ -159,6 +159,10 @@ class KnownRows:
     schema: Schema
     firsts: Sequence[int]
 
+    def __call__(self, chunk: Any) -> Any:
+        """The rows of one row of the source."""
+        raise NotImplementedError
+
 
 class WriteRows(SpillRows):
     """The same where it is known which rows each chunk gives: their tensors are written to their places at once.

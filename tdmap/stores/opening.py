@@ -112,9 +112,7 @@ def concat(datasets: Iterable[Dataset[Any]]) -> ShardedDataset:
     for place, data in enumerate(given):
         if isinstance(data, ShardedDataset):
             if data._keys is not None or data._columns is not None:
-                raise TypeError(
-                    "concat takes whole datasets, without added columns: use select() on its result."
-                )
+                raise TypeError("concat takes whole datasets, without added columns: use select() on its result.")
             runs += [span.run for span in data._spans]
             folders += data.folders
             continue
