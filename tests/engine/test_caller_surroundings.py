@@ -84,6 +84,12 @@ def numpy_divides():
         return "raises"
 
 
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def made():
     return torch.empty(1).device.type, torch.empty(1).dtype
 
@@ -92,7 +98,7 @@ STATE = {
     "folder": (os.getcwd, contextlib.chdir, ["/", "/tmp"]),
     "environment": (lambda: os.environ.get("TDMAP_TEST"), lambda value: put(environ, value, None), ["a", "b"]),
     "arguments": (lambda: list(sys.argv), lambda value: put_attribute(sys, "argv", value), [["a"], ["b", "c"]]),
-    "umask": (lambda: os.umask(os.umask(0)), lambda value: put(os.umask, value, os.umask(os.umask(0))), [0o77, 0o27]),
+    "umask": (current_umask, lambda value: put(os.umask, value, current_umask()), [0o77, 0o27]),
     "import path": (lambda: "/a" in sys.path, lambda value: put_attribute(sys, "path", [value, *sys.path]), ["/a"]),
     "default dtype": (made, lambda value: put(torch.set_default_dtype, value, torch.float32), [torch.float64]),
     "default device": (made, lambda value: put(torch.set_default_device, value, None), ["meta"]),
