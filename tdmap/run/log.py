@@ -484,7 +484,7 @@ class Log:
                 sink.open(job.plan, None)  # type: ignore[arg-type]
                 return sink.result()
             if self.is_complete:
-                gone = "the answer of this call was here, and is gone; remove the folder to run anew"
+                gone = "the result of this call is missing; remove the folder to run it again"
                 raise FileNotFoundError(errno.ENOENT, gone, str(self.folder / f"{STATES}{number}"))
             return execution.run(replace(job, on_settled=log.settled) if job.plan.is_open else job, sink, log)
 

@@ -278,7 +278,12 @@ class ConvertOps(Kernel):
         dim %= dims
         if type(self._source) is not dict and self._stack_dim == dim:
             return self
-        return registry.stack_lazily(list(self.unbind(dim)), dim)
+        slices = list(self.unbind(dim))
+        if not slices:
+            raise RuntimeError(
+                f"to_lazystack(dim={dim}): items cannot be empty, but the batch size is {self._batch_size}"
+            )
+        return registry.stack_lazily(slices, dim)
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The same tree with dense collections for its lazy stacks; entries of different shapes become nested tensors.

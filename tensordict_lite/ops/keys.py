@@ -405,7 +405,7 @@ class KeyOps(Kernel):
             >>> TensorDict.fromkeys(["a", ("b", "c")], 1)["b", "c"]
             tensor(1)
         """
-        return cls._as_own(cls._plain_class()(dict.fromkeys(keys, value), batch_size=()))
+        return cls._plain_class()(dict.fromkeys(keys, value), batch_size=())
 
     # -- select, exclude ------------------------------------------------------------------------------------
 

@@ -148,6 +148,10 @@ class TensorClassConversions(DenseCollection):
         return from_dataclass(dataclass, dest_cls=dest_cls or cls, **kwargs)
 
     @classmethod
+    def fromkeys(cls, keys: Any, value: Any = 0) -> Any:
+        return cls._as_own(TensorDict.fromkeys(keys, value))
+
+    @classmethod
     def from_namedtuple(cls, named_tuple: Any, **kwargs: Any) -> Any:
         return cls._as_own(TensorDict.from_namedtuple(named_tuple, **kwargs))
 

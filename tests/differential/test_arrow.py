@@ -83,7 +83,7 @@ def test_a_collection_becomes_the_table_of_the_reference_and_comes_back(kind: st
 
 def test_what_the_reference_writes_wrongly_is_refused() -> None:
     shared = tensordict_lite.TensorDict({"u": tensordict_lite.UnbatchedTensor(torch.ones(2))}, [3])
-    with pytest.raises(ValueError, match="'u' is a tensor that all rows share"):
+    with pytest.raises(ValueError, match="'u' is a tensor shared by all rows"):
         tensordict_lite.to_arrow(shared)
     with pytest.raises(TypeError, match="got a dict"):
         tensordict_lite.to_arrow({"a": torch.ones(3)})

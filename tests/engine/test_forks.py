@@ -75,7 +75,7 @@ LOOPS = """
         try:
             more = torch.cat(list(rows))
         except RuntimeError as error:
-            assert "a fork of it" in str(error) and str(os.getppid()) in str(error), error
+            assert "in its fork" in str(error) and str(os.getppid()) in str(error), error
         else:  # it is whole in the child, as any generator is
             assert name in ("serial", "seeded thread") and torch.equal(more, 2 * x[10 * len(got):])
 

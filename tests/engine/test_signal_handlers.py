@@ -56,7 +56,7 @@ def test_a_handler_that_wants_the_pool_that_is_at_work_is_told_so():
         try:
             tdmap.map(X, torch.neg, pool=pool)
         except RuntimeError as error:
-            errors.append("another pool" in str(error))
+            errors.append("in use by an iterator" in str(error))
 
     def work():
         return tdmap.map(X, double, pool=pool, chunksize=20)

@@ -216,7 +216,7 @@ def test_objects_set_in_an_older_collection_do_not_spoil_the_one_there(
     save(tmp_path / "d", 2, COUNT - 3)
     there = TensorDict.load_memmap(tmp_path / "d", allow_pickle=True).to_dict()
     parent = old["below"] if nested else old
-    with pytest.raises(RuntimeError, match="a later save has put there"):
+    with pytest.raises(RuntimeError, match="a later save replaced the dataset"):
         parent.set_("o", NonTensorStack(*"12345678"[:COUNT]))
     now = TensorDict.load_memmap(tmp_path / "d", allow_pickle=True).to_dict()
     assert str(now) == str(there)

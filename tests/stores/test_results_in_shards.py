@@ -75,7 +75,7 @@ def test_what_cannot_be_is_refused_before_anything_is_done(tmp_path: Path) -> No
         ({"out": tmp_path / "full"}, FileExistsError, "is not empty"),
         ({"out": None}, ValueError, "pass out=its path"),
         ({"out": numbers(0, 8)}, ValueError, "pass out=its path"),
-        ({"out": tmp_path / "set", "resume": True, "overwrite": True}, ValueError, "pass one"),
+        ({"out": tmp_path / "set", "resume": True, "overwrite": True}, ValueError, "pass only one"),
         ({"out": tmp_path / "set", "rows_per_shard": 0}, ValueError, "at least 1"),
         ({"out": tmp_path / "set", "rows_per_shards": 2}, TypeError, "Did you mean 'rows_per_shard'"),
     ):

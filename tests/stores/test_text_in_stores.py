@@ -95,5 +95,5 @@ def test_strings_that_are_cut_or_lead_astray_are_named(bucket: str, options: dic
         tdmap.open(out, storage_options=options)[0:3]
     meta = fs.cat_file(f"{folder}/meta.json")
     fs.pipe_file(f"{folder}/meta.json", meta.replace(f'"rows": {ROWS}'.encode(), b'"rows": -1'))
-    with pytest.raises(DatasetError, match="does not tell"):
+    with pytest.raises(DatasetError, match="needs kind, rows and bytes of strings"):
         tdmap.open(out, storage_options=options)[0:3]
