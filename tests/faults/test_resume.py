@@ -308,7 +308,7 @@ def test_a_reduction_is_told_from_others_by_its_arguments(data, tmp_path, change
 def test_an_answer_whose_states_were_removed_is_an_error_with_what_to_do(data, tmp_path):
     tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
     (tmp_path / "out" / ".tdmap" / "states-0").unlink()
-    with pytest.raises(FileNotFoundError, match="remove the folder to run anew"), pytest.warns(AlreadyComplete):
+    with pytest.raises(FileNotFoundError, match="remove the folder to run it again"), pytest.warns(AlreadyComplete):
         tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
