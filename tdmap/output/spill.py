@@ -27,6 +27,7 @@ from tdmap.data.objects import (
     Piece,
     RaggedPiece,
     Spilled,
+    are_bytes,
     blank_rows,
     column_of,
     entry_at,
@@ -207,7 +208,7 @@ def _spilled(rows: int, piece: Piece, like: Spilled, spill: Spill) -> Spilled | 
         entry = Ragged.from_list([piece.value] * rows)
     elif isinstance(piece, Each) and set(map(type, piece.values)) <= {str, type(None)} and like.kind == "str":
         entry = ragged_rows(piece.values, "str")
-    elif isinstance(piece, Each) and set(map(type, piece.values)) == {bytes}:
+    elif isinstance(piece, Each) and are_bytes(piece.values):
         entry = Ragged.from_list(piece.values)
     else:
         return None
