@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.runtime.workers import launch
 from tdmap.runtime.workers import pool as pools
 from tests.processes import comes_true
 
@@ -57,10 +56,8 @@ def test_workers_come_up_while_the_program_goes_on(method):
     tdmap.close_pools()
     with tdmap.WorkerPool(1, method) as pool:
         pool.warm_up(wait=False)
-        if method == "forkserver":
-            assert launch.template().alive and not launch.template().is_ready
-        else:
-            assert len(pool.stats()["pids"]) == 1
+        stats = pool.stats()
+        assert stats["alive"] == 1 and len(stats["pids"]) == (method != "forkserver")  # its pid is known when it is
         pool.warm_up(wait=False)  # on their way already
         x = torch.arange(7)
         assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2), x + 1)
@@ -79,26 +76,41 @@ def test_to_warm_up_a_pool_at_work_does_not_wait_for_it():
 
 
 class Watchful:
-    """A function that notes, when it is packed, whether the template has come up."""
+    """A function that notes, when it is packed, how many workers have been forked."""
 
-    def __init__(self):
-        self.ready = []
+    def __init__(self, pool):
+        self.pool, self.forked = pool, []
 
     def __call__(self, part):
         return part * 2
 
     def __reduce__(self):
-        self.ready.append(launch.template().is_ready)
-        return Watchful, ()
+        self.forked.append(len(self.pool.stats()["pids"]))
+        return Watchful, (None,)
 
 
 def test_the_job_is_packed_while_the_template_starts():
     tdmap.close_pools()
-    fn, x = Watchful(), torch.arange(7)
-    for _ in range(2):
-        got = tdmap.map(x, fn, num_workers=2, chunksize=2, mp_start_method="forkserver")
-        assert torch.equal(got, x * 2)
-    assert not fn.ready[0] and fn.ready[-1]
+    x = torch.arange(7)
+    with tdmap.WorkerPool(2, "forkserver") as pool:
+        fn = Watchful(pool)
+        for _ in range(2):
+            assert torch.equal(tdmap.map(x, fn, pool=pool, chunksize=2), x * 2)
+    assert fn.forked[0] == 0 and fn.forked[-1] == 2
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["closed", "collected"])
+def test_a_pool_ends_before_its_workers_are_forked(waits):
+    tdmap.close_pools()
+    pool = tdmap.WorkerPool(2, "forkserver")
+    pool.warm_up(wait=False)
+    if waits:
+        pool.close()
+    del pool
+    with tdmap.WorkerPool(1, "forkserver") as other:
+        other.warm_up()
+        (pid,) = other.stats()["pids"]
+        assert gone({child.pid for child in psutil.Process(pid).parent().children()} - {pid})
 
 
 def test_a_pool_that_nobody_holds_ends_its_workers():

@@ -1,8 +1,8 @@
 """How worker processes come up: with the caller's Python, and none of the working folder; or not, with a reason."""
 
 import errno
+import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -68,26 +68,21 @@ def test_a_fork_that_the_system_refuses_says_what_to_do(monkeypatch):
         assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool), x + 1)
 
 
-class Child(launch.ForkedProcess):
+def forked_template(entry, fd, arguments):
     """A template that is a fork of this process, in which no fork succeeds."""
-
-    def __init__(self, entry, fds, arguments):
-        pid = os.fork()
-        if not pid:
-            os.fork = refuse
-            try:
-                template_main(arguments)
-            finally:
-                os._exit(1)
-        super().__init__(pid)
-
-    def wait(self, timeout=None):
-        os.waitpid(self.pid, 0)
+    pid = os.fork()
+    if not pid:
+        os.fork = refuse
+        try:
+            template_main({"fd": fd})
+        finally:
+            os._exit(1)
+    return launch.Child(pid)
 
 
 def test_a_template_that_can_fork_no_more_lives_on(monkeypatch):
     tdmap.close_pools()
-    monkeypatch.setattr(launch, "_popen", Child)
+    monkeypatch.setattr(launch, "_interpreter", forked_template)
     try:
         for _ in range(2):
             with pytest.raises(WorkerStartError, match="cannot be forked.*num_workers="):
@@ -99,8 +94,11 @@ def test_a_template_that_can_fork_no_more_lives_on(monkeypatch):
 
 def test_a_template_ends_without_a_word_when_its_driver_has_gone():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.send(bytes(8) + pickle.dumps(("wait", os.getpid())))
+    read, write = os.pipe()
+    socket.send_fds(ours, [json.dumps(["", 1, 1.0]).encode()], [theirs.fileno(), write])
     ours.close()
+    os.close(read)
+    os.close(write)
     pid = os.fork()
     if not pid:
         try:

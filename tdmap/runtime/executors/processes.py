@@ -105,7 +105,6 @@ class ProcessWorkers(Workers):
         self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, writer)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
-        self.pool.fill(self.size, self._forks)
 
     def send(self, worker: int | None, message: News) -> None:
         if isinstance(message, Lease):

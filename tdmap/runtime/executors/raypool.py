@@ -30,7 +30,8 @@ from tdmap.runtime.executors.slot import Slot, WorkerPlace
 from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import PoolMember, WorkerPool, is_readable, pidfd_of
+from tdmap.runtime.workers.launch import pidfd_of
+from tdmap.runtime.workers.pool import PoolMember, WorkerPool, is_readable
 from tdmap.tuning import current
 
 PROBE_SECONDS = 60.0
@@ -50,6 +51,7 @@ class _ActorProcess:
         self._ray = ray
         self._actor = actor
         self.pid = 0
+        self.sentinel = -1
         self.near = False
 
     def poll(self) -> int | None:
@@ -64,6 +66,12 @@ class _ActorProcess:
         with contextlib.suppress(Exception):  # of a cluster that has been left meanwhile
             self._ray.kill(self._actor, no_restart=True)
 
+    def close(self) -> None:
+        """Close the sentinel."""
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
+
 
 class RayMember(PoolMember):
     """The driver's view of one actor.
@@ -75,6 +83,7 @@ class RayMember(PoolMember):
         folder: for sockets, private to this user.
     """
 
+    process: _ActorProcess
     on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
     """What becomes of the answers of a worker on another machine."""
 
@@ -120,7 +129,7 @@ class RayMember(PoolMember):
                 os.eventfd_write(self._bell, 1)
 
     def descriptors(self) -> Iterable[int]:
-        there = [self._bell, self.pidfd]
+        there = [self._bell, self.process.sentinel]
         if self._listener is not None:
             there.append(self._listener.fileno())
         if self.connection is not None:
@@ -173,7 +182,7 @@ class RayMember(PoolMember):
     def _failed(self, error: Exception) -> None:
         """Ray says that the actor has died, or cannot start."""
         self.failure = error
-        if self.pidfd >= 0 or self.connection is not None:
+        if self.process.sentinel >= 0 or self.connection is not None:
             # Ray may have lost sight of a process that is still at work, and writes rows. It has ended when the kernel
             # says so, and not before: then all that it has sent is here, and its notes do not change any more.
             self.process.kill()
@@ -200,7 +209,7 @@ class RayMember(PoolMember):
         self.process.pid = place.pid
         self.process.near = place.near
         if place.near:
-            self.pidfd = pidfd_of(place.pid)
+            self.process.sentinel = pidfd_of(place.pid)
         if place.near and self.transport in ("auto", "memory"):
             self.call("serve", self._address, self.block.path)
             return
@@ -235,9 +244,9 @@ class RayMember(PoolMember):
             self.actor.__ray_terminate__.remote()
 
     def has_ended(self) -> bool:
-        if self.gone or self.pidfd < 0:
+        if self.gone or self.process.sentinel < 0:
             return self.gone
-        return is_readable(self.pidfd)
+        return is_readable(self.process.sentinel)
 
     def close(self, kill: bool = True) -> int | None:
         if not self._owner.is_here:
@@ -247,12 +256,14 @@ class RayMember(PoolMember):
                 return None
             self.closed = True
             os.close(self._bell)
-        if not self.leaving or (self.pidfd >= 0 and not is_readable(self.pidfd, current().exit_seconds)):
+        if not self.leaving or (
+            self.process.sentinel >= 0 and not is_readable(self.process.sentinel, current().exit_seconds)
+        ):
             self.process.kill()
         self.reader.close()
-        if self.pidfd >= 0:
-            is_readable(self.pidfd, 5.0)
-            os.close(self.pidfd)
+        if self.process.sentinel >= 0:
+            is_readable(self.process.sentinel, 5.0)
+        self.process.close()
         if self.connection is not None:
             self.connection.close()
         self._close_listener()

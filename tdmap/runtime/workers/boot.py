@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
-import pickle
+import select
 import signal
 import socket
 import warnings
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import tdmap
 from tdmap.runtime.workers.worker import die_with_parent, run_worker, watch_parent
@@ -18,74 +19,80 @@ from tdmap.runtime.workers.worker import die_with_parent, run_worker, watch_pare
 MESSAGE_BYTES = 1 << 16
 """Of a request to the template, at most."""
 
+NUMBER_BYTES = 8
+"""Of a pid or an exit status that the template sends."""
+
 
 def spawn_main(arguments: dict[str, Any]) -> None:
     """Entry of a spawned worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watch_parent(arguments["lifeline"])
-    run_worker(
-        Connection(arguments["fd"]),
-        arguments["control"],
-        arguments["threads"],
-        arguments["idle"],
-        arguments["parent"],
-    )
+    connection = Connection(arguments["fd"])
+    watch_parent(connection)
+    run_worker(connection, arguments["control"], arguments["threads"], arguments["idle"], arguments["parent"])
 
 
-def template_main(arguments: dict[str, Any]) -> None:
-    """Entry of the template process: import what most jobs need, run nothing, fork on request."""
+def template_main(arguments: dict[str, Any]) -> NoReturn:
+    """Entry of the template process: import what most jobs need, run nothing, fork on request.
+
+    A request comes with the worker's socket and a pipe for the worker's pid (the number of an error, negative, where
+    it cannot be forked) and its exit status.
+    """
     _ = tdmap.map
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=arguments["fd"])
-    parent = os.getpid()
+    requests = socket.socket(fileno=arguments["fd"])
+    bell, ring = os.pipe()  # rings when a worker ends
+    os.set_blocking(bell, False)
+    os.set_blocking(ring, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+    parent, reports = os.getpid(), dict[int, int]()
     while True:
+        ready, _, _ = select.select([requests.fileno(), bell], [], [])
+        if bell in ready:
+            os.read(bell, MESSAGE_BYTES)
+            for pid in list(reports):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    _report(report := reports.pop(pid), os.waitstatus_to_exitcode(status))
+                    os.close(report)
+        if requests.fileno() not in ready:
+            continue
         try:
-            data, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 4)
+            data, fds, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 2)
         except OSError:
             data = b""
         if not data:
             os._exit(0)
-        number, request = data[:8], pickle.loads(data[8:])
-        if request[0] == "wait":
-            _answer(sock, number, _reap(request[1]))
-            continue
-        answer: int | OSError
+        connection, report = fds
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts torch's own idle threads too
-                answer = pid = os.fork()
+                pid = os.fork()
         except OSError as error:  # no more processes: those that there are go on
-            answer, pid = error, -1
+            pid = -(error.errno or 1)
         if pid == 0:
-            _serve_fork(sock, fds[0], request, parent)
-        os.close(fds[0])
-        _answer(sock, number, answer)
+            signal.set_wakeup_fd(-1)
+            for fd in (requests.detach(), bell, ring, report, *reports.values()):
+                os.close(fd)
+            _serve_fork(connection, json.loads(data), parent)
+        os.close(connection)
+        _report(report, pid)
+        if pid > 0:
+            reports[pid] = report
+        else:
+            os.close(report)
 
 
-def _answer(sock: socket.socket, number: bytes, answer: int | OSError | None) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the driver has gone meanwhile
-        sock.send(number + pickle.dumps(answer))
+def _report(report: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the driver has gone, or closed its pool
+        os.write(report, number.to_bytes(NUMBER_BYTES, "little", signed=True))
 
 
-def _serve_fork(
-    sock: socket.socket,
-    fd: int,
-    request: tuple[Any, ...],
-    parent: int,
-) -> None:
+def _serve_fork(fd: int, request: list[Any], parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
-        sock.close()
-        _, control, threads, idle_seconds = request
+        control, threads, idle_seconds = request
         run_worker(Connection(fd), control, threads, idle_seconds, parent)
     finally:
         os._exit(1)
-
-
-def _reap(pid: int) -> int | None:
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return 0
-    return os.waitstatus_to_exitcode(status) if done else None

@@ -8,28 +8,29 @@
 - **spawn**: a fresh interpreter for every worker.
 
     driver ──Popen──► template ──fork──► worker
-       └────socketpair───┘                  │
-       └──────────socketpair────────────────┘   (passed through the template by SCM_RIGHTS)
+      │ ├──requests──────┘ │                │
+      │ ◄──pid, exit status┘                │
+      └──────────socketpair─────────────────┘   (passed through the template by SCM_RIGHTS)
 
-The template is single-threaded: it answers `fork` and `wait` requests and ends when the driver's end of its socket
-closes. Forked workers ask the kernel to kill them with their parent; spawned ones watch a pipe.
+A start never waits: the driver asks the template for a worker and goes on while the template still imports torch. The
+template is single-threaded, and ends when the driver's end of its socket closes. Workers end with the process that
+started them: by the kernel where they are forks, by a thread that watches their socket elsewhere.
 
-The collector may end a worker at any instruction of this process, and a handler of a signal may raise there. So nothing
-here waits for a lock that its own thread may hold.
+The contexts of `multiprocessing` do the same but for four things: their children import the modules that they need
+from the working folder, where a `selectors.py` of the user may lie; they import the user's script; they start torch
+before OMP_NUM_THREADS can be set; and a start from the forkserver waits until that has imported torch.
+
+The collector may end a worker at any instruction of this process, so that nothing here waits for a lock that its own
+thread may hold.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import io
-import itertools
 import json
 import os
-import pickle
 import re
-import select
 import signal
 import socket
 import stat
@@ -38,37 +39,43 @@ import sys
 import threading
 import time
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
 from tdmap.process_state import Owner, close_end, forking_worker, register_end, threads_that_break_in_forks
-from tdmap.runtime.workers.boot import MESSAGE_BYTES
+from tdmap.runtime.workers.boot import NUMBER_BYTES
 from tdmap.runtime.workers.surroundings import import_path
-from tdmap.runtime.workers.worker import die_with_parent, run_worker
+from tdmap.runtime.workers.worker import die_with_parent, run_worker, watch_parent
 from tensordict_lite.memmap.disk.mapping import high_fd
 
 START_METHODS = ("fork", "forkserver", "spawn")
 """Those that there are on Linux; see `start_methods`."""
 
-_LISTEN_MILLISECONDS = 20
-"""Where two wait for the template, one may be given the other's answer, and look for it only after so long."""
-
 
 class Process(Protocol):
-    """A started worker process."""
+    """A worker process."""
 
     pid: int
+    """0 until the template has forked it."""
+    sentinel: int
+    """A descriptor that becomes readable when it ends, and perhaps before; -1 where the system has none."""
 
     def poll(self) -> int | None:
-        """Exit status as `subprocess` gives it (negative: the signal), or None while it runs."""
+        """Exit status as `subprocess` gives it (negative: the signal), or None while it runs.
+
+        Raises:
+            WorkerStartError: it could not be started. Raised once; it has ended since.
+        """
         ...
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL to a process that has been started."""
+        ...
+
+    def close(self) -> None:
+        """Close the sentinel."""
         ...
 
 
@@ -164,11 +171,20 @@ def _no_interrupts() -> Iterator[None]:
 # -- fork --------------------------------------------------------------------------------------------
 
 
-class ForkedProcess:
-    """A direct child."""
+def pidfd_of(pid: int) -> int:
+    """What becomes readable when a process ends; -1 where that cannot be had, or `pid` is 0."""
+    try:
+        return os.pidfd_open(pid) if pid else -1
+    except (AttributeError, OSError):
+        return -1
+
+
+class Child:
+    """A child of this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.sentinel = pidfd_of(pid)
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -187,8 +203,13 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
 
-def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> ForkedProcess:
+
+def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> Child:
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # what is buffered here must not be printed by the child as well
         with contextlib.suppress(Exception):
@@ -206,11 +227,13 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
         except OSError as error:
             raise _refused(error, "a worker cannot be forked") from error
     if pid:
-        return ForkedProcess(pid)
+        return Child(pid)
     try:
         _let_go_of_pipes(keep=connection.fileno())
-        if in_main_thread:  # else the kernel would kill the worker when that thread ends
+        if in_main_thread:  # the kernel would kill the worker when any other thread ends
             die_with_parent(parent)
+        else:
+            watch_parent(connection)
         run_worker(connection, control, threads, idle_seconds, parent)
     finally:
         os._exit(1)
@@ -253,12 +276,9 @@ _BOOT = (
 )
 
 
-_started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
-"""Interpreters that this process has started."""
-
-
-def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
-    arguments = {**arguments, "path": import_path(), "parent": os.getpid()}
+def _interpreter(entry: str, fd: int, arguments: dict[str, Any]) -> Child:
+    """Start a fresh interpreter that runs a function of `boot` and has the descriptor `fd`."""
+    arguments = {**arguments, "fd": fd, "path": import_path(), "parent": os.getpid()}
     # What Python was started with (-O, -W, -X utf8...), as `multiprocessing` passes it on too.
     options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
@@ -266,14 +286,14 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
         with _no_interrupts():
             popen = subprocess.Popen(
                 [sys.executable, *options, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
-                pass_fds=fds,
+                pass_fds=(fd,),
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
-            _started.add(popen)
-            return popen
     except OSError as error:
         raise _refused(error, f"{sys.executable} cannot be started as a worker") from error
+    popen.returncode = 0  # `Child` waits for it
+    return Child(popen.pid)
 
 
 def _refused(error: OSError, what: str) -> WorkerStartError:
@@ -286,66 +306,27 @@ def _refused(error: OSError, what: str) -> WorkerStartError:
     return WorkerStartError(f"{what}: {error}{advice}")
 
 
-class SpawnedProcess:
-    """A fresh interpreter, and the pipe whose closing ends it."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: io.FileIO) -> None:
-        self.pid = popen.pid
-        self._popen = popen
-        self._lifeline = lifeline
-
-    def poll(self) -> int | None:
-        code = self._popen.poll()
-        if code is not None:
-            close_end(self._lifeline)
-        return code
-
-    def kill(self) -> None:
-        self._popen.kill()
-
-
-def _spawn(connection: Connection, control: str, threads: int, idle_seconds: float) -> SpawnedProcess:
-    read, write = (high_fd(fd) for fd in os.pipe())
-    lifeline = open(write, "wb", buffering=0)
-    register_end(lifeline)
-    arguments = {
-        "fd": connection.fileno(),
-        "lifeline": read,
-        "control": control,
-        "threads": threads,
-        "idle": idle_seconds,
-    }
-    try:
-        return SpawnedProcess(_popen("spawn_main", (connection.fileno(), read), arguments), lifeline)
-    except BaseException:
-        close_end(lifeline)
-        raise
-    finally:
-        os.close(read)
+def _spawn(connection: Connection, control: str, threads: int, idle_seconds: float) -> Child:
+    return _interpreter(
+        "spawn_main", connection.fileno(), {"control": control, "threads": threads, "idle": idle_seconds}
+    )
 
 
 # -- forkserver --------------------------------------------------------------------------------------
 
 
 class Template:
-    """The driver's side of the template process.
-
-    Requests carry numbers, and a thread that asks takes in the answers to others as well: threads and signal handlers
-    may ask while another request waits.
-    """
+    """The driver's side of the template process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a message comes whole, or not
         self._socket = socket.socket(fileno=high_fd(ours.detach()))
         self._socket.settimeout(None)  # whatever the program's default is
-        self._numbers = itertools.count()
-        self._answers: deque[bytes] = deque()
-        self._has_answered = False
         self._owner = Owner()
         child = high_fd(theirs.detach())
         register_end(self._socket)
         try:
-            self._process = _popen("template_main", (child,), {"fd": child})
+            self._process = _interpreter("template_main", child, {})
         finally:
             os.close(child)
 
@@ -353,87 +334,77 @@ class Template:
     def alive(self) -> bool:
         return self._owner.is_here and self._process.poll() is None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has imported everything, so that it forks at once."""
-        return self._has_answered
-
-    def _ask(self, request: tuple[object, ...], fds: tuple[int, ...] = ()) -> Any:
-        number = next(self._numbers).to_bytes(8, "little")
+    def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> TemplateChild:
+        """Ask for a worker that serves `connection`."""
+        read, write = (high_fd(fd) for fd in os.pipe())
+        child = TemplateChild(self, read)
         try:
-            socket.send_fds(self._socket, [number + pickle.dumps(request)], list(fds))
-            while (answer := self._answer(number)) is None:
-                self._listen()
-        except (OSError, EOFError, ValueError) as error:
-            raise WorkerStartError(
-                f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
-                "Its messages, if any, are on standard error"
-            ) from error
-        self._has_answered = True
-        return pickle.loads(answer)
+            request = json.dumps([control, threads, idle_seconds]).encode()
+            socket.send_fds(self._socket, [request], [connection.fileno(), write])
+        except OSError as error:
+            child.close()
+            raise self.ended() from error
+        finally:
+            os.close(write)
+        return child
 
-    def _answer(self, number: bytes) -> bytes | None:
-        for answer in list(self._answers):
-            if answer.startswith(number):
-                self._answers.remove(answer)
-                return answer[len(number) :]
-        return None
-
-    def _listen(self) -> None:
-        """Take in the answers that have come, to all requests. Waits for one, or for another thread to take it."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
-        poller.poll(_LISTEN_MILLISECONDS)
-        receive = functools.partial(self._socket.recv, MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        with contextlib.suppress(BlockingIOError):
-            # Received and kept in one instruction of the interpreter: an exception out of a signal handler between the
-            # two would lose the answer of another thread.
-            self._answers.extend(iter(receive, b""))
-            raise EOFError
-
-    def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> Process:
-        """Fork a worker that serves `connection`."""
-        pid = self._ask(("fork", control, threads, idle_seconds), (connection.fileno(),))
-        if isinstance(pid, OSError):
-            raise _refused(pid, "a worker cannot be forked")
-        return TemplateChild(self, pid)
-
-    def poll(self, pid: int) -> int | None:
-        """Exit status of a worker; 0 when the template is gone and cannot tell."""
-        try:
-            status: int | None = self._ask(("wait", pid))
-        except WorkerStartError:
-            return 0
-        return status
+    def ended(self) -> WorkerStartError:
+        """The error where it has ended instead of forking a worker."""
+        return WorkerStartError(
+            f"the process that workers are forked from has ended (exit status {wait_exit(self._process, 1.0)}). "
+            "Its messages, if any, are on standard error"
+        )
 
     def close(self) -> None:
         """End the template, and with it every worker that it forked."""
         close_end(self._socket)
-        if self.is_ready:  # else it does not listen yet, and has no workers
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.5)
-                return
-        self._process.kill()
-        self._process.wait()
+        if wait_exit(self._process, 0.1) is None:  # it may import torch still
+            self._process.kill()
+            wait_exit(self._process, 5.0)
+        self._process.close()
 
 
 class TemplateChild:
-    """A worker that the template forked."""
+    """A worker that the template forks: the template sends its pid (or the number of an error, negative), and its
+    exit status."""
 
-    def __init__(self, owner: Template, pid: int) -> None:
-        self.pid = pid
-        self._owner = owner
+    def __init__(self, template: Template, status: int) -> None:
+        self.pid = 0
+        self.sentinel = status
+        os.set_blocking(status, False)
+        self._template = template
+        self._is_forked = False
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        if self._status is None:
-            self._status = self._owner.poll(self.pid)
+        while self._status is None:
+            try:
+                number = os.read(self.sentinel, NUMBER_BYTES)
+            except BlockingIOError:
+                break
+            value = int.from_bytes(number, "little", signed=True)
+            if self._is_forked:
+                self._status = value  # 0 as well when the template has ended and cannot tell
+            elif value > 0:
+                self.pid, self._is_forked = value, True
+            else:
+                self._status = 1
+                if not number:
+                    raise self._template.ended()
+                raise _refused(OSError(-value, os.strerror(-value)), "a worker cannot be forked")
         return self._status
 
     def kill(self) -> None:
-        if self.poll() is None:  # the template has not reaped it, so the pid is still its own
+        if self.pid and self.poll() is None:  # the template has not reaped it, so the pid is still its own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._status is None:
+            self._status = 0
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
 
 
 _template: Template | None = None
@@ -442,9 +413,6 @@ _template_lock = threading.RLock()
 
 def _forget_in_child() -> None:
     global _template, _template_lock
-    for popen in list(_started):  # first: no children of the fork, which is warned of those that it lets go of
-        popen.returncode = 0
-    _started.clear()
     _template = None
     _template_lock = threading.RLock()
 
@@ -457,23 +425,9 @@ def template() -> Template:
     global _template
     with _template_lock:
         if _template is None or not _template.alive:
-            made = Template()
-            if _template is not None and _template.alive:  # a signal handler was faster
-                made.close()
-            else:
-                _template = made
+            close_template()
+            _template = Template()
         return _template
-
-
-def prepare(method: str) -> bool:
-    """Begin what a start by `method` would have to wait for; whether it has to be waited for.
-
-    Only the template takes its time, most of a second, before its first fork: spawned workers start by themselves.
-
-    Raises:
-        WorkerStartError: the template does not start.
-    """
-    return method == "forkserver" and not template().is_ready
 
 
 def close_template() -> None:
@@ -482,7 +436,7 @@ def close_template() -> None:
     with _template_lock:
         if _template is not None:
             _template.close()
-            _template = None
+        _template = None
 
 
 def wait_exit(process: Process, seconds: float) -> int | None:

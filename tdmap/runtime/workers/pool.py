@@ -1,7 +1,7 @@
-"""Long-lived worker processes, one pipe each.
+"""Long-lived worker processes, one socket each.
 
-    WorkerPool ── Member ── pipe ──────► worker process
-        │            ├── pidfd (the sentinel: a death is seen even when a grandchild holds the pipe)
+    WorkerPool ── Member ── socket ────► worker process
+        │            ├── sentinel (a death is seen even when a grandchild holds the socket)
         │            └── control block (what ran when it died)
         └── used by one job at a time (`reserve`); other jobs meanwhile get a pool of their own
 
@@ -44,14 +44,6 @@ _numbers = itertools.count(1)
 """Of members, in all pools."""
 
 
-def pidfd_of(pid: int) -> int:
-    """What becomes readable when a process ends; -1 where that cannot be had, or `pid` is 0."""
-    try:
-        return os.pidfd_open(pid) if pid else -1
-    except (AttributeError, OSError):
-        return -1
-
-
 def is_readable(descriptor: int, seconds: float = 0) -> bool:
     """Whether a descriptor is readable within so many seconds."""
     poller = select.poll()
@@ -69,7 +61,7 @@ class PoolMember:
         connection: the driver's end of its pipe.
     """
 
-    def __init__(self, method: str, block: at.ControlBlock, process: Any, connection: Any) -> None:
+    def __init__(self, method: str, block: at.ControlBlock, process: launch.Process, connection: Any) -> None:
         self.number = next(_numbers)
         self.block, self.process, self.connection = block, process, connection
         self.method = method
@@ -90,7 +82,6 @@ class PoolMember:
         self._owner = Owner()
         self.started = self.heard = time.monotonic()
         """`heard`: when it last sent something, or got work while it had none."""
-        self.pidfd = pidfd_of(process.pid)
 
     @classmethod
     def started_by(cls, method: str, threads: int, idle_seconds: float) -> PoolMember:
@@ -122,7 +113,7 @@ class PoolMember:
 
     def descriptors(self) -> Iterable[int]:
         """What becomes readable when it has sent something, or has ended."""
-        return self.connection.fileno(), self.pidfd
+        return self.connection.fileno(), self.process.sentinel
 
     def receive(self) -> Iterator[Any]:
         """Whatever it has sent so far.
@@ -138,32 +129,35 @@ class PoolMember:
             message = pickle.loads(data)
             if isinstance(message, Hello):
                 self.ready = True
+                self.process.pid = message.pid
                 self.block.close()
             yield message
 
     def has_ended(self) -> bool:
-        """Whether the process is over."""
-        if self.pidfd < 0:
-            return self.process.poll() is not None
-        return is_readable(self.pidfd)
+        """Whether the process is over.
+
+        Raises:
+            WorkerStartError: it could not be started.
+        """
+        return self.process.poll() is not None
 
     def close(self, kill: bool = True) -> int | None:
         """End the process and give its resources back; its exit status. Nothing in a fork of the one it serves."""
         if not self._owner.is_here:
             return None
         if self.closed:
-            code: int | None = self.process.poll()
-            return code
+            return self.process.poll()
         self.closed = True
         self.reader.close()
         close_end(self.connection)
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
         self.block.close()
-        code = launch.wait_exit(self.process, 0.0 if kill else 1.0)
-        if code is None:
-            self.process.kill()
-            code = launch.wait_exit(self.process, 5.0)
+        code = None
+        if self.process.pid:  # else it will be forked, and find its socket closed
+            code = launch.wait_exit(self.process, 0.0 if kill else 1.0)
+            if code is None:
+                self.process.kill()
+                code = launch.wait_exit(self.process, 5.0)
+        self.process.close()
         return code
 
 
@@ -260,9 +254,7 @@ class WorkerPool:
         self._in_use.release()
 
     def refresh(self, wanted: int, forks: bool = True) -> None:
-        """Forget workers that have left or are worn out, and begin to start others; never waits.
-
-        `fill` starts those that are still missing: workers are forked by a template only once that has come up.
+        """Forget workers that have left or are worn out, and start others. Does not wait until they are ready.
 
         Args:
             wanted: how many there are to be.
@@ -273,16 +265,7 @@ class WorkerPool:
                 self.remove(member)
             elif self.is_worn(member) or (member.method == "fork" and not forks):
                 self.recycle(member)
-        if len(self.members) < wanted and not self.prepare(forks):
-            self.fill(wanted, forks)
-
-    def prepare(self, forks: bool) -> bool:
-        """Begin what workers that start now would have to wait for; whether it has to be waited for."""
-        return launch.prepare(self._method(forks))
-
-    def _method(self, forks: bool) -> str:
-        """How a worker is started now."""
-        return self.start_method or launch.default_method(forks, self.worker_threads)
+        self.fill(wanted, forks)
 
     @property
     def is_closed(self) -> bool:
@@ -302,7 +285,8 @@ class WorkerPool:
             WorkerStartError: it does not start.
         """
         self.check_open()
-        member = PoolMember.started_by(self._method(forks), self.worker_threads, self.idle_seconds)
+        method = self.start_method or launch.default_method(forks, self.worker_threads)
+        member = PoolMember.started_by(method, self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1
         return member
@@ -358,9 +342,7 @@ class WorkerPool:
         """Start all workers now, so that the first call need not wait for them.
 
         Args:
-            wait: return when all workers are ready. False returns at once, and workers start in the background. Under
-                forkserver only the server process starts, which takes most of a second for the first pool of a program;
-                it does not end after `idle_seconds`.
+            wait: return when all workers are ready. False returns at once, and workers start in the background.
 
         Raises:
             WorkerStartError: a worker ends before it is ready (with `wait`; otherwise the first call raises it).
@@ -378,7 +360,6 @@ class WorkerPool:
         try:
             self.refresh(self.num_workers)
             if wait:
-                self.fill(self.num_workers)
                 self._wait_until_ready()
         finally:
             self.release()
@@ -400,7 +381,8 @@ class WorkerPool:
         """Statistics of the pool.
 
         Returns:
-            `num_workers`: the size; `pids`, `alive`: its current processes; `started`, `lost` (died), `recycled`
+            `num_workers`: the size; `pids`: its current processes; `alive`: their number, with those that are being
+            started and have no `pid` yet; `started`, `lost` (died), `recycled`
             (replaced for `max_tasks_per_child` or `max_memory`), `restarts` (lost and recycled) and `total_rows` since
             the pool was made. By process id of living workers: finished `chunks` and `rows`, growth of `memory` and
             `peak_memory` (resident set), in bytes.
@@ -414,19 +396,20 @@ class WorkerPool:
             (10, [2], 0)
         """
         alive = [m for m in list(self.members.values()) if not m.has_ended()]
+        known = [m for m in alive if m.process.pid]
         return {
             "num_workers": self.num_workers,
-            "pids": [m.process.pid for m in alive],
+            "pids": [m.process.pid for m in known],
             "alive": len(alive),
             "started": self._started,
             "lost": self._lost,
             "recycled": self._recycled,
             "restarts": self._lost + self._recycled,
             "total_rows": self._gone_rows + sum(m.rows for m in list(self.members.values())),
-            "chunks": {m.process.pid: m.chunks for m in alive},
-            "rows": {m.process.pid: m.rows for m in alive},
-            "memory": {m.process.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
-            "peak_memory": {m.process.pid: int(m.control[at.PEAK]) for m in alive},
+            "chunks": {m.process.pid: m.chunks for m in known},
+            "rows": {m.process.pid: m.rows for m in known},
+            "memory": {m.process.pid: int(m.control[at.OWN_MEMORY]) for m in known},
+            "peak_memory": {m.process.pid: int(m.control[at.PEAK]) for m in known},
         }
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import select
 import signal
 import sys
 import threading
@@ -135,12 +136,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def watch_parent(lifeline: int) -> None:
-    """End this process when the other end of `lifeline` closes, even while the user's function runs."""
+def watch_parent(connection: Connection) -> None:
+    """End this process when the driver's end of `connection` closes, even while the user's function runs."""
+    closed = select.poll()
+    closed.register(connection.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
 
     def wait() -> None:
-        with contextlib.suppress(OSError):
-            os.read(lifeline, 1)
+        closed.poll()
         os._exit(0)
 
     threading.Thread(target=wait, name="tdmap-lifeline", daemon=True).start()
