@@ -34,8 +34,8 @@ def spawn_main(arguments: dict[str, Any]) -> None:
 def template_main(arguments: dict[str, Any]) -> NoReturn:
     """Entry of the template process: import what most jobs need, run nothing, fork on request.
 
-    A request comes with the worker's socket and a pipe for the worker's pid (the number of an error, negative, where
-    it cannot be forked) and its exit status.
+    A request comes with the worker's socket and a pipe, through which the driver hears the worker's pid (or the number
+    of an error, negative, where it cannot be forked) and its exit status.
     """
     _ = tdmap.map
     gc.freeze()
@@ -73,15 +73,16 @@ def template_main(arguments: dict[str, Any]) -> NoReturn:
             pid = -(error.errno or 1)
         if pid == 0:
             signal.set_wakeup_fd(-1)
+            _report(report, os.getpid())  # before the worker says anything else
             for fd in (requests.detach(), bell, ring, report, *reports.values()):
                 os.close(fd)
             _serve_fork(connection, json.loads(data), parent)
-        os.close(connection)
-        _report(report, pid)
         if pid > 0:
             reports[pid] = report
         else:
+            _report(report, pid)
             os.close(report)
+        os.close(connection)
 
 
 def _report(report: int, number: int) -> None:

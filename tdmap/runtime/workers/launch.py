@@ -57,10 +57,15 @@ START_METHODS = ("fork", "forkserver", "spawn")
 class Process(Protocol):
     """A worker process."""
 
-    pid: int
-    """0 until the template has forked it."""
-    sentinel: int
-    """A descriptor that becomes readable when it ends, and perhaps before; -1 where the system has none."""
+    @property
+    def pid(self) -> int:
+        """0 while it is not known: until the template has forked it."""
+        ...
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when it ends; -1 while `pid` is 0, and where the system has none."""
+        ...
 
     def poll(self) -> int | None:
         """Exit status as `subprocess` gives it (negative: the signal), or None while it runs.
@@ -365,33 +370,40 @@ class Template:
 
 
 class TemplateChild:
-    """A worker that the template forks: the template sends its pid (or the number of an error, negative), and its
-    exit status."""
+    """A worker that the template forks.
 
-    def __init__(self, template: Template, status: int) -> None:
+    Args:
+        template: what forks it.
+        reports: the pipe through which its pid (or the number of an error, negative) and its exit status come.
+    """
+
+    def __init__(self, template: Template, reports: int) -> None:
         self.pid = 0
-        self.sentinel = status
-        os.set_blocking(status, False)
+        os.set_blocking(reports, False)
         self._template = template
-        self._is_forked = False
+        self._reports = reports
         self._status: int | None = None
+
+    @property
+    def sentinel(self) -> int:
+        return self._reports if self.pid else -1
 
     def poll(self) -> int | None:
         while self._status is None:
             try:
-                number = os.read(self.sentinel, NUMBER_BYTES)
+                report = os.read(self._reports, NUMBER_BYTES)
             except BlockingIOError:
                 break
-            value = int.from_bytes(number, "little", signed=True)
-            if self._is_forked:
-                self._status = value  # 0 as well when the template has ended and cannot tell
-            elif value > 0:
-                self.pid, self._is_forked = value, True
+            number = int.from_bytes(report, "little", signed=True)
+            if self.pid:
+                self._status = number  # 0 as well when the template has ended and cannot tell
+            elif number > 0:
+                self.pid = number
             else:
                 self._status = 1
-                if not number:
+                if not report:
                     raise self._template.ended()
-                raise _refused(OSError(-value, os.strerror(-value)), "a worker cannot be forked")
+                raise _refused(OSError(-number, os.strerror(-number)), "a worker cannot be forked")
         return self._status
 
     def kill(self) -> None:
@@ -402,9 +414,9 @@ class TemplateChild:
     def close(self) -> None:
         if self._status is None:
             self._status = 0
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
+        if self._reports >= 0:
+            os.close(self._reports)
+            self._reports = -1
 
 
 _template: Template | None = None

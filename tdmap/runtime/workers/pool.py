@@ -129,7 +129,7 @@ class PoolMember:
             message = pickle.loads(data)
             if isinstance(message, Hello):
                 self.ready = True
-                self.process.pid = message.pid
+                self.process.poll()  # its pid is known by now
                 self.block.close()
             yield message
 
@@ -367,10 +367,10 @@ class WorkerPool:
     def _wait_until_ready(self) -> None:
         while any(not member.ready for member in list(self.members.values())):
             for member in self.wait(None):
+                ended = not member.ready and member.has_ended()
                 try:
                     for _ in member.receive():
                         pass
-                    ended = not member.ready and member.has_ended()
                 except EOFError:
                     ended = True
                 if ended:
