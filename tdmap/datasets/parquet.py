@@ -7,7 +7,7 @@ import itertools
 import mmap
 import os
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -15,9 +15,11 @@ from tdmap.data.schema import Schema, take_apart
 from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
 from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import add_note
-from tdmap.ops.flat_map import flat_map
-from tdmap.output.append import KnownRows
+from tdmap.output.append import append_known
 from tdmap.output.outputfolder import OutputFolder
+from tdmap.run.context import Context
+from tdmap.run.operation import operation
+from tdmap.run.options import MapOptions
 from tensordict_lite import TensorDict
 from tensordict_lite.paths import is_url
 
@@ -48,15 +50,36 @@ def read_parquet(
     assert schema is not None
     with naming(files[0]):
         empty = rows_of(empty_table(schema), nulls)  # tells the columns, or refuses them
-    table = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
-    index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
-    place: Any = store
-    fn = ReadGroup(files, columns, nulls, take_apart(empty).schema, firsts)
     if not numbers:
         made: TensorDict = store.save(empty)
-    else:
-        made = flat_map(index, fn, out=place, chunksize=1, resume=resume, **options)
+        return made
+    index = TensorDict(dict(zip(("file", "group"), torch.tensor(numbers).T.contiguous())), [len(numbers)])
+    fn = ReadGroup(files, columns, nulls)
+    made = read_groups(index, fn, take_apart(empty).schema, firsts, store, chunksize=1, resume=resume, **options)
     return made
+
+
+@operation
+def read_groups(
+    ctx: Context,
+    groups: TensorDict,
+    fn: ReadGroup,
+    schema: Schema,
+    firsts: list[int],
+    out: OutputFolder,
+    **options: Unpack[MapOptions],
+) -> Any:
+    """Read row groups, one a chunk, whose rows are known from the footers: each group is written to its place.
+
+    Args:
+        groups: number of the file, and of the group in it.
+        fn: reads them.
+        schema: of the rows.
+        firsts: the number of the first row of each group, and of all rows.
+        out: folder for the dataset.
+        **options: see `tdmap.MapOptions`.
+    """
+    return append_known(ctx, ctx.job(groups, ctx.plan(groups), fn), schema, firsts)
 
 
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
@@ -77,7 +100,7 @@ def _opened(path: str, source: Any) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-class ReadGroup(KnownRows):
+class ReadGroup:
     """Reads row groups of Parquet files, in workers.
 
     A worker maps the file, which spares a copy of its bytes. The caller's process does not: a file that is truncated
@@ -85,14 +108,9 @@ class ReadGroup(KnownRows):
 
     Args:
         files, columns, nulls: as `read_parquet`.
-        schema: of the rows.
-        firsts: the number of the first row of each group, and of all rows.
     """
 
-    def __init__(
-        self, files: Sequence[str], columns: Sequence[str] | None, nulls: str, schema: Schema, firsts: list[int]
-    ) -> None:
-        self.schema, self.firsts = schema, firsts
+    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
         self.files = list(files)
         self.columns = None if columns is None else list(columns)
         self.nulls = nulls

@@ -10,7 +10,7 @@ from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, Dataset
 from tdmap.data.schema import Schema, take_apart
 from tdmap.functions import user_function
-from tdmap.output.append import KnownRows, append_known, append_rows, each_result
+from tdmap.output.append import append_rows, each_result
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -54,8 +54,6 @@ def flat_map(
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
         tensor([2, 2, 3, 3, 3])
     """
-    if isinstance(fn, KnownRows):
-        return append_known(ctx, ctx.job(data, ctx.plan(data), fn), fn)
     fn = user_function(fn)
     plan = ctx.plan(data, results_vary=True)
     empty = _schema_of_no_rows(data, fn, plan) if not plan.length and ctx.output.given is None else None

@@ -148,22 +148,6 @@ class SpillRows(Wrapped):
         return {path: spilled(entry, plan, self.spill) or entry for path, entry in parts.objects.items()}
 
 
-class KnownRows:
-    """A function of the engine's for `flat_map` that says before it is called which rows it gives.
-
-    Attributes:
-        schema: of the rows.
-        firsts: the number of the first row of each row of the source, and of all rows.
-    """
-
-    schema: Schema
-    firsts: Sequence[int]
-
-    def __call__(self, chunk: Any) -> Any:
-        """The rows of one row of the source."""
-        raise NotImplementedError
-
-
 class WriteRows(SpillRows):
     """The same where it is known which rows each chunk gives: their tensors are written to their places at once.
 
@@ -495,14 +479,14 @@ def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | No
     place_pieces(ctx, pieces.all, schema, spill)
 
 
-def append_known(ctx: Context, job: Job, known: KnownRows) -> Data:
+def append_known(ctx: Context, job: Job, schema: Schema, firsts: Sequence[int]) -> Data:
     """`append_rows` into a folder where it is known which rows each chunk gives: only ragged rows wait in files.
 
     Args:
         ctx, job: as of `append_rows`. Each chunk is one row of the source.
-        known: the rows.
+        schema: of the rows.
+        firsts: the number of the first row of each chunk, and of all rows.
     """
-    schema, firsts = known.schema, known.firsts
     places, pieces = ctx.output.open(schema, firsts[-1]), CollectPieces(ctx.output)
     with ctx.spill() as spill:
         ctx.run(replace(job, fn=WriteRows(job.fn, spill, schema, firsts, places)), pieces)

@@ -234,7 +234,7 @@ NOT_ROWS = {
 }  # fmt: skip
 """Registered operations that take files, other libraries' datasets or one ragged entry, not rows."""
 
-INNER = {"permute"}
+INNER = {"permute", "read_groups"}
 """Registered operations that others are made of."""
 
 ARGUMENTS: dict[str, Any] = {
