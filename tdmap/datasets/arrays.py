@@ -26,7 +26,7 @@ from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
 from tdmap.datasets.extras import need, opened, pyarrow, require_columns
 from tdmap.errors import UnreadableFile, add_note
-from tdmap.stores.arrays import ORDER
+from tdmap.stores.arrays import ORDER, row_bytes, tensor_of, text_column, zarr_arrays
 from tdmap.tuning import current
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.staging import staged_path
@@ -104,9 +104,9 @@ class _Rows:
 
     def __getitem__(self, rows: slice) -> Any:
         count = min(rows.stop, self.shape[0]) - rows.start
-        content = self.file.read(count * _row_bytes(self))
-        if len(content) < count * _row_bytes(self):
-            raise ValueError(f"it is cut short in row {rows.start + len(content) // _row_bytes(self):,}")
+        content = self.file.read(count * row_bytes(self))
+        if len(content) < count * row_bytes(self):
+            raise ValueError(f"it is cut short in row {rows.start + len(content) // row_bytes(self):,}")
         if rows.stop >= self.shape[0] and self.file.read(1):  # a zip file compares checksums at the end
             raise ValueError("it has more bytes than its header says")
         return np.ndarray((count, *self.shape[1:]), self.dtype, content)
@@ -148,16 +148,10 @@ class _Text:
 def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
     """Parts of the arrays in a Zarr store, named as those of `read_hdf5`."""
     try:
-        group = zarrstore.open_store(_local(path))
-        if not hasattr(group, "members"):
-            yield from _parts_of(path, [(("values",), functools.partial(zarrstore.require_plain, group))], columns)
-            return
-        order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
-        members = [(name, member) for name, member in group.members(max_depth=None) if hasattr(member, "dtype")]
+        arrays = zarr_arrays(_local(path))
     except TypeError as error:  # of zarr's, for a fill value that a type has not
         raise UnreadableFile(f"{path} cannot be read as zarr: {error}") from error
-    members.sort(key=lambda member: (order.get(member[0], len(order)), member[0]))  # not as the folder lists them
-    found = [(tuple(name.split("/")), functools.partial(zarrstore.require_plain, array)) for name, array in members]
+    found = [(name, functools.partial(zarrstore.require_plain, array)) for name, array in arrays]
     yield from _parts_of(path, found, columns)
 
 
@@ -189,7 +183,7 @@ def _parts_of(
         raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
     count, start = next(iter(lengths.values())), 0
     read_bytes = current().read_bytes
-    step = read_bytes // max(sum(map(_row_bytes, arrays.values())), 1)
+    step = read_bytes // max(sum(map(row_bytes, arrays.values())), 1)
     if any(array.dtype.kind in "OT" for array in arrays.values()):
         step = min(step, FIRST_ROWS)
     while start < count or not start:  # an empty one tells the columns
@@ -217,10 +211,6 @@ def _naming(path: str, name: str, rows: str = "") -> Iterator[None]:
         raise kind(f"{path}: the array {name!r} cannot be read{rows}: {error or type(error).__name__}") from error
 
 
-def _row_bytes(array: Any) -> int:
-    return int(math.prod(array.shape[1:]) * array.dtype.itemsize)
-
-
 def _bytes_of(column: Any) -> int:
     return int(column.lengths.sum()) * column.dtype.itemsize if isinstance(column, Ragged) else int(column.nbytes)
 
@@ -229,25 +219,10 @@ def _column(values: Any) -> Any:
     """Rows of an array as a tensor, a ragged column, or times of Arrow's."""
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
-        if array.ndim != 1:
-            raise TypeError(f"it has the shape {list(array.shape)}, and a column has one text a row: reshape it")
-        rows = array.tolist()
-        if not rows and array.dtype.kind in "TUS":
-            none = torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-            return Ragged(*none, "bytes" if array.dtype.kind == "S" else "str")
-        if not rows:
+        if array.dtype.kind == "O" and not len(array):
             raise ValueError("it has no rows, so its type is unknown: leave it out with columns=")
-        if not isinstance(rows[0], (str, bytes)):
-            rows = [_tensor(np.asarray(row)) for row in rows]
-        return Ragged.from_list(rows)
-    return _times(array) if array.dtype.kind in "mM" else _tensor(array)
-
-
-def _tensor(array: Any) -> Tensor:
-    try:
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
-    except TypeError:
-        raise TypeError(f"it is {array.dtype}, which torch does not support") from None
+        return text_column(array)
+    return _times(array) if array.dtype.kind in "mM" else tensor_of(array)
 
 
 _UNITS = {"M8": {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}, "m8": {"W": "s", "D": "s", "h": "s", "m": "s"}}

@@ -10,6 +10,7 @@ a chunk ends in is kept for the next chunk.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,7 +62,7 @@ class ArraySource(RowSource):
         if len(set(lengths.values())) != 1:
             raise DatasetError(self.path, f"has arrays with different numbers of rows, {lengths}")
         super().__init__(self.path, next(iter(lengths.values())))
-        self.block = _block_of(max(arrays.values(), key=_row_bytes))
+        self.block = _block_of(max(arrays.values(), key=row_bytes))
         self.layout = _layout(arrays)
 
     def open(self) -> ArrayRows:
@@ -152,18 +153,22 @@ def _arrays_at(path: str) -> Iterator[tuple[Path, Any]]:
         raise DatasetError(path, f"cannot be read: {error}") from error
 
 
-def _of_zarr(path: str) -> Iterator[tuple[Path, Any, str]]:
+def zarr_arrays(path: str) -> list[tuple[Path, Any]]:
+    """Key and array of each column of a Zarr store, in the order of the columns; one array alone is "values"."""
     root = zarrstore.open_store(path)
     if not hasattr(root, "members"):
-        yield ("values",), zarrstore.require_plain(root), ""
-        return
+        return [(("values",), root)]
     members = [(name, member) for name, member in root.members(max_depth=None) if hasattr(member, "dtype")]
     order = {name: number for number, name in enumerate(root.attrs.get(ORDER, ()))}
-    for name, array in sorted(members, key=lambda member: (order.get(member[0], len(order)), member[0])):
-        why = (
-            "is an object of a TensorDict: open it with TensorDict.from_zarr" if zarrstore.OBJECT in array.attrs else ""
-        )
-        yield tuple(name.split("/")), zarrstore.require_plain(array), why
+    members.sort(key=lambda member: (order.get(member[0], len(order)), member[0]))  # not as the folder lists them
+    return [(tuple(name.split("/")), array) for name, array in members]
+
+
+def _of_zarr(path: str) -> Iterator[tuple[Path, Any, str]]:
+    for key, array in zarr_arrays(path):
+        is_object = zarrstore.OBJECT in array.attrs
+        why = "is an object of a TensorDict: open it with TensorDict.from_zarr" if is_object else ""
+        yield key, zarrstore.require_plain(array), why
 
 
 def _of_hdf5(path: str) -> Iterator[tuple[Path, Any, str]]:
@@ -180,8 +185,9 @@ def _block_of(array: Any) -> int:
     return int(inner[0]) if inner else 1
 
 
-def _row_bytes(array: Any) -> int:
-    return int(np.prod(array.shape[1:], dtype=np.int64) * array.dtype.itemsize)
+def row_bytes(array: Any) -> int:
+    """Bytes of a row of an array."""
+    return int(math.prod(array.shape[1:]) * array.dtype.itemsize)
 
 
 def _layout(arrays: dict[Path, Any]) -> list[Any]:
@@ -195,14 +201,36 @@ def _chosen(array: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def _column(values: NDArray[Any]) -> Any:
-    if values.dtype.kind in "OTUS":
-        if values.ndim != 1:
-            raise TypeError(f"it has the shape {list(values.shape)}, and a column has one text a row")
-        kind = "bytes" if values.dtype.kind == "S" else "str"
-        rows = values.tolist()
-        if not rows:
-            return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), kind)
-        return Ragged.from_list(rows)
-    if not values.dtype.isnative:
-        values = values.astype(values.dtype.newbyteorder("="))
-    return torch.from_numpy(np.require(values, requirements="W"))
+    return text_column(values) if values.dtype.kind in "OTUS" else tensor_of(values)
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """The numbers of an array; a copy where torch cannot have them as they are.
+
+    Raises:
+        TypeError: torch has no such numbers.
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(np.require(array, requirements="W"))
+    except TypeError:
+        raise TypeError(f"it is {array.dtype}, which torch does not support") from None
+
+
+def text_column(values: NDArray[Any]) -> Ragged:
+    """Strings, bytes or tensors, one a row, as a column.
+
+    Raises:
+        TypeError: a row has several.
+    """
+    if values.ndim != 1:
+        raise TypeError(f"it has the shape {list(values.shape)}, and a column has one text a row: reshape it")
+    rows = values.tolist()
+    if not rows:
+        none = torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+        return Ragged(*none, "bytes" if values.dtype.kind == "S" else "str")
+    if not isinstance(rows[0], (str, bytes)):
+        rows = [tensor_of(np.asarray(row)) for row in rows]
+    found: Ragged = Ragged.from_list(rows)
+    return found
