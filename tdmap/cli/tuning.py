@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,36 +88,26 @@ class _ChunkRows(Callback):
         self.rows = event.chunk_rows
 
 
-def tune(
-    run: Callable[[Any, dict[str, Any]], Any],
-    data: Data,
-    *,
-    rounds: int = 5,
-    workers: Iterable[int] | None = None,
-    chunksizes: Iterable[int] | None = None,
-    seed: int = 0,
-) -> Tuned:
+def tune(run: Callable[[Any, dict[str, Any]], Any], data: Data, rounds: int) -> Tuned:
     """Find what is fastest.
 
     Args:
         run: called with rows and the options of an operation.
         data: the rows to try it on.
         rounds: how often the best is compared with the default; what is tried on the way gets fewer.
-        workers, chunksizes: what to try. Default: powers of two up to the usable cores, and of four around the default.
-        seed: of the order of the runs.
     """
     sample = _long_enough(run, data)
-    trial, rows = _Trial(run, sample, random.Random(seed)), int(sample.shape[0])
+    trial, rows = _Trial(run, sample, random.Random(0)), int(sample.shape[0])
     seen = _ChunkRows()
     run(sample, {"callbacks": [seen]})
     default = Trial(min(usable_cores(), -(-rows // max(seen.rows, 1))), max(seen.rows, 1))
     few = max(rounds // 2, 1)
-    counts = sorted({default.num_workers or 1, *(workers if workers is not None else _powers(usable_cores()))})
+    counts = sorted({default.num_workers or 1, *_powers(usable_cores())})
     trial.rounds([Trial(), *(Trial(count) for count in counts if count != default.num_workers)], few)
     count = trial.best_count(counts, default.num_workers or 1)
     own = None if count == default.num_workers else count
     most = max(rows // max(count, 1), 1)
-    around = chunksizes if chunksizes is not None else (default.chunksize * 4**n // 16 for n in range(5))
+    around = (default.chunksize * 4**n // 16 for n in range(5))
     sizes = sorted({min(max(size, 1), most) for size in around} - {default.chunksize})
     trial.rounds([Trial(), *(Trial(own, size) for size in sizes)], few)
     best = min(trial.seconds, key=lambda one: statistics.median(trial.ratios(one)))

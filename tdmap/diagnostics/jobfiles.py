@@ -285,9 +285,9 @@ def _real(value: Any, most: float = MOST_SECONDS) -> float:
     return float(value)
 
 
-def prune(folder: Path, now: float | None = None) -> None:
+def prune(folder: Path) -> None:
     """Remove the files of jobs that were killed long ago. Those that are young are not read: a job waits for this."""
-    oldest = (time.time() if now is None else now) - KEPT_SECONDS
+    oldest = time.time() - KEPT_SECONDS
     for name in _names(folder):
         with contextlib.suppress(OSError, TdmapError):
             if os.lstat(folder / name).st_mtime > oldest:

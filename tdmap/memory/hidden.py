@@ -205,10 +205,10 @@ def read(path: AnyPath, limit: int = SMALL, own: bool = True) -> bytes | None:
         return file.read(min(os.fstat(fd).st_size, limit))  # so much is allocated, whatever there is to read
 
 
-def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
+def lines(path: AnyPath, limit: int = LARGE) -> Iterator[Any]:
     """The JSON values of a file with one a line; lines without one, of killed writers, are left out."""
     try:
-        fd = open_file(path, os.O_RDONLY, limit=limit, own=own)
+        fd = open_file(path, os.O_RDONLY, limit=limit)
     except (FileNotFoundError, NotADirectoryError):
         return
     with open(fd, "rb") as file:

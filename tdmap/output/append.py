@@ -431,9 +431,6 @@ def append_rows(
     job: Job,
     *,
     empty: Schema | None = None,
-    pieces: CollectPieces | None = None,
-    place: Callable[[Spill], None] | None = None,
-    keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
 ) -> Data:
     """Apply the function of a job to the chunks of its dataset, and put the rows that it returns one after the other.
 
@@ -443,9 +440,6 @@ def append_rows(
             the number of the chunk's first row besides, where it has an attribute `takes_start` that is true). It
             returns rows in dimension 0, any number, None for none, or an iterable of those.
         empty: the schema of zero rows, where no result tells it.
-        pieces: the sink of the first job, where it is another one.
-        place: the second job, where it is another one; called with the spill files.
-        keep: makes what a worker calls, of the function and the spill files.
 
     Returns:
         The rows, in the order of the chunks.
@@ -456,27 +450,20 @@ def append_rows(
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    found = CollectPieces(ctx.output, bool(job.policy.skip)) if pieces is None else pieces
+    pieces = CollectPieces(ctx.output, bool(job.policy.skip))
     with ctx.spill() as spill:
         if job.plan.length:
-            ctx.run(replace(job, fn=keep(job.fn, spill)), found)
-        if place is None:
-            _place_all(ctx, job, found, empty, spill)
-        else:
-            place(spill)
+            ctx.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
+        schema = pieces.schema or empty
+        if schema is None and ctx.output.given is not None:
+            schema = take_apart(ctx.output.given[:0]).schema
+        if schema is None:
+            raise ValueError(
+                f"{job.name} returned no rows, so the schema of the result is unknown. Return an empty TensorDict "
+                "with its keys instead of None, or handle this case before the call."
+            )
+        place_pieces(ctx, pieces.all, schema, spill)
     return ctx.output.result()
-
-
-def _place_all(ctx: Context, job: Job, pieces: CollectPieces, empty: Schema | None, spill: Spill) -> None:
-    schema = pieces.schema or empty
-    if schema is None and ctx.output.given is not None:
-        schema = take_apart(ctx.output.given[:0]).schema
-    if schema is None:
-        raise ValueError(
-            f"{job.name} returned no rows, so the schema of the result is unknown. Return an empty TensorDict "
-            "with its keys instead of None, or handle this case before the call."
-        )
-    place_pieces(ctx, pieces.all, schema, spill)
 
 
 def append_known(ctx: Context, job: Job, schema: Schema, firsts: Sequence[int]) -> Data:

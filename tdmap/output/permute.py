@@ -109,19 +109,16 @@ def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor], ctx: Cont
 class GatherRows(Step):
     """Its chunks are parts of the order."""
 
-    def __init__(self, source: SharedTensors, places: RowFiles, trim: bool = False) -> None:
+    def __init__(self, source: SharedTensors, places: RowFiles) -> None:
         super().__init__("permute")
         self.source = source
         self.places = places
-        self.trim = trim
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
         with self.places.opened() as files:
             for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
                 if file >= 0:
                     self.places.write(number, file, start, self._rows(tensor, order))
-        if self.trim:
-            self.source.trim()
         return len(order)
 
     @staticmethod

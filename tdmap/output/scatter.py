@@ -62,7 +62,6 @@ def scatter_rows(
     places: RowFiles,
     row_bytes: list[int],
     spill: Spill,
-    size: int | None = None,
 ) -> None:
     """Write `source[order]` to its places, in two passes over the disk.
 
@@ -72,12 +71,11 @@ def scatter_rows(
         places: of `len(order)` rows.
         row_bytes: bytes of one row of each tensor.
         spill: folder for intermediate files: as many bytes as the output, and 8 a row.
-        size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = size or ctx.decide("bucket", lambda: block_bytes(len(order) * width, ctx))
+    size = ctx.decide("bucket", lambda: block_bytes(len(order) * width, ctx))  # of a chunk, and of a bucket, in bytes
     streams = ctx.decide("streams", lambda: ctx.execution.workers)
-    block_rows = max(size // width, 1)  # of a chunk, and of a bucket
+    block_rows = max(size // width, 1)
     chunks = -(-rows // block_rows)
     ordered = ctx.shared([order])  # moved once, for three jobs
     order = ordered.tensors[0]

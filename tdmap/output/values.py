@@ -73,9 +73,9 @@ class Fold(Sink[S]):
     A handful of states wait for a neighbour at any time, one a level of the tree and worker in the usual order.
     """
 
-    def __init__(self, reducer: Reducer[S], restored: list[Node] | None = None) -> None:
+    def __init__(self, reducer: Reducer[S]) -> None:
         self.reducer = reducer
-        self.restored = restored or []
+        self.restored: list[Node] = []
         self._tree: MergeTree | None = None
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:

@@ -92,9 +92,7 @@ def _tune(fn: Any, sample: Any, rounds: int) -> None:
 
     load = _busy()
     rows = guard(lambda: safe_sample(fn, sample), "DATA is as it was")
-    found = guard(
-        lambda: tune(lambda part, options: tdmap.map(part, fn, **options), rows, rounds=rounds), "DATA is as it was"
-    )
+    found = guard(lambda: tune(lambda part, options: tdmap.map(part, fn, **options), rows, rounds), "DATA is as it was")
     lines = [f"{'workers':>7}  {'chunk':>8}  {'rows/s':>12}  {'spread':>20}"]
     for setting, seconds in sorted(found.tried.items(), key=lambda one: sorted(one[1])[len(one[1]) // 2]):
         middle = sorted(seconds)[len(seconds) // 2]
