@@ -63,11 +63,15 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         self._stages: tuple[Stage, ...] = ()
 
     def _then(self, stage: Stage) -> Self:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new._stages = (*self._stages, stage)
+        new = self._with_stages((*self._stages, stage))
         new._begun = None
         new._plan(Chain._pending)  # a stage that makes no sense here is an error here
+        return new
+
+    def _with_stages(self, stages: tuple[Stage, ...]) -> Self:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new._stages = stages
         return new
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,11 +151,9 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         """The chain without the share of batches that it ends with, if it does, and that share."""
         last = self._stages[-1] if self._stages else None
         if isinstance(last, Shard):
-            chain = object.__new__(type(self))
-            chain.__dict__.update(self.__dict__)
-            chain._stages = self._stages[:-1]
+            chain = self._with_stages(self._stages[:-1])
             if chain._plan(Chain._pending).batched:
-                return chain, Share(last.index, last.count, last.even)
+                return chain, last.share
         return self, Share()
 
     def _plan(self, cached: Callable[[Chain, Cache, Plan], Rows]) -> Plan:
@@ -159,10 +161,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         plan = start(self.data)
         for number, stage in enumerate(self._stages):
             if isinstance(stage, Cache):
-                before = object.__new__(type(self))
-                before.__dict__.update(self.__dict__)
-                before._stages = self._stages[:number]
-                plan = Head(View(cached(before, stage, plan)))
+                plan = Head(View(cached(self._with_stages(self._stages[:number]), stage, plan)))
             else:
                 plan = extend(plan, stage, lambda other: other._plan(cached))
         return plan

@@ -110,10 +110,6 @@ class RunSettings:
             self.shared[id(data)] = shared_copy(data)
         return self.shared[id(data)]
 
-    def over(self, link: DeviceLink | None) -> RunSettings:
-        """With results that go on over a link."""
-        return replace(self, link=link)
-
     def epoch_of(self, number: int, epochs: int) -> RunSettings:
         """The settings of one of several epochs."""
         base = self.epoch << 32 if epochs == ENDLESS else self.epoch * epochs
@@ -122,18 +118,6 @@ class RunSettings:
     def other(self) -> RunSettings:
         """With other random streams, for a second source of rows."""
         return self if self.seed is None else replace(self, seed=derive(self.seed, 1 << 40) >> 1)
-
-    def starting(self, seed: int | None, epoch: int) -> RunSettings:
-        """With another seed and epoch."""
-        return replace(self, seed=seed, epoch=epoch)
-
-    def keeping(self) -> RunSettings:
-        """For many jobs over the same datasets."""
-        return replace(self, shared={})
-
-    def sharing(self, share: Share) -> RunSettings:
-        """With a share of the chunks."""
-        return replace(self, share=share)
 
     def policy(self, epoch: int) -> Policy:
         return replace(self.failures, seed=self.seed_of(epoch))

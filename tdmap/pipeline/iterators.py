@@ -193,7 +193,7 @@ class EvenIterator(PieceIterator):
     """
 
     def __init__(self, below: PieceIterator, stage: Shard, batched: bool) -> None:
-        self._share = Share(stage.index, stage.count, stage.even)
+        self._share = stage.share
         self._cutter = None if batched else Cutter(below)
         super().__init__(below if self._cutter is None else self._cutter)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,11 +63,10 @@ class PipelineIterator(Iterator[Any]):
         self._all = elements
         self._share = share
         chunks, self._every = divided(plan, share)
-        settings = settings.sharing(chunks)
         # Positions are numbers of chunks, so what a chunk is goes with them.
         self._chunks = chunk_sizes(plan, settings)
         self._plan = with_chunks(plan, iter(self._chunks))
-        self._settings = settings.keeping()
+        self._settings = replace(settings, share=chunks, shared={})
         self._description = description
         self._device = device
         self._prefetch = prefetch
@@ -74,7 +74,7 @@ class PipelineIterator(Iterator[Any]):
 
     def _begin(self, state: State | None) -> None:
         link = None if self._device is None else open_link(self._device)
-        pieces = open_iterator(self._plan, self._settings.over(link))
+        pieces = open_iterator(self._plan, replace(self._settings, link=link))
         elements = ElementIterator(pieces, self._plan.batched, self._every)
         if state is not None:
             elements.load(state)
@@ -195,7 +195,7 @@ class PipelineIterator(Iterator[Any]):
             )
         self.close()
         self._chunks, self._plan = chunks, with_chunks(self._plan, iter(chunks))
-        self._settings = self._settings.starting(state["seed"], state["epoch"])
+        self._settings = replace(self._settings, seed=state["seed"], epoch=state["epoch"])
         self._used = int(state["used"])
         self._begin(state["position"])
 

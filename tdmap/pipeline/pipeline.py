@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack, overload
 
 from tdmap.data.alike import describe_difference, fits
@@ -40,7 +41,7 @@ from tdmap.pipeline.stages import (
     Unbatch,
     ZipWith,
 )
-from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
+from tdmap.pipeline.torchloader import Changed, for_loader, sendable, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
@@ -360,7 +361,7 @@ class Pipeline(Chain):
         target = None if device is None else resolve_device(device)
         settings = RunSettings.of(ctx, self._used_seed, epoch, prefetch)
         if settings.seed is None and self._calls:
-            settings = settings.starting(drawn_seed(), epoch)
+            settings = replace(settings, seed=drawn_seed())
         if target is not None and target.type == "cpu":
             target = None
         if target is not None:
@@ -420,7 +421,9 @@ class Pipeline(Chain):
             settings = RunSettings(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
-            elements = Sendable(PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share))
+            elements = Changed(
+                PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share), sendable
+            )
         return for_loader(elements, sys._getframe(1))
 
     @operation_method

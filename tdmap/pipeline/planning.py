@@ -138,7 +138,7 @@ class Local:
         if isinstance(stage, Skip):
             return max(known - stage.count, 0)
         if isinstance(stage, Shard):
-            return stage.size(known)
+            return stage.share.count(known)
         if isinstance(stage, Repeat):
             return known * stage.epochs
         if isinstance(stage, Batch):

@@ -189,7 +189,7 @@ def share(rows: int, shard: Shard) -> tuple[int, int]:
         ([(0, 3), (3, 6), (6, 9)], (8, 12))
     """
     if shard.even is not None:
-        size = shard.size(rows)
+        size = shard.share.count(rows)
         return size * shard.index, size * (shard.index + 1)
     return rows * shard.index // shard.count, rows * (shard.index + 1) // shard.count
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tdmap.job import function_name
 from tdmap.output.outputfolder import require_no_tilde
+from tdmap.pipeline.shares import Share
 from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Stage:
     name: ClassVar[str] = "stage"
 
     def __str__(self) -> str:
-        shown = (_shown(getattr(self, one.name)) for one in fields(self) if one.repr)
+        shown = (repr(getattr(self, one.name)) for one in fields(self) if one.repr)
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -92,7 +93,7 @@ class Select(Stage):
                 raise TypeError(f".select() takes keys, strings or tuples of strings: got {key!r}.")
 
     def __str__(self) -> str:
-        return f"select({', '.join(map(_shown, self.keys))})"
+        return f"select({', '.join(map(repr, self.keys))})"
 
 
 # -- which rows, in which order ------------------------------------------------------------------------
@@ -140,13 +141,9 @@ class Shard(Stage):
     def __str__(self) -> str:
         return f"shard({self.index}, {self.count}{'' if self.even is None else f', even={self.even!r}'})"
 
-    def size(self, elements: int) -> int:
-        """How many of so many elements the share has."""
-        if self.even == "drop":
-            return elements // self.count
-        if self.even == "pad":
-            return -(-elements // self.count)
-        return len(range(self.index, elements, self.count))
+    @property
+    def share(self) -> Share:
+        return Share(self.index, self.count, self.even)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +277,3 @@ def _whole(stage: Stage, name: str, least: int) -> None:
     value = getattr(stage, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f".{stage.name}(): {name} must be an integer of at least {least}: got {value!r}.")
-
-
-def _shown(value: object) -> str:
-    return repr(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from types import FrameType
 from typing import Any
 
@@ -99,31 +99,17 @@ def for_loader(elements: Iterator[Any], caller: FrameType | None) -> Iterator[An
         return elements
     if caller.f_locals.get("collate_fn") is not collate.default_convert:
         return elements
-    return _Enveloped(elements)
+    return Changed(elements, lambda value: Envelope(value) if isinstance(value, TensorDictBase) else value)
 
 
-class Sendable(Iterator[Any]):
-    """The elements of a DataLoader's worker, each of which goes to another process; else the iterator that it wraps."""
+class Changed(Iterator[Any]):
+    """An iterator with a function of its elements; otherwise like the one that it wraps."""
 
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
-
-    def __next__(self) -> Any:
-        return sendable(next(self._elements))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._elements, name)
-
-
-class _Enveloped(Iterator[Any]):
-    """An iterator whose elements are in envelopes; otherwise like the one that it wraps."""
-
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
+    def __init__(self, elements: Iterator[Any], change: Callable[[Any], Any]) -> None:
+        self._elements, self._change = elements, change
 
     def __next__(self) -> Any:
-        value = next(self._elements)
-        return Envelope(value) if isinstance(value, TensorDictBase) else value
+        return self._change(next(self._elements))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._elements, name)
