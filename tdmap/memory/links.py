@@ -4,9 +4,9 @@
            ▲                                │
            └── used again once a ──────── mark() ── is done
 
-A `DeviceLink` is one stream of copies to one device. Copies are only begun when they are asked for: source and
-destination must stay as they are, and alive, until a mark that was made later is done. `CudaLink` is the real one;
-the tests have one of their own (`tests/device/fakelink.py`), which delays copies as far as CUDA may.
+A `CudaLink` is one stream of copies to one device. Copies are only begun when they are asked for: source and
+destination must stay as they are, and alive, until a mark that was made later is done. The tests have a link of their
+own (`tests/device/fakelink.py`), which delays copies as far as CUDA may.
 """
 
 from __future__ import annotations
@@ -29,20 +29,8 @@ def is_copied(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-class Mark(Protocol):
-    """A point in the stream of a link: everything that was given to the link before."""
-
-    def is_done(self) -> bool:
-        """Whether the stream has come past this point; does not wait."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until it has."""
-        ...
-
-
 class PageLocker(Protocol):
-    """Page-locks memory that a device copies from; a `DeviceLink` is one."""
+    """Page-locks memory that a device copies from; a `CudaLink` is one."""
 
     def lock(self, address: int, nbytes: int) -> bool:
         """Page-lock memory of this process; False where that fails."""
@@ -57,76 +45,6 @@ class PageLocker(Protocol):
         ...
 
 
-class DeviceLink(Protocol):
-    """A stream of copies between this machine's memory and one device."""
-
-    device: torch.device
-    """Where the link's tensors live."""
-
-    def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Device memory for copies of `tensors`, used by the link's stream first."""
-        ...
-
-    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Begin copies: (destination, source) pairs, in order."""
-        ...
-
-    def mark(self) -> Mark:
-        """A mark after everything so far."""
-        ...
-
-    def follow(self) -> None:
-        """Copies from here on wait for what the caller has given to its current stream of the device."""
-        ...
-
-    def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
-        """What the caller gives to its current stream from here on waits for `mark`; it will use `tensors` there."""
-        ...
-
-    def context(self) -> AbstractContextManager[Any]:
-        """In it, the device is the one that torch means by default."""
-        ...
-
-    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies in this machine's memory of what the caller's current stream computes; complete on return.
-
-        The tensors are not lazily conjugated or negated: their bytes are what is copied.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Wait for everything that the caller has given to its current stream of the device."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for every copy."""
-        ...
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes of the device's memory: free, and in total."""
-        ...
-
-    def is_lost(self) -> bool:
-        """Whether this process can use the device no more; waits for what it was given, and asks."""
-        ...
-
-    def staging(self, nbytes: int) -> Tensor:
-        """`nbytes` of page-locked memory (uint8), or of ordinary memory, with a warning, where there is no more."""
-        ...
-
-    def is_locked(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in page-locked memory, from which copies are asynchronous."""
-        ...
-
-    def lock(self, address: int, nbytes: int) -> bool:
-        """Page-lock memory of this process; False, with a warning, where that fails: copies from it are slower."""
-        ...
-
-    def unlock(self, address: int) -> None:
-        """Undo `lock`, before the memory is given back. No copy may be under way."""
-        ...
-
-
 # -- CUDA --------------------------------------------------------------------------------------------
 
 _PORTABLE = 1
@@ -134,13 +52,14 @@ _PORTABLE = 1
 
 
 class CudaMark:
-    """An event of a CUDA stream. Waiting for it sleeps: the workers need the cores."""
+    """A point in the stream of a link: everything given to it before. A wait sleeps: workers need the cores."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)
         self.event.record(stream)
 
     def is_done(self) -> bool:
+        """Whether the stream has come past this point; does not wait."""
         return bool(self.event.query())
 
     def wait(self) -> None:
@@ -148,7 +67,7 @@ class CudaMark:
 
 
 class CudaLink:
-    """A CUDA stream of its own for copies.
+    """A stream of copies between this machine's memory and one CUDA device.
 
     Args:
         device: a CUDA device with its index.
@@ -159,22 +78,26 @@ class CudaLink:
         self.stream = torch.cuda.Stream(device)
 
     def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Device memory for copies of `tensors`, used by the link's stream first."""
         with torch.cuda.stream(self.stream):  # the allocator gives memory to the stream that is current
             return [torch.empty_like(tensor, device=self.device) for tensor in tensors]
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Begin copies: (destination, source) pairs, in order."""
         with torch.cuda.stream(self.stream):
             for destination, source in pairs:
                 destination.copy_(source, non_blocking=True)
 
     def mark(self) -> CudaMark:
+        """A mark after everything so far."""
         return CudaMark(self.stream)
 
     def follow(self) -> None:
+        """Copies from here on wait for what the caller has given to its current stream of the device."""
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
-        assert isinstance(mark, CudaMark)
+    def hand_over(self, mark: CudaMark, tensors: Iterable[Tensor]) -> None:
+        """What the caller gives to its current stream from here on waits for `mark`; it will use `tensors` there."""
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark.event)
         for tensor in tensors:
@@ -182,9 +105,14 @@ class CudaLink:
             tensor.record_stream(current)
 
     def context(self) -> AbstractContextManager[Any]:
+        """In it, the device is the one that torch means by default."""
         return torch.cuda.device(self.device)
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies in this machine's memory of what the caller's current stream computes; complete on return.
+
+        The tensors are not lazily conjugated or negated: their bytes are what is copied.
+        """
         copies, others = [], set()
         for tensor in tensors:
             if tensor.device.type == "cuda" and tensor.device != self.device:
@@ -202,26 +130,33 @@ class CudaLink:
         return copies
 
     def settle(self) -> None:
+        """Wait for everything that the caller has given to its current stream of the device."""
         CudaMark(torch.cuda.current_stream(self.device)).wait()
 
     def synchronize(self) -> None:
+        """Wait for every copy."""
         CudaMark(self.stream).wait()
 
     def memory(self) -> tuple[int, int]:
+        """Bytes of the device's memory: free, and in total."""
         free, total = torch.cuda.mem_get_info(self.device)
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + kept, total
 
     def is_lost(self) -> bool:
+        """Whether this process can use the device no more; waits for what it was given, and asks."""
         return is_lost(self.device)
 
     def staging(self, nbytes: int) -> Tensor:
+        """`nbytes` of page-locked memory (uint8), or of ordinary memory, with a warning, where there is no more."""
         return _page_locked((nbytes,), torch.uint8)
 
     def is_locked(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in page-locked memory, from which copies are asynchronous."""
         return bool(tensor.is_pinned())
 
     def lock(self, address: int, nbytes: int) -> bool:
+        """Page-lock memory of this process; False, with a warning, where that fails: copies from it are slower."""
         with torch.cuda.device(self.device):
             code = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
             if int(code) == 0:
@@ -233,6 +168,7 @@ class CudaLink:
         return False
 
     def unlock(self, address: int) -> None:
+        """Undo `lock`, before the memory is given back. No copy may be under way."""
         with torch.cuda.device(self.device):
             torch.cuda.cudart().cudaHostUnregister(address)
 
@@ -290,9 +226,9 @@ _OTHERS = ("mps", "xpu", "hpu", "mtia")
 """Accelerators that torch knows and this library has no link to: memory of theirs cannot be page-locked or lent."""
 
 
-def open_link(device: torch.device) -> DeviceLink:
+def open_link(device: torch.device) -> CudaLink:
     """A link to a device that `resolve_device` has given, other than the CPU."""
-    link: DeviceLink = LINKS[device.type](device)
+    link: CudaLink = LINKS[device.type](device)
     return link
 
 

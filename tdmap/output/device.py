@@ -14,7 +14,7 @@ from tdmap.data.alike import check_leaf, not_a_collection
 from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensor_bytes, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
-from tdmap.memory.links import DeviceLink, Mark
+from tdmap.memory.links import CudaLink, CudaMark
 from tdmap.plan import ChunkPlan
 from tdmap.sink import Allocate, Demands, Kind, Sink
 
@@ -25,7 +25,7 @@ LEASE_BYTES = 16 << 20
 class _Copying(NamedTuple):
     """Copies that have begun."""
 
-    mark: Mark
+    mark: CudaMark
     sources: list[Tensor]
     nbytes: int
     start: int
@@ -53,7 +53,7 @@ class DeviceBuffer(Sink[Data]):
     def __init__(
         self,
         out: Data,
-        link: DeviceLink,
+        link: CudaLink,
         in_flight_bytes: int = 32 << 20,
         group_bytes: int = 4 << 20,
     ) -> None:

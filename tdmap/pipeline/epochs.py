@@ -17,7 +17,7 @@ from tdmap.data.trees import FreshResults
 from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
-from tdmap.memory.links import DeviceLink
+from tdmap.memory.links import CudaLink
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import Arena, shared_region
 from tdmap.output.values import Collect
@@ -55,7 +55,7 @@ class RunSettings:
     """What is done about failures; its seed does not count."""
     on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
     """Called with each row that is skipped."""
-    link: DeviceLink | None = None
+    link: CudaLink | None = None
     """Where results go on to."""
     shared: dict[int, Data] | None = None
     """Datasets that have been moved to shared memory for all epochs, by the number of the original."""

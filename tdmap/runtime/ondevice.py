@@ -23,7 +23,7 @@ from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.functions import moved
 from tdmap.job import function_name, takes_start
-from tdmap.memory.links import NO_FORKS, DeviceLink, Mark, is_copied
+from tdmap.memory.links import NO_FORKS, CudaLink, CudaMark, is_copied
 from tdmap.memory.shm import align
 from tdmap.plan import ChunkPlan
 
@@ -45,7 +45,7 @@ class OnDevice:
         self,
         fn: Callable[[Any], Any],
         devices: tuple[torch.device, ...],
-        links: tuple[Callable[[], DeviceLink], ...],
+        links: tuple[Callable[[], CudaLink], ...],
         stays: bool,
     ) -> None:
         self.fn = fn
@@ -90,7 +90,7 @@ class _Staged(NamedTuple):
     """The tensors of the chunk on the device, each with its own version counter."""
     block: Tensor | None
     """The block of device memory that the tensors share."""
-    mark: Mark | None
+    mark: CudaMark | None
     error: Exception | None = None
     """An error of the copy. It is raised when the chunk has its turn."""
 
@@ -106,7 +106,7 @@ class Runner:
     """
 
     def __init__(
-        self, fn: Callable[[Any], Any], link: DeviceLink, stays: bool, device: torch.device | None = None
+        self, fn: Callable[[Any], Any], link: CudaLink, stays: bool, device: torch.device | None = None
     ) -> None:
         self.link = link
         self.device = link.device if device is None else device
@@ -211,10 +211,10 @@ class Runner:
 class _Staging:
     """Page-locked memory for one chunk, used again when its copy is done."""
 
-    def __init__(self, link: DeviceLink) -> None:
+    def __init__(self, link: CudaLink) -> None:
         self._link = link
         self._buffer: Tensor | None = None
-        self.mark: Mark | None = None
+        self.mark: CudaMark | None = None
 
     def send(self, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Begin one copy for all tensors: their block on the device, and each of them in it."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tdmap.memory.links import Mark
+from tdmap.memory.links import CudaMark
 
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""
@@ -97,7 +97,7 @@ class FakeMark:
 
 
 class FakeLink:
-    """A `DeviceLink` to nowhere.
+    """A `CudaLink` to nowhere.
 
     Args:
         device: ignored; its tensors are on the CPU.
@@ -223,7 +223,7 @@ class FakeLink:
     def follow(self) -> None:
         self._copies.enqueue(FakeMark(self, self.current))
 
-    def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
+    def hand_over(self, mark: CudaMark, tensors: Iterable[Tensor]) -> None:
         assert isinstance(mark, FakeMark)
         for tensor in tensors:
             if tensor.layout is not torch.strided or tensor.is_quantized:

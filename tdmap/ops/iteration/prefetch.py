@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
-from tdmap.memory.links import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
+from tdmap.memory.links import CudaLink, CudaMark, Device, is_copied, open_link, resolve_device
 
 
 def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2) -> Iterator[Any]:
@@ -60,13 +60,13 @@ class _Sent(NamedTuple):
     """Those of its tensors on the device whose memory is the link's."""
     sources: list[Tensor]
     """What the copies read."""
-    mark: Mark
+    mark: CudaMark
 
 
-def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Iterator[Any]:
+def prefetch_over(link: CudaLink, values: Iterator[Any], prefetch: int) -> Iterator[Any]:
     """`prefetch_to_device` over a link that is open."""
     ahead: deque[_Sent] = deque()
-    read: deque[tuple[Mark, list[Tensor]]] = deque()
+    read: deque[tuple[CudaMark, list[Tensor]]] = deque()
     coming: list[Any] = []
     """The next value, as long as the device has no room for it."""
     depth, failure, ended = 0, None, False
@@ -110,7 +110,7 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
                 close()
 
 
-def _no_room(link: DeviceLink, value: object) -> str:
+def _no_room(link: CudaLink, value: object) -> str:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))
     free, total = link.memory()
     return (
@@ -119,7 +119,7 @@ def _no_room(link: DeviceLink, value: object) -> str:
     )
 
 
-def send(link: DeviceLink, value: object) -> _Sent:
+def send(link: CudaLink, value: object) -> _Sent:
     """Begin to copy a value; the sources are kept with it."""
     tensors = tensors_in(value)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return plain.detach() if plain.requires_grad else plain
 
 
-def _locked(link: DeviceLink, tensor: Tensor) -> Tensor:
+def _locked(link: CudaLink, tensor: Tensor) -> Tensor:
     """A tensor in page-locked memory: itself, or a copy."""
     if tensor.numel() == 0 or link.is_locked(tensor):
         return tensor

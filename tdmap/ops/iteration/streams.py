@@ -11,7 +11,7 @@ from typing import Any
 
 from tdmap.execution import Execution
 from tdmap.job import Job
-from tdmap.memory.links import DeviceLink
+from tdmap.memory.links import CudaLink
 from tdmap.output.values import Stream
 from tdmap.runtime.commits import KnownChunks
 
@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_open_streams.clear)
 
 
 def stream_values(
-    job: Job, execution: Execution, position: int = 0, ahead: int | None = None, link: DeviceLink | None = None
+    job: Job, execution: Execution, position: int = 0, ahead: int | None = None, link: CudaLink | None = None
 ) -> Iterator[Any]:
     """The results of a job's chunks from `position` on, in order. Closing it stops the work.
 
