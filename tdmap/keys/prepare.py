@@ -18,7 +18,7 @@ from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
-from tdmap.keys.ranks import TextRows, ranks_of
+from tdmap.keys.ranks import ranks_of
 from tdmap.keys.splits import Splits
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.shm import anonymous_tensor
@@ -215,7 +215,7 @@ def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpe
             labels.append(None)
             continue
         column = anonymous_tensor(8 * len(entry)).view(torch.int64)
-        column.copy_(ranks_of([TextRows.of(entry)])[0])
+        column.copy_(ranks_of([entry])[0])
         firsts = torch.empty(int(column.max()) + 1 if len(column) else 0, dtype=torch.int64)
         firsts[column] = torch.arange(len(column))
         labels.append(entry[firsts])

@@ -7,7 +7,7 @@ UTF-8 has the order of code points, so strings are in the order that Python give
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,56 +30,42 @@ WHOLE_BYTES = 64 << 20
 """Bytes of such rows that may be in memory at a time; more of them are compared word by word."""
 
 
-class Spans(Protocol):
-    """Rows that lie anywhere in flat values: row i is `values[starts[i] : ends[i]]`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def values(self) -> Tensor: ...
-    @property
-    def starts(self) -> Tensor: ...
-    @property
-    def ends(self) -> Tensor: ...
-
-
 class TextRows(NamedTuple):
-    """Rows of a ragged entry (`Spans`)."""
+    """Rows of a ragged entry, which lie anywhere in flat values: row i is `values[starts[i] : ends[i]]`."""
 
-    kind: str
     values: Tensor
     starts: Tensor
     ends: Tensor
 
-    @classmethod
-    def of(cls, entry: Ragged) -> TextRows:
-        """Those of an entry of strings or bytes."""
-        column = entry.column
-        assert column is not None
-        return cls(entry.kind, column.values, *entry.spans())
+
+def _rows_of(entry: Ragged) -> TextRows:
+    column = entry.column
+    assert column is not None
+    return TextRows(column.values, *entry.spans())
 
 
-def ranks_of(columns: Sequence[Spans], whole_bytes: int = WHOLE_BYTES) -> list[Tensor]:
-    """A number for each row of each column: equal rows have equal numbers, larger ones larger numbers.
+def ranks_of(entries: Sequence[Ragged], whole_bytes: int = WHOLE_BYTES) -> list[Tensor]:
+    """A number for each row of each entry: equal rows have equal numbers, larger ones larger numbers.
 
     Args:
-        columns: of strings, or all of bytes.
+        entries: of strings, or all of bytes.
         whole_bytes: see `WHOLE_BYTES`.
 
     Returns:
-        int64 `[n]` for each column, from 0 without gaps over all of them.
+        int64 `[n]` for each entry, from 0 without gaps over all of them.
 
     Raises:
         TypeError: rows are neither strings nor bytes, or not of one kind.
 
     Example:
         >>> words = [Ragged.from_list(["bee", "ant", "bee"]), Ragged.from_list(["", "cat"])]
-        >>> ranks_of([TextRows.of(column) for column in words])
+        >>> ranks_of(words)
         [tensor([2, 1, 2]), tensor([0, 3])]
     """
-    for column in columns:
-        if column.kind == "tensor" or column.kind != columns[0].kind:
-            raise TypeError(f"keys are strings, or bytes, on all sides: got {[column.kind for column in columns]}.")
+    kinds = [entry.kind for entry in entries]
+    if "tensor" in kinds or len(set(kinds)) > 1:
+        raise TypeError(f"keys are strings, or bytes, on all sides: got {kinds}.")
+    columns = list(map(_rows_of, entries))
     lengths = np.concatenate([(column.ends - column.starts).numpy() for column in columns])
     ranks = np.zeros(len(lengths), np.int64)
     rows = np.arange(len(lengths))  # rows that are not yet told apart from all others
@@ -114,7 +100,7 @@ def _without_gaps(ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _rank_whole(
-    columns: Sequence[Spans],
+    columns: Sequence[TextRows],
     lengths: NDArray[np.int64],
     ranks: NDArray[np.int64],
     rows: NDArray[np.int64],
@@ -142,7 +128,7 @@ def _rank_whole(
     return np.sort(np.concatenate(large))
 
 
-def _rest(columns: Sequence[Spans], row: int, depth: int) -> bytes:
+def _rest(columns: Sequence[TextRows], row: int, depth: int) -> bytes:
     """The bytes of a row behind the first `depth` words; rows are counted over all columns."""
     for column in columns:
         if row < len(column.starts):
@@ -151,7 +137,7 @@ def _rest(columns: Sequence[Spans], row: int, depth: int) -> bytes:
     raise IndexError(row)
 
 
-def _words(columns: Sequence[Spans], rows: NDArray[np.int64], depth: int) -> Iterator[NDArray[np.uint64]]:
+def _words(columns: Sequence[TextRows], rows: NDArray[np.int64], depth: int) -> Iterator[NDArray[np.uint64]]:
     """The word number `depth` of some rows, zeros behind their end; rows ascend over all columns."""
     first = 0
     for column in columns:

@@ -22,7 +22,7 @@ def texts(count: int) -> list[str]:
 @pytest.mark.parametrize("kind", ["str", "bytes"])
 def test_long_keys_are_in_the_order_of_python(kind, whole_bytes):
     rows = texts(200) if kind == "str" else [text.encode() for text in texts(200)]
-    columns = [ranks.TextRows.of(Ragged.from_list(part)) for part in (rows[:70], rows[70:])]
+    columns = [Ragged.from_list(part) for part in (rows[:70], rows[70:])]
     found = ranks.ranks_of(columns, whole_bytes)
     numbers = {key: number for number, key in enumerate(sorted(set(rows)))}
     assert torch.cat(found).tolist() == [numbers[key] for key in rows]

@@ -20,7 +20,7 @@ from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeySpec
 from tdmap.keys.prepare import KeyedData
-from tdmap.keys.ranks import TextRows, ranks_of
+from tdmap.keys.ranks import ranks_of
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
@@ -115,7 +115,7 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
             )
         commons.append(common)
         if ours is not None and theirs is not None:
-            numbers = ranks_of([TextRows.of(ours), TextRows.of(theirs)])
+            numbers = ranks_of([ours, theirs])
             left, right = _renumbered(left, index, numbers[0]), _renumbered(right, index, numbers[1])
     left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
     # Ranges of keys are cut by the sample, which had the old numbers.
