@@ -46,26 +46,13 @@ class Residency:
             stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
             if stop > start:
                 self._ranges[start] = max(stop - start, self._ranges.get(start, 0))
-        self._base = self._mapped()
-
-    def _mapped(self) -> int:
-        """Bytes of file and shared pages in the page table of this process; 0 where it cannot be read or changed."""
-        if self._madvise is None:
-            return 0
-        try:
-            fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # no /proc
-            return 0
-        try:
-            return int(os.pread(fd, 128, 0).split()[2]) * mmap.PAGESIZE
-        finally:
-            os.close(fd)
+        self._base = None if self._madvise is None else _memory(MAPPED)
 
     def trim(self) -> None:
         """Let go of all pages when there are many. Called between leases: the cost is some microseconds."""
         if self._base is None or not self._ranges:
             return
-        mapped = self._mapped()
+        mapped = _memory(MAPPED)
         if mapped - self._base < LIMIT:
             self._base = min(self._base, mapped)
             return
@@ -90,18 +77,22 @@ class Growth:
 
     def is_large(self) -> bool:
         """Whether it is `LIMIT` or more."""
-        memory = _resident()
+        memory = _memory(RESIDENT)
         self._before = memory if self._before is None else min(self._before, memory)
         return memory - self._before >= LIMIT
 
 
-def _resident() -> int:
-    """Resident bytes of this process; 0 where that cannot be told."""
+RESIDENT, MAPPED = 1, 2
+"""Fields of `/proc/self/statm`: all pages in the page table, and those of files and shared memory."""
+
+
+def _memory(field: int) -> int:
+    """Bytes of this process, by the field; 0 where there is no `/proc`."""
     try:
         fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
     try:
-        return int(os.pread(fd, 128, 0).split()[1]) * mmap.PAGESIZE
+        return int(os.pread(fd, 128, 0).split()[field]) * mmap.PAGESIZE
     finally:
         os.close(fd)
