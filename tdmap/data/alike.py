@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, has_members, is_data, is_dense
-from tdmap.data.objects import KeyPath
+from tdmap.data.kinds import Data, KeyPath, has_members, is_data, is_dense, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tensordict_lite import is_non_tensor
@@ -91,7 +90,7 @@ def misnamed(names: Names, result: Data, in_place: bool, path: KeyPath = ()) -> 
 
 
 def _misspelt(names: Names, theirs: Iterable[str], meant: tuple[str, str] | None, path: KeyPath) -> OutputMismatch:
-    where = f" in {_key(path)}" if path else ""
+    where = f" in {key_name(path)}" if path else ""
     found = f"the function returned the entries {sorted(theirs)}{where}, and "
     hint = f" Did you mean {meant[1]!r} instead of {meant[0]!r}?" if meant else ""
     if names.keys().isdisjoint(theirs):
@@ -104,16 +103,12 @@ def _misspelt(names: Names, theirs: Iterable[str], meant: tuple[str, str] | None
 
 
 def _no_room(extra: list[str], path: KeyPath) -> OutputMismatch:
-    key = _key((*path, extra[0]))
+    key = key_name((*path, extra[0]))
     return OutputMismatch(
         f"the function returned the new entry {key}, and out=data changes a dataset in place, which has no room for "
         "it. Pass out='folder' for a new dataset, or make the entry before the call: "
         f"data.make_memmap({key}, shape=..., dtype=...) on disk, data[{key}] = torch.zeros(...) in memory."
     )
-
-
-def _key(path: KeyPath) -> str:
-    return repr(path[0] if len(path) == 1 else path) if path else "the result"
 
 
 def not_alike(
@@ -204,13 +199,13 @@ def member_pairs(rows: LazyStackedTensorDict, result: Data, path: KeyPath) -> li
         raise not_a_collection(rows, result)
     dim = rows.stack_dim
     if len(result.shape) <= dim or result.shape[dim] != rows.shape[dim]:
-        raise wrong_shape(_key(path), rows.shape, result.shape, "these rows and the function returned")
+        raise wrong_shape(key_name(path), rows.shape, result.shape, "these rows and the function returned")
     return list(zip(rows.unbind(dim), result.unbind(dim)))
 
 
 def check_leaf(dst: Tensor, src: Data, path: KeyPath) -> Tensor:
     """`src`, if it can be copied into `dst` without loss of kind; else raise OutputMismatch."""
-    key = _key(path)
+    key = key_name(path)
     if not isinstance(src, Tensor):
         raise OutputMismatch(f"{key}: out holds a tensor and the function returned {_kind(src)}.")
     if src.shape != dst.shape:
@@ -239,7 +234,7 @@ def cast(src: Tensor, dtype: torch.dtype, path: KeyPath) -> Tensor:
     if bool(bad.any()):
         at = tuple(bad.nonzero()[0].tolist())
         raise OutputMismatch(
-            f"{_key(path)}: out has dtype {dtype}, and the function returned {src.dtype} with the value "
+            f"{key_name(path)}: out has dtype {dtype}, and the function returned {src.dtype} with the value "
             f"{src[at].item()}, for which that has no room (it would become {found[at].item()}). Allocate out with "
             f"{src.dtype}, or clamp in the function."
         )
@@ -271,7 +266,7 @@ def describe_difference(rows: Data, result: Data, path: KeyPath = (), objects: I
         path: where both are.
         objects: entries that the others have as Python objects, and `rows` lacks.
     """
-    key = repr(path[0] if len(path) == 1 else path) if path else "this one"
+    key = key_name(path, "this one")
     if isinstance(rows, Tensor) and isinstance(result, Tensor):
         ours, theirs = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (rows, result))
         lengths = rows.dtype is result.dtype and rows.dim() == result.dim() > 0
@@ -344,7 +339,7 @@ def assigned(chunk: Data, before: Data, path: KeyPath = ()) -> OutputMismatch | 
             if error is not None:
                 return error
         elif old is None or _is_another(value, old):
-            name = _key((*path, key))
+            name = key_name((*path, key))
             way = f", or write into the rows: chunk[{name}][:] = ..., chunk[{name}].mul_(2)"
             way = way if isinstance(old, Tensor) else ""
             return OutputMismatch(

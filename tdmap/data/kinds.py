@@ -180,6 +180,9 @@ Data: TypeAlias = "TensorCollection | Any"
 """A tensor, a collection of `tensordict_lite`, or `Rows`. To type checkers it is a collection that anything may stand
 for: they know its methods, and `isinstance` tells the other two."""
 
+KeyPath: TypeAlias = "tuple[str, ...]"
+"""Where an entry is in a collection; empty for a dataset that is a tensor."""
+
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""
 
@@ -208,6 +211,11 @@ def is_read_anew(value: object) -> bool:
     return hasattr(type(value), "_loaded")
 
 
+def key_name(path: KeyPath, root: str = "the result") -> str:
+    """How messages name a key."""
+    return repr(path[0] if len(path) == 1 else path) if path else root
+
+
 def require_writable(out: object) -> None:
     """Raise an error for an output that would lose what is written into it.
 
@@ -232,7 +240,7 @@ def require_writable(out: object) -> None:
 
 def _require_views(out: Data, path: tuple[str, ...]) -> None:
     if is_read_anew(out):
-        where = f"the entry {path[0] if len(path) == 1 else path!r} of out" if path else "out"
+        where = f"the entry {key_name(path)} of out" if path else "out"
         raise ValueError(
             f"{where} is a {type(out).__name__}, whose rows are copies in memory, so results would not reach "
             "its file: pass the path of a new folder as out=, or out=None and assign the result, as in "

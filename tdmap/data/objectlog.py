@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.objects import MISSING, Each, KeyPath, One, Piece, Pieces, RaggedPiece, Spilled, StackedPiece
+from tdmap.data.kinds import KeyPath, key_name
+from tdmap.data.objects import MISSING, Each, One, Piece, Pieces, RaggedPiece, Spilled, StackedPiece
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
@@ -104,11 +105,10 @@ def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None
     for piece, path in zip(pieces, paths):
         for value in () if isinstance(piece, RaggedPiece) else _values(piece):
             if not holds_json(value):
-                key = repr(path[0] if len(path) == 1 else path)
                 raise OutputMismatch(
-                    f"{where}: the entry {key} holds a {type(value).__name__}, and a folder holds strings, numbers, "
-                    "None, lists and dicts with strings for keys. Encode it (bytes as a uint8 tensor, for one), or "
-                    "leave out=None and call .memmap(folder, allow_pickle=True) on the result."
+                    f"{where}: the entry {key_name(path)} holds a {type(value).__name__}, and a folder holds strings, "
+                    "numbers, None, lists and dicts with strings for keys. Encode it (bytes as a uint8 tensor, for "
+                    "one), or leave out=None and call .memmap(folder, allow_pickle=True) on the result."
                 )
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, KeyPath, is_dense, key_name
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.memory.spill import Extent, Spill
@@ -33,8 +33,6 @@ from tensordict_lite.ragged import Ragged, form_name, is_ragged, text_of
 
 PACKED = 32
 """So many strings of a piece travel as their bytes."""
-
-KeyPath: TypeAlias = "tuple[str, ...]"
 
 
 class One(NamedTuple):
@@ -620,9 +618,10 @@ def two_forms(path: KeyPath, found: Form | None, others: Form | None) -> str | N
     """Why rows of two forms (None: not ragged) cannot be in one entry; None where they can."""
     if found == others or not any(form is not None and form[0] == "tensor" for form in (found, others)):
         return None
-    name = repr(path[0] if len(path) == 1 else path)
     what, elsewhere = ("no ragged column" if form is None else describe_form(form) for form in (found, others))
-    return f"{name} is {what}, and {elsewhere} elsewhere: results of all chunks must be of one dtype and shape."
+    return (
+        f"{key_name(path)} is {what}, and {elsewhere} elsewhere: results of all chunks must be of one dtype and shape."
+    )
 
 
 def unlike_forms(result: Data, forms: Forms) -> str | None:
@@ -758,9 +757,8 @@ def check_ragged(path: KeyPath, wanted: Form | None, entry: Data) -> None:
     """Raise OutputMismatch for ragged rows, or `Spilled` ones, of another form than those of the output."""
     found = form_of(entry)
     if wanted is not None and found is not None and wanted != found:
-        name = repr(path[0] if len(path) == 1 else path)
         raise OutputMismatch(
-            f"{name}: rows of out are {describe_form(wanted)}, and rows of the result are "
+            f"{key_name(path)}: rows of out are {describe_form(wanted)}, and rows of the result are "
             f"{describe_form(found)}: convert the result, or give out an entry of its type."
         )
 

@@ -11,22 +11,19 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, is_data, is_dense, leaves_hold_rows, with_entries
+from tdmap.data.kinds import Data, KeyPath, is_data, is_dense, key_name, leaves_hold_rows, with_entries
 from tdmap.data.objects import blank_rows, entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, Ragged
 from tensordict_lite.ragged import is_ragged
-
-KeyPath: TypeAlias = "tuple[str, ...]"
-"""Where an entry is in a collection; empty for a dataset that is a tensor."""
 
 
 class Field(NamedTuple):
@@ -113,16 +110,16 @@ class Schema:
             found.append(node)
         return found
 
-    def difference(self, other: Schema) -> str:
-        """What another schema has that this one has not, or the other way round, in words; empty when equal."""
+    def difference(self, other: Schema, name: str = "this one") -> str:
+        """What another schema, of this name, has that this one has not, or the other way round; empty when equal."""
         if self.fields[0].kind != other.fields[0].kind:
-            return f"this one is a {other.fields[0].kind}, where it was a {self.fields[0].kind}"
+            return f"{name} is a {other.fields[0].kind}, where it was a {self.fields[0].kind}"
         mine, theirs = ({field.path: field for field in schema.fields} for schema in (self, other))
         extra = [key_name(path) for path in theirs if path not in mine]
         missing = [key_name(path) for path in mine if path not in theirs]
         parts = [f"{what} {', '.join(names)}" for what, names in (("has also", extra), ("lacks", missing)) if names]
         if parts:
-            return f"this one {' and '.join(parts)}"
+            return f"{name} {' and '.join(parts)}"
         for path, field in theirs.items():
             if mine[path] != field:
                 return f"{key_name(path)} is {field.describe()}, where it was {mine[path].describe()}"
@@ -140,13 +137,6 @@ def _fields(node: Data, path: KeyPath, kind: str = "tensor") -> list[Field]:
     for key in sorted(node._source):
         found += _fields(node._source[key], (*path, key), (node._types or {}).get(key, "tensor"))
     return found
-
-
-def key_name(path: KeyPath) -> str:
-    """How messages name a key."""
-    if not path:
-        return "the result"
-    return repr(path[0] if len(path) == 1 else path)
 
 
 class Parts(NamedTuple):

@@ -22,10 +22,9 @@ from tdmap.data.alike import (
     unlike_the_others,
 )
 from tdmap.data.join import joinable
-from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of, with_entries
+from tdmap.data.kinds import Data, KeyPath, has_members, is_data, is_dense, key_name, tensors_of, with_entries
 from tdmap.data.objects import (
     Forms,
-    KeyPath,
     Piece,
     Pieces,
     Placer,
@@ -265,8 +264,7 @@ class RowWriter:
         for path in self.objects:
             entry = entry_at(result, path)
             if isinstance(entry, Tensor):
-                name = repr(path[0] if len(path) == 1 else path)
-                raise OutputMismatch(f"{name}: out holds Python objects and the function returned a tensor.")
+                raise OutputMismatch(f"{key_name(path)}: out holds Python objects and the function returned a tensor.")
             check_ragged(path, self._forms.get(path), entry)
 
     def _put(self, dst: Tensor, src: Tensor) -> None:

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import not_alike
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, KeyPath, is_data
 from tdmap.data.objectlog import describe_spilled, known_spilled
 from tdmap.data.objects import Spilled, form_of, spilled, two_forms
-from tdmap.data.schema import KeyPath, Parts, Schema, take_apart
+from tdmap.data.schema import Parts, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows

@@ -10,11 +10,10 @@ import torch
 
 from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable, result_of_no_rows, unallocated
-from tdmap.data.kinds import Data, entries_of, is_dense
+from tdmap.data.kinds import Data, KeyPath, entries_of, is_dense, key_name
 from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import (
     Forms,
-    KeyPath,
     ObjectColumns,
     Pieces,
     Placer,
@@ -77,7 +76,7 @@ def no_rows_for_folder(job: Job) -> Data:
 
 def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = ()) -> str:
     """Why a result is not `gatherable`."""
-    name = "the result" if not path else f"the entry {path[0] if len(path) == 1 else path!r}"
+    name = "the result" if not path else f"the entry {key_name(path)}"
     if len(value.shape) <= plan.dim or (not plan.unbind and value.shape[plan.dim] != rows):
         return f"with as many rows as its chunk ({rows}), and {name} has the shape {tuple(value.shape)}."
     if not isinstance(value, torch.Tensor) and is_dense(value):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, leaves_hold_rows, tensors_of
+from tdmap.data.kinds import Data, key_name, leaves_hold_rows, tensors_of
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import (
     ObjectColumns,
@@ -27,7 +27,6 @@ from tdmap.data.objects import (
     without_gaps_over,
 )
 from tdmap.data.reader import rows_of
-from tdmap.data.schema import key_name
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution

@@ -8,9 +8,8 @@ import torch
 
 from tdmap.data.alike import describe_difference, not_alike
 from tdmap.data.join import allocate_like, gatherable, join, joinable
-from tdmap.data.kinds import Data, is_data, tensors_of
+from tdmap.data.kinds import Data, KeyPath, is_data, tensors_of
 from tdmap.data.objects import (
-    KeyPath,
     ObjectColumns,
     Placer,
     as_chunk,

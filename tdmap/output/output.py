@@ -21,9 +21,11 @@ from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.join import unallocated
 from tdmap.data.kinds import (
     Data,
+    KeyPath,
     entries_of,
     is_data,
     is_dense,
+    key_name,
     require_writable,
     tensors_of,
 )
@@ -40,7 +42,7 @@ from tdmap.data.objects import (
     without_paths,
 )
 from tdmap.data.reader import narrow
-from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
+from tdmap.data.schema import Field, Schema, take_apart
 from tdmap.data.writer import RowWriter
 from tdmap.devices import check_no_device
 from tdmap.errors import OutputMismatch

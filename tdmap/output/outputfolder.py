@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, entries_of, is_dense, tensors_of
-from tdmap.data.objects import KeyPath, ragged_tensors, with_objects
+from tdmap.data.kinds import Data, KeyPath, entries_of, is_dense, tensors_of
+from tdmap.data.objects import ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, KeyPath
 from tdmap.data.objects import (
     Each,
-    KeyPath,
     One,
     Piece,
     RaggedPiece,

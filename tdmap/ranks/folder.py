@@ -22,8 +22,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tdmap.data.kinds import Data
-from tdmap.data.objects import KeyPath
+from tdmap.data.kinds import Data, KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory import hidden

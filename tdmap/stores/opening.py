@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
-from tdmap.data.schema import Schema, key_name
+from tdmap.data.schema import Schema
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import AnyPath
 from tdmap.process_state import on_host
@@ -162,34 +162,16 @@ def _joined(runs: list[Run], firsts: list[RowSource] | None = None) -> ShardedDa
     """
     data = ShardedDataset(spans_of(runs))
     members = firsts or [member for member, *_ in runs]
-    first = _schema(members[0])
+    first = Schema(members[0].open().like())
     for member in members[1:]:
-        other = _schema(member)
+        other = Schema(member.open().like())
         if other.digest != first.digest:
+            difference = first.difference(other, "the first")
             raise OutputMismatch(
-                f"{member.name} and {members[0].name} cannot be one dataset: {_difference(first, other)}. Use "
-                ".select(...) or .map(...) on one of them."
+                f"{member.name} and {members[0].name} cannot be one dataset: {difference}. Use .select(...) or "
+                ".map(...) on one of them."
             )
     return data
-
-
-def _schema(member: RowSource) -> Schema:
-    return Schema(member.open().like())
-
-
-def _difference(first: Schema, other: Schema) -> str:
-    """What the second of two folders has that the first has not, in words."""
-    mine, theirs = ({field.path: field for field in schema.fields} for schema in (first, other))
-    extra = [key_name(path) for path in theirs if path not in mine]
-    missing = [key_name(path) for path in mine if path not in theirs]
-    if extra or missing:
-        told = [f"the first has {', '.join(extra)} besides"] if extra else []
-        return " and ".join(told + ([f"the first lacks {', '.join(missing)}"] if missing else []))
-    for path, field in theirs.items():
-        if mine[path] != field:
-            name = key_name(path) if path else "the collection"
-            return f"{name} is {field.describe()} in the first, and {mine[path].describe()} in the second"
-    return "their entries differ"
 
 
 def _refuse_twice(names: list[str]) -> None:

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.columns import row_words
-from tdmap.data.kinds import Data, signed_view
+from tdmap.data.kinds import Data, KeyPath, signed_view
 from tdmap.data.reader import rows_of, select
-from tdmap.data.schema import KeyPath
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Job, Source
 from tdmap.keys.joins.lookup import Lookup
