@@ -233,7 +233,6 @@ class Execution:
             yield from Driver(job, sink, workers, watchers, row_bytes, log, asked, self.tuning).run()
 
     def _start(self, job: Job) -> Workers:
-        """The workers of a job."""
         if isinstance(self.executor, Executor):
             return self.executor.start(job)
         if self.executor == "serial" or (self.in_processes and _is_nested()):

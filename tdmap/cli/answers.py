@@ -279,7 +279,6 @@ def _misused(error: Any) -> int:
 
 
 def _path_of(ctx: Any) -> str:
-    """The words of a command line that chose this command, without the program."""
     names: list[str] = []
     while ctx is not None and ctx.parent is not None:
         names.insert(0, ctx.info_name or "")

@@ -141,7 +141,6 @@ def entry_of(name: str, data: Data, path: Path) -> str | tuple[str, ...]:
 
 
 def _open_sources(path: Path, sources: list[Path | str]) -> Any:
-    """A dataset of several folders, or in a store."""
     import tdmap
 
     try:

@@ -71,7 +71,6 @@ def signature_of(place: str) -> Signature:
 
 
 def _options(name: str) -> Iterator[Parameter]:
-    """The attributes of a typed dictionary and of its bases."""
     for module in OPTION_TYPES:
         node = _definition(module, name)
         if isinstance(node, ast.ClassDef):

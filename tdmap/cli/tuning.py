@@ -145,8 +145,6 @@ def _long_enough(run: Callable[[Any, dict[str, Any]], Any], data: Data) -> Any:
 
 
 class _Trial:
-    """Runs settings in turns."""
-
     def __init__(self, run: Callable[[Any, dict[str, Any]], Any], sample: Any, order: random.Random) -> None:
         self._run, self._sample, self._order = run, sample, order
         self.seconds: dict[Trial, list[float]] = {}

@@ -242,7 +242,6 @@ def cast(src: Tensor, dtype: torch.dtype, path: KeyPath) -> Tensor:
 
 
 def _has_room(src: torch.dtype, dst: torch.dtype) -> bool:
-    """Whether every value of one dtype is in the range of another."""
     if dst.is_floating_point and dst.itemsize < 4 and dst is not torch.bfloat16 and not src.is_floating_point:
         return src.itemsize == 1
     try:

@@ -247,7 +247,6 @@ class RowWriter:
         return joinable([rows, result], self.plan)
 
     def _same_objects(self, result: Data) -> bool:
-        """Whether a result has the same entries that are no tensors as those before."""
         return set(object_paths(result)) == set(self.objects)
 
     def _check_kind(self, result: Data) -> None:

@@ -129,8 +129,6 @@ def _of_hdf5(h5py: ModuleType, entry: Any, reason: str) -> Any:
 
 
 class _Text:
-    """A dataset of text in an HDF5 file."""
-
     def __init__(self, entry: Any) -> None:
         self.entry, self.shape, self.dtype = entry, entry.shape, entry.dtype
 
@@ -429,7 +427,6 @@ def _path(name: str, parts: Sequence[str]) -> str:
 
 
 def _require_name(name: str, not_in: str) -> None:
-    """Raise for a column whose name would be another one in a file."""
     if any(character in name for character in not_in) or not _is_unicode(name):
         raise ValueError(
             f"the name of the column {name!r} has a character that this format does not support: rename it first."

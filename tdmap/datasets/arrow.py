@@ -122,7 +122,6 @@ def rows_of(batch: pa.RecordBatch | pa.Table | Part, nulls: str = "raise", start
 
 
 def _tree(entries: Mapping[Path, Any], types: Mapping[Path, str], rows: int) -> TensorDict:
-    """A TensorDict of columns by their paths."""
     found = TensorDict({}, [rows])
     for path, value in entries.items():
         if len(path) > DEEPEST:
@@ -161,7 +160,6 @@ def _flattened(pa: ModuleType, table: pa.Table) -> dict[Path, Any]:
 
 
 def _columns_in(pa: Any, path: Path, column: Any) -> Iterator[tuple[Path, Any]]:
-    """A column, or those of a struct, by their paths."""
     kind = column.type
     if not pa.types.is_struct(kind):
         yield path, column
@@ -191,7 +189,6 @@ def naming(path: str) -> Iterator[None]:
 
 
 def _value_of(pa: ModuleType, array: pa.Array, name: str, nulls: str, start: int) -> Any:
-    """The entry of a column."""
     if array.null_count and nulls == "raise":
         row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
         raise ValueError(
@@ -242,7 +239,6 @@ def _valid(pa: ModuleType, columns: Mapping[Path, Any], path: Path, array: pa.Ar
 
 
 def _one(pa: ModuleType, chunks: pa.ChunkedArray) -> Any:
-    """The chunks of a column as one array."""
     if isinstance(chunks, pa.ChunkedArray):
         return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
     return chunks
@@ -550,7 +546,6 @@ def _timed(pa: ModuleType, array: pa.Array, name: str) -> Any:
 
 
 def _put_nulls(pa: ModuleType, arrays: dict[Path, Any], path: Path, valid: pa.Array) -> None:
-    """Give a column nulls where a mask is False."""
     if valid.type != pa.bool_():
         name = joined(path)
         raise ValueError(f"the column {name + VALID!r} must hold one bool per row: False where {name!r} is null.")

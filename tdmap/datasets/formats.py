@@ -240,7 +240,6 @@ def _text_types(
 
 
 def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
-    """Endings of a format of text: as it is, and compressed."""
     return (*suffixes, *(suffix + codec for suffix in suffixes for codec in CODECS))
 
 
@@ -480,7 +479,6 @@ def format_of(path: str, format: str | None) -> str:
 
 @contextlib.contextmanager
 def _text_file(path: str) -> Iterator[Any]:
-    """A file of text that is written, compressed as its name says."""
     codec = codec_of(path)
     with opened(path, "wb") as file:
         if codec is None:
@@ -524,7 +522,6 @@ def batches_of(
 
 
 def _require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str], first: str) -> None:
-    """Raise ValueError where a file has other columns than the first one."""
     for name in {**known, **kinds}:
         if kinds.get(name) != known.get(name):
             told = (kinds.get(name, "absent"), known.get(name, "absent"))

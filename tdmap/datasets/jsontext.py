@@ -131,7 +131,6 @@ def json_values(texts: pa.Array, kind: pa.DataType = None) -> Any:
 
 
 def _without_times(kind: pa.DataType) -> Any:
-    """A type in which times are text, as JSON has them."""
     pa, types = pyarrow(), pyarrow().types
     if types.is_struct(kind):
         return pa.struct([(field.name, _without_times(field.type)) for field in kind])

@@ -283,7 +283,6 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.
 
 
 def _content(name: str, ending: str, value: Any, row: int) -> bytes:
-    """The content of the file that holds a value."""
     if isinstance(value, bytes):
         return value
     try:

@@ -226,7 +226,6 @@ def number(value: float | None) -> str:
 
 
 def _ticks(kind: TimeType, span: float) -> Callable[[float, float], str]:
-    """What is written at a value of an axis of times."""
     return lambda value, place: about_text(value, kind, span)
 
 

@@ -112,8 +112,6 @@ class JobStatus:
 
 
 class _Job:
-    """A job that runs, and its file."""
-
     def __init__(self, event: JobStarted) -> None:
         operation = running_operation()
         self.began = self.seen_time = event.time

@@ -280,7 +280,6 @@ class Meter:
     # -- what the kernel knows ---------------------------------------------------------------------------
 
     def _carried(self) -> tuple[int, int]:
-        """Bytes to the device and back since the last lease."""
         runner = self._runner
         if runner is None:
             return 0, 0

@@ -244,7 +244,6 @@ class JobProfile:
             self.spans.append(Span(event.worker, event.start, event.stop, *times, event.rows, parts, measures.rss))
 
     def _between(self, worker: WorkerProfile, until: float, part: str, starved: float = 0.0) -> None:
-        """A worker had no lease until now."""
         gap = until - worker.until
         if gap <= 0:
             return

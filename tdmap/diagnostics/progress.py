@@ -137,8 +137,6 @@ class StageBars(Callback):
 
 
 class _StageBar(ProgressBar):
-    """The bar of one job."""
-
     def on_job_started(self, event: JobStarted) -> None:
         self._rows = event.num_rows
         self._begin(event.name)

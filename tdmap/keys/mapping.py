@@ -108,7 +108,6 @@ class MapPartition:
             yield _joined(waiting)
 
     def _groups(self, columns: list[Tensor], starts: list[int], stops: list[int]) -> Iterator[Data]:
-        """The rows of each group."""
         if not self.whole:
             for start, stop in zip(starts, stops):
                 yield self.rows[columns[0][start:stop]].clone()  # of a lazy stack, these are the caller's members

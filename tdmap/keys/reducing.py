@@ -94,7 +94,6 @@ class CutChunk:
         return self._left(take(words, starts), update_all(self.forms, gather(rows, order), starts))
 
     def _rows(self, chunk: Data, start: int) -> Data:
-        """What is kept of rows."""
         if self.by_number:
             return torch.from_numpy(np.arange(start, start + len(chunk)))  # in one thread
         return select(chunk, self.payload)
@@ -105,11 +104,9 @@ class CutChunk:
         return table.hashed(words, self.room) if found is None else found
 
     def _states_of(self, rows: Data, slots: Slots) -> list[States]:
-        """The states of each reducer for the slots that are used."""
         return states_by_slot(self.forms or {}, rows, slots, self.room)
 
     def _left(self, keys: Words, states: Sequence[States]) -> Run | Kept:
-        """What is sent to the driver or written to a file."""
         columns = [column for state in states for column in state]
         if len(keys[0]) <= self.most:
             return keep(keys, columns)

@@ -264,7 +264,6 @@ def _is_file(fd: int, path: str | Path) -> bool:
 
 
 def _holder_in(fd: int) -> Holder:
-    """The holder that is written in an open lock file."""
     return Holder.unpack(os.pread(fd, 1 << 16, 0))
 
 

@@ -141,7 +141,6 @@ def _is_light(job: Job) -> bool:
 
 
 def _fill(mask: Tensor, job: Job) -> None:
-    """Answer for all rows, here."""
     for chunk in range(job.plan.num_chunks):
         start, stop = job.plan.rows(chunk)
         try:

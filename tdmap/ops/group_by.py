@@ -281,7 +281,6 @@ class GroupBy:
             return permute_rows(ctx, self.data, groups.first_rows(k))
 
     def _spill(self, ctx: Context) -> Spill:
-        """Intermediate files that do not lie in the output."""
         return _with_spill_dir(ctx.inner(), self).spill()
 
 
@@ -297,7 +296,6 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
 
 
 def _parts(groups: GroupBy, reducers: Mapping[Any, Any] | Reducer[Any]) -> dict[Any, Any]:
-    """The reducers by their names."""
     parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
     if not parts:
         raise ValueError('reduce needs at least one reducer, such as {"n": tdmap.reducers.Count()}.')
@@ -324,7 +322,6 @@ def _to_output(
     run: Callable[[Spill], tuple[CollectPieces | Data, Callable[[], Schema] | None]],
     has_keys: bool,
 ) -> Data:
-    """Bring the answers for all groups to the output."""
     strings = has_keys and any(label is not None for label in keyed.labels)
     if strings and ctx.output.given is not None:
         raise ValueError("strings cannot be written into an existing dataset: pass out=None, or a folder.")

@@ -163,8 +163,6 @@ def _check(a: Data, b: Data, how: str, out: object, suffix: str, suffixes: tuple
 
 @dataclass
 class _Join:
-    """One call of `join`."""
-
     ctx: Context
     a: Data
     b: Data
@@ -290,7 +288,6 @@ class _Join:
         )
 
     def _example(self) -> TensorDict:
-        """No rows of the result."""
         assert self.names is not None
         found = TensorDict({}, [0])
         for side in self.names.sides:

@@ -239,7 +239,6 @@ def map(
 
 
 def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
-    """The results, joined into a new value."""
     if ctx.resume:
         raise ValueError(
             "resume=True keeps its log in the output folder: pass the path of a folder as out=, or out=data."
@@ -263,7 +262,6 @@ def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
 
 
 def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
-    """A new memory-mapped dataset."""
     store = ctx.output.store
     assert store is not None
     if job.policy.skip == DROP:
@@ -288,7 +286,6 @@ def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
 
 
 def _to_shards(job: Job, ctx: Context) -> Data:
-    """A new dataset of several folders, here or in a store."""
     assert ctx.output.shards is not None
     write, spill_dir = write_dropping if job.policy.skip == DROP else write_folder, ctx.options.get("spill_dir")
     if spill_dir is not None:

@@ -183,7 +183,6 @@ class SortRows(PartitionWork):
         return 0
 
     def _keys(self, words: Words) -> list[Tensor]:
-        """The columns of the key, where any of them is needed."""
         return self.codec.decode(words) if self.keys else []
 
     def _copied(self, partition: int, first: int) -> bool:

@@ -23,8 +23,6 @@ LEASE_BYTES = 16 << 20
 
 
 class _Copying(NamedTuple):
-    """Copies that have begun."""
-
     mark: CudaMark
     sources: list[Tensor]
     nbytes: int
@@ -132,7 +130,6 @@ class DeviceBuffer(Sink[Data]):
             raise
 
     def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Begin the copies; the tensors that they read."""
         if any(source.device.type != "cpu" for _, source in pairs):
             self.link.follow()  # a function in this process has computed it there, on the caller's stream
         casts = [source for row, source in pairs if row.dtype is not source.dtype]

@@ -216,7 +216,6 @@ def _shares_memory(name: str) -> ValueError:
 
 
 def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
-    """The bytes that each tensor spans, and what file or memory they are of."""
     spans: dict[str, tuple[Any, int, int]] = {}
     tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
     for path, tensor in tensors:

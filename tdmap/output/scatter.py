@@ -131,8 +131,6 @@ def sort_by_chunk(order: Tensor, block_rows: int, chunks: int) -> tuple[np.ndarr
 
 
 class _Count(Step):
-    """Rows that each chunk gives to a bucket."""
-
     def __init__(self, block_rows: int, chunks: int) -> None:
         super().__init__("permute")
         self.block_rows = block_rows

@@ -341,7 +341,6 @@ class _Run:
         return name, done
 
     def _execute(self, name: str, done: dict[int, WrittenShard]) -> list[WrittenShard]:
-        """Have all shards written that are not done."""
         job, length = self.job, self.job.plan.length
         writer = ShardWriter(job, self.target, name, self.rows, self.identity is not None, self.write)
         if not length:
@@ -424,7 +423,6 @@ class _Run:
             self.target.remove_state(RUN, *([f"{HIDDEN}/{earlier}"] if earlier.isalnum() else []))
 
     def _discard(self, name: str) -> None:
-        """Remove the shards of a run that was not finished and cannot be resumed."""
         with contextlib.suppress(Exception):
             self.target.remove(_shards_of(name, set(self.target.listing()[0])))
             _forget(self.target, name)

@@ -296,7 +296,6 @@ def _lines(box: Box) -> list[tuple[str, str]]:
 
 
 def _layout(box: Box) -> tuple[float, float, list[tuple[str, Any]]]:
-    """Width, height and shapes of a box and everything above it."""
     own_width = max(len(text) for _, text in _lines(box)) * CHAR + 2 * PAD
     own_height = len(_lines(box)) * LINE + 2 * PAD - 4
     parts = [_layout(above) for above in box.above]

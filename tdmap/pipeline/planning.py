@@ -195,7 +195,6 @@ def _call(plan: Plan, stage: Stage) -> Plan:
 
 
 def _below(plan: Local, change: Callable[[Plan], Plan]) -> Local:
-    """The plan over other sources."""
     return replace(plan, sources=tuple(map(change, plan.sources)))
 
 

@@ -168,8 +168,6 @@ def reduce(plan: Plan, settings: RunSettings, reducer: Reducer[Any]) -> Any:
 
 
 class _Fold(FoldChunk):
-    """The state of a chunk's rows, which may be a batch."""
-
     def __call__(self, chunk: Data, start: int = 0) -> Any:
         return super().__call__(as_rows(chunk), start)
 
@@ -204,8 +202,6 @@ def count(plan: Plan, settings: RunSettings) -> int:
 
 
 class _Tally:
-    """Counts the rows of a chunk, or its batch."""
-
     def __init__(self, batched: bool) -> None:
         self.batched = batched
 

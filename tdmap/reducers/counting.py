@@ -180,7 +180,6 @@ class Quantile(_Keyed):
 
 
 def _ends(values: Tensor) -> Tensor:
-    """The smallest and the largest of some numbers; nothing for none."""
     return torch.stack(values.aminmax()) if len(values) else values
 
 

@@ -207,7 +207,6 @@ def is_outdated(module: types.ModuleType, text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(text: str) -> frozenset[Any]:
-    """All code of a module."""
     try:
         waiting = [compile(text, "<module>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
@@ -220,7 +219,6 @@ def _compiled(text: str) -> frozenset[Any]:
 
 
 def _key(code: types.CodeType) -> Any:
-    """What tells code from other code of the same source."""
     constants = [_key(one) if isinstance(one, types.CodeType) else type(one).__name__ for one in constants_of(code)]
     plain = [repr(one) for one in constants_of(code) if isinstance(one, (str, int, float, bytes, tuple))]
     return code.co_name, code.co_code, code.co_names, code.co_varnames, *constants, *plain

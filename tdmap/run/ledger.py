@@ -125,5 +125,4 @@ def forget(folder: Path) -> None:
 
 
 def _kept(path: Path, nbytes: int) -> Tensor:
-    """The bytes of a file, which an earlier session may have made."""
     return mapped_file(path, nbytes, keep=True, mode=0o666)

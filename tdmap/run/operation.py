@@ -153,7 +153,6 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
 
 
 def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> NoReturn:
-    """Raise TypeError for arguments that are missing, or more than there are."""
     by_place = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
         takes, given = ", ".join(by_place).removeprefix("self, "), len(args) - ("self" in by_place)
@@ -188,8 +187,6 @@ def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: 
 def _entry(
     fn: Callable[..., Any], name: str, signature: inspect.Signature, takes: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`fn` as users call it."""
-
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         unknown = kwargs.keys() - allowed()

@@ -192,7 +192,6 @@ def _digest(identity: dict[str, Any]) -> str:
 
 
 def _is_same(folder: Path, history: History, identity: dict[str, Any]) -> bool:
-    """Whether a log is of a run, whatever the versions of packages."""
     return history.header is not None and _digest(check_identity(history.header, folder / "journal")) == _digest(
         identity
     )

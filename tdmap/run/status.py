@@ -224,7 +224,6 @@ def _error(line: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """A message of several lines."""
     return "\n".join(printable(line) for line in str(value).splitlines()[:20])
 
 

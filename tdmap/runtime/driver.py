@@ -378,7 +378,6 @@ class Driver:
             self._handle_loss(worker, message)
 
     def _accept(self, segment: Segment) -> None:
-        """Chunks of a lease are safe."""
         _, number, _, stop, kind, values = segment
         lease = self.scheduler.get(number)
         if lease is None or stop <= lease.cursor:

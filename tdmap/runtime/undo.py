@@ -210,5 +210,4 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _slots(numbers: Tensor | None) -> Any:
-    """Whole numbers in shared memory, for single loads and stores."""
     return None if numbers is None else memoryview(cast("Any", numbers.numpy()))

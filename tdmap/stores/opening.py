@@ -149,7 +149,6 @@ def _is_all_of(data: Any, saved: Any) -> bool:
 
 
 def _all_of(members: Iterable[RowSource]) -> list[Run]:
-    """All rows of some members."""
     return [(member, 0, member.rows, None) for member in members]
 
 
@@ -198,7 +197,6 @@ def _local(source: AnyPath) -> str | None:
 
 
 def _members_of(source: AnyPath | RowSource, storage_options: dict[str, Any] | None) -> list[RowSource]:
-    """The sources of one folder or URL."""
     if isinstance(source, RowSource):
         return [source]
     path = _local(source)

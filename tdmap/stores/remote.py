@@ -108,8 +108,6 @@ class StoreSource(RowSource):
 
 @dataclass(slots=True)
 class _Leaf:
-    """One column."""
-
     file: str
     """Its object, relative to the dataset."""
     dtype: torch.dtype

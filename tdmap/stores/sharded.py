@@ -212,7 +212,6 @@ class ShardedDataset(Rows, EngineOps):
         return self._with_column(key).get(key)
 
     def _with_column(self, key: str | tuple[str, ...]) -> Data:
-        """A collection with a whole entry."""
         part = self.select(key)
         if part._keys or part._columns is not None:
             return part.contiguous()
@@ -427,7 +426,6 @@ def _outline(rows: Data, count: int) -> TensorDict:
 
 
 def _is_number(index: object) -> bool:
-    """Whether an index means one row."""
     if isinstance(index, (Tensor, np.ndarray)) and index.ndim:
         return False
     return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "dtype", None) not in _BOOLS

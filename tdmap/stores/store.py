@@ -213,7 +213,6 @@ def require_reachable(url: str) -> None:
 
 
 def _explained(what: str, error: OSError) -> OSError:
-    """The same error, in words that say what was asked for."""
     if isinstance(error, PermissionError):
         return PermissionError(
             f"{what}: the store refuses it ({error}). Are there credentials (in the environment, in a configuration "

@@ -114,7 +114,6 @@ def _parse_size(text: str | None) -> int | tuple[int, int] | None:
 
 
 def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
-    """A table of files and reasons, on standard error."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

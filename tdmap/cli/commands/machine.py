@@ -137,7 +137,6 @@ def doctor(
 
 
 def _lines(report: Any, columns: int) -> list[str]:
-    """Facts, checks and the verdict, in lines of so many columns."""
     lines = [line for name, fact in report.facts.items() for line in _entry(f"{name}:", fact, columns)]
     lines.append("")
     for check in report.checks:

@@ -339,7 +339,6 @@ def function_of(command: Command) -> Callable[..., Any]:
 
 
 def _answer(call: CommandLine, arguments: dict[str, Any], result: Any) -> None:
-    """Say what was written, or show it."""
     command, words = call.command, call.words
     out, skipped = words.get("out"), arguments.get("on_error")
     skipped = () if isinstance(skipped, str) or skipped is None else skipped
@@ -398,7 +397,6 @@ def _report_skipped(call: CommandLine, arguments: dict[str, Any], skipped: Any) 
 
 
 def _show(call: CommandLine, result: Any, facts: dict[str, Any]) -> None:
-    """Print a result that was not written."""
     command, words = call.command, call.words
     if not command.shows:
         texts = words["reducer"]

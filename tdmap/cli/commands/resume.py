@@ -183,7 +183,6 @@ def _way_to(path: Path) -> Iterator[Path]:
 
 
 def _code_in(folders: list[Path]) -> Iterator[Path]:
-    """Files that Python could import."""
     endings = tuple(importlib.machinery.all_suffixes())
     for folder in folders:
         for place, _, names in os.walk(folder):
@@ -191,7 +190,6 @@ def _code_in(folders: list[Path]) -> Iterator[Path]:
 
 
 def _ask(path: Path) -> None:
-    """Ask the user to confirm; exit otherwise."""
     if not sys.stdin.isatty():
         refuse(f"{path} names the function to run, and may be untrusted: check it, then give --yes")
     if not typer.confirm("Run it?", err=True):

@@ -258,7 +258,6 @@ def _draft(picture: Image, look: Look, turn: int, full: tuple[int, int]) -> None
 
 
 def _fitted(full: tuple[int, int], look: Look) -> tuple[int, int]:
-    """Width and height of a picture whose sides keep their proportion."""
     assert look.size is not None
     height, width = look.size
     fit = min(width / full[0], height / full[1])

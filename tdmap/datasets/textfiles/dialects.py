@@ -339,7 +339,6 @@ class JsonLines:
         raise ValueError(f"{self._path}: {text}") from None
 
     def _place(self, block: bytes, number: int) -> str:
-        """Words for a row of a block."""
         lines = [line for line, text in enumerate(block.split(b"\n"), self._line + 1) if text.strip()]
         return f"row {self._row + number} (line {lines[min(number, len(lines) - 1)]})"
 

@@ -80,7 +80,6 @@ def _ranges_of(files: Sequence[str], size: int) -> Iterator[tuple[int, int, int]
 
 
 def _end_of_line(fd: int, at: int, end: int) -> int:
-    """Where the line of a byte ends."""
     while at < end:
         found = os.pread(fd, _LOOKED, at)
         line = found.find(b"\n")
@@ -99,8 +98,6 @@ def _joined(one: Types, other: Types) -> Types:
 
 
 class _Ranges:
-    """What workers call with ranges."""
-
     def __init__(self, files: Sequence[str], given: Types) -> None:
         self.files = list(files)
         self.given = dict(given)

@@ -72,7 +72,6 @@ def _name(worker: WorkerProfile) -> str:
 
 
 def _bar(worker: WorkerProfile) -> str:
-    """A worker's time, divided."""
     whole = max(sum(worker.seconds.values()), 1e-9)
     pieces = []
     for group, parts in COLUMNS.items():
@@ -85,7 +84,6 @@ def _bar(worker: WorkerProfile) -> str:
 
 
 def _key() -> str:
-    """Which colour is what."""
     return "".join(
         f'<span class="key" style="background:{COLOURS[group]}"></span><span>{escape(group)}</span>'
         for group in COLUMNS

@@ -204,7 +204,6 @@ class PlacePairs(Step):
         return rows
 
     def _rows_of(self, chunk: Data, start: int, rows: int) -> list[Tensor]:
-        """The rows of the first dataset that a chunk is about."""
         if self.streamed is None:
             return [tensor[start : start + rows] for tensor in self.sides[0].tensors]
         found = [chunk.get(column.path) for column in self.streamed]

@@ -250,12 +250,10 @@ def in_one_piece(ctx: Context, data: Data, spill: Spill) -> Data:
 
 
 def _has_entries(value: Data) -> bool:
-    """Whether there is anything but a key in an entry."""
     return isinstance(value, Tensor) or bool(len(list(value.keys()))) or bool(getattr(value, "_is_non_tensor", False))
 
 
 def _entry(data: Data, name: str, which: str) -> Any:
-    """A column of the first or the second dataset."""
     try:
         return data.get(name)
     except RuntimeError:

@@ -53,8 +53,6 @@ def check_prefetch(prefetch: int) -> None:
 
 
 class _Sent(NamedTuple):
-    """A value whose copies have begun."""
-
     value: object
     tensors: list[Tensor]
     """Those of its tensors on the device whose memory is the link's."""

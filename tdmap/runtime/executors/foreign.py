@@ -45,8 +45,6 @@ KEPT_JOBS = 4
 
 
 class _Bytes(NamedTuple):
-    """Bytes in shared memory."""
-
     path: str
     nbytes: int
 
@@ -57,8 +55,6 @@ class _Bytes(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A lease, and where its job can be found."""
-
     owner: int
     job: int
     payload: _Bytes

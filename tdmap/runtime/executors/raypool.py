@@ -410,7 +410,6 @@ def _give_back(key: _Key, pool: RayPool) -> None:
 
 
 def _retire(key: _Key, pool: RayPool) -> None:
-    """End a pool that has stayed idle."""
     with _warm_lock:
         if _warm.get(key) is not pool or pool.retirement is not threading.current_thread():
             return

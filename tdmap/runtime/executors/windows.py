@@ -249,7 +249,6 @@ class WindowLoop:
         return writer
 
     def _keep(self, writer: RowWriter, window: Window, upto: int) -> Parcel | None:
-        """Bring what was written to where it belongs, or on its way."""
         if upto <= 0:
             return None
         count = self.plan.rows(upto - 1)[1] - window.first
