@@ -304,17 +304,3 @@ def test_a_child_that_leaves_the_function_by_an_exception_puts_no_rows_back(tmp_
                 print("ok")
     """
     assert program(tmp_path, code) == ["ok"] * 8
-
-
-def test_a_watch_of_memory_is_its_makers(tmp_path):
-    code = """
-    from tdmap.diagnostics.memory import MemoryWatch
-    with MemoryWatch(0.01) as watch:
-        print(fork(lambda: watch.__exit__(None, None, None)))
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(600)  # it must not keep the watcher waiting for the end of its input
-    print(watch.peak.main > 0)
-    os.kill(pid, 9)
-    """
-    assert program(tmp_path, code) == ["0", "True"]
