@@ -95,12 +95,12 @@ def human_bytes(size: int) -> str:
     """Write a number of bytes for people.
 
     Example:
-        >>> human_bytes(1_572_864)
-        '1.5 MiB'
+        >>> human_bytes(1_572_864), human_bytes(1000 << 10)
+        ('1.5 MiB', '1000.0 KiB')
     """
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{size} B"
+            return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
         value /= 1024
-    return f"{value:.3g} TiB"
+    return f"{value:.1f} TiB"
