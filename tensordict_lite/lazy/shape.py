@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import names_or_none
 from tensordict_lite.lazy.storage import Stacked, through_dense
-from tensordict_lite.ops.rows import check_condition, check_gather_out, check_pad, sizes_along
+from tensordict_lite.ops.rows import check_condition, check_gather_out, check_pad
 from tensordict_lite.ops.shape import (
     expand_sizes,
     infer_size,
@@ -239,16 +239,23 @@ class LazyShapeOps(Stacked):
         return tuple(self._restacked(list(row), at, names, locked=False) for row in zip(*columns))
 
     def _parts(self, cut: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
-        members, size = self._source, self._batch_size
-        bounds = list(zip(itertools.accumulate(lengths, initial=0), lengths))
+        members, size, start = self._source, self._batch_size, 0
         if dim != self._stack_dim or 0 in lengths:
-            return tuple([self._narrowed(dim, start, n) for start, n in bounds])
-        groups = [members[start : start + n] for start, n in bounds]
+            starts = itertools.accumulate(lengths, initial=0)
+            return tuple([self._narrowed(dim, start, length) for start, length in zip(starts, lengths)])
+        parts: list[Any] = []
         if -1 in size or self._lock is not None:
-            return tuple([self._restacked(group, dim, self._names) for group in groups])
-        of, device, names = type(self)._of, self._device, self._names
-        outer = sizes_along(size, dim, lengths)
-        return tuple([of(group, dim, size, device, names, whole) for group, whole in zip(groups, outer)])
+            for length in lengths:
+                parts.append(self._restacked(members[start : start + length], dim, self._names))
+                start += length
+            return tuple(parts)
+        of, device, names, whole = type(self)._of, self._device, self._names, size
+        for length in lengths:
+            if length != whole[dim]:
+                whole = torch.Size((*size[:dim], length, *size[dim + 1 :]))
+            parts.append(of(members[start : start + length], dim, size, device, names, whole))
+            start += length
+        return tuple(parts)
 
     def _narrowed(self, dim: int, start: int, length: int) -> Any:
         return self._index((*[slice(None)] * dim, slice(start, start + length)))
