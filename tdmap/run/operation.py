@@ -42,8 +42,7 @@ from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.context import Context, policy_for, require_rows
 from tdmap.run.identity import identify_call, parts_of
 from tdmap.run.log import History, changes_of, clean
-from tdmap.run.options import options_of, with_defaults, worker_options
-from tdmap.run.options import unknown_option as unknown_option  # tensordict_lite takes it from here
+from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
 from tdmap.run.run import OVERWRITE, open_run
 from tdmap.runtime.skipping import DROP, PAD
 from tensordict_lite.paths import absolute_path

@@ -1,32 +1,19 @@
-"""Methods that call the engine: each imports ``tdmap`` when it is called.
-
-Their options are written out for editors and type checkers. A test compares them with those of the engine.
-"""
+"""Methods that call the engine: each imports ``tdmap`` when it is called."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
-    import os
-
-    import torch
-
     from tdmap import Pipeline
-    from tdmap.devices import Devices
-    from tdmap.events import Callback
     from tdmap.functions import Keys
     from tdmap.memory.hidden import AnyPath
-    from tdmap.memory.links import Device
     from tdmap.ops.iteration.map_iter import MapIterArguments
     from tdmap.ops.map import MapArguments
     from tdmap.reducers import Reducer
     from tdmap.reducers.base import Answers
-    from tdmap.rowerrors import OnError
-    from tdmap.run.options import Resume
     from tdmap.types import Dataset, MapIterator
     from tensordict_lite.dense.tensordict import TensorDict
 
@@ -36,17 +23,11 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def _knows_options(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method list its options when it is called with an unknown one."""
-    names = frozenset(inspect.signature(method).parameters) - {"self"}
+def _shows_frames_of_users(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave this file out of tracebacks, as the engine does with its files."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        unknown = options.keys() - names
-        if unknown:
-            from tdmap.run.operation import unknown_option
-
-            raise unknown_option(method.__name__, min(unknown), names)
         try:
             return method(self, *args, **options)
         except Exception as error:
@@ -97,44 +78,8 @@ class EngineOps:
     def map(
         self, fn: Callable[..., Any], dim: int, num_workers: int | None, /, **options: Any
     ) -> Any: ...  # what depends on the other options
-    @_knows_options
-    def map(
-        self,
-        fn: Callable[..., Any],
-        dim: int = 0,
-        num_workers: int | None = None,
-        *,
-        out: Any | str | os.PathLike[str] | None = None,
-        device: Devices = None,
-        in_keys: Keys | None = None,
-        out_keys: Keys | None = None,
-        with_indices: bool = False,
-        fn_kwargs: Mapping[str, Any] | None = None,
-        resume: Resume = False,
-        overwrite: bool = False,
-        shard: tuple[int, int] | str | None = None,
-        rows_per_shard: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        spill_dir: str | os.PathLike[str] | None = None,
-        chunksize: int | None = None,
-        num_chunks: int | None = None,
-        pool: Any = None,
-        generator: torch.Generator | None = None,
-        max_tasks_per_child: int | None = None,
-        max_memory: int | None = None,
-        worker_threads: int = 1,
-        index_with_generator: bool = False,
-        pbar: bool = False,
-        mp_start_method: str | None = None,
-        executor: Any = "process",
-        seed: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        undo: bool = True,
-        on_error: OnError = "raise",
-        callbacks: Iterable[Callback] = (),
-        profile: bool | str | os.PathLike[str] = False,
-    ) -> Any:
+    @_shows_frames_of_users
+    def map(self, fn: Callable[..., Any], dim: int = 0, num_workers: int | None = None, **options: Any) -> Any:
         """Map ``fn`` over chunks of rows in several processes and join the results.
 
         Chunks are views of this collection along ``dim``. Results are gathered in a new collection in shared memory, or
@@ -151,8 +96,7 @@ class EngineOps:
         """
         from tdmap import map as engine_map
 
-        options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map(_dataset(self), fn, dim, **options)
+        return engine_map(_dataset(self), fn, dim, **_with_workers(num_workers, options))
 
     @overload
     def map_iter(
@@ -171,38 +115,9 @@ class EngineOps:
     def map_iter(
         self, fn: Callable[..., Any], dim: int, num_workers: int | None, /, **options: Any
     ) -> MapIterator[Any]: ...
-    @_knows_options
+    @_shows_frames_of_users
     def map_iter(
-        self,
-        fn: Callable[..., Any],
-        dim: int = 0,
-        num_workers: int | None = None,
-        *,
-        device: Device | None = None,
-        prefetch: int = 2,
-        in_keys: Keys | None = None,
-        out_keys: Keys | None = None,
-        with_indices: bool = False,
-        fn_kwargs: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
-        chunksize: int | None = None,
-        num_chunks: int | None = None,
-        pool: Any = None,
-        generator: torch.Generator | None = None,
-        max_tasks_per_child: int | None = None,
-        max_memory: int | None = None,
-        worker_threads: int = 1,
-        index_with_generator: bool = True,
-        pbar: bool = False,
-        mp_start_method: str | None = None,
-        executor: Any = "process",
-        seed: int | None = None,
-        retries: int = 2,
-        timeout: float | None = None,
-        undo: bool = True,
-        on_error: OnError = "raise",
-        callbacks: Iterable[Callback] = (),
-        profile: bool | str | os.PathLike[str] = False,
+        self, fn: Callable[..., Any], dim: int = 0, num_workers: int | None = None, **options: Any
     ) -> MapIterator[Any]:
         """Map ``fn`` over chunks of rows and yield the results in order: see :func:`tdmap.map_iter`.
 
@@ -213,8 +128,7 @@ class EngineOps:
         """
         from tdmap import map_iter as engine_map_iter
 
-        options = {name: value for name, value in locals().items() if name not in _OWN}
-        return engine_map_iter(_dataset(self), fn, dim, **options)
+        return engine_map_iter(_dataset(self), fn, dim, **_with_workers(num_workers, options))
 
     @overload
     def map_reduce(
@@ -242,7 +156,7 @@ class EngineOps:
         """Fold ``mapper(chunk)`` over all chunks in several processes: see :func:`tdmap.map_reduce`."""
         from tdmap import map_reduce as engine_map_reduce
 
-        return engine_map_reduce(_dataset(self), mapper, reducer, num_workers=num_workers, **options)
+        return engine_map_reduce(_dataset(self), mapper, reducer, **_with_workers(num_workers, options))
 
     def pipeline(self, *, seed: int | None = None) -> Pipeline:
         """Start a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
@@ -256,5 +170,6 @@ def _dataset(data: Any) -> Any:
     return data
 
 
-_OWN = frozenset(("self", "fn", "dim", "engine_map", "engine_map_iter"))
-"""Local names of the methods above that are not options."""
+def _with_workers(num_workers: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call; a number that is not given leaves the choice to ``tdmap.options`` and the engine."""
+    return options if num_workers is None else {"num_workers": num_workers, **options}

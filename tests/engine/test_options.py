@@ -54,6 +54,9 @@ CALLS = {
     "flat_map": lambda **o: tdmap.flat_map(rows(), twice, **o),
     "reduce": lambda **o: tdmap.reduce(rows(), tdmap.reducers.Count(), **o),
     "shuffle": lambda **o: tdmap.shuffle(rows(), 1, **o),
+    "TensorDict.map": lambda **o: rows().map(twice, **o),
+    "TensorDict.map_iter": lambda **o: list(rows().map_iter(twice, **o)),
+    "TensorDict.map_reduce": lambda **o: rows().map_reduce(None, tdmap.reducers.Count(), **o),
 }
 
 
