@@ -450,6 +450,16 @@ class Kernel:
 
         The lock becomes another object, so that holders of the old one notice the change.
         """
+    def _require_unlocked(self) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+
+    def _keep_lock(self, new: Any) -> Any:
+        """``new``, the result of an operation, locked if this collection is."""
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return new
+
         lock = self._lock
         if lock is None:
             return

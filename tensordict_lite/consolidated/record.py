@@ -140,9 +140,7 @@ def relocated(node: TensorCollection, record: Record, flat: Tensor, device: torc
         spots = [None if type(spot) is RaggedSpot and not on_host else spot for spot in record.spots]
         new = tree_over(node, flat, spots, record.locked)
     new._set_device(device)
-    if node._lock is not None:
-        new._propagate_lock(None)
-    return new
+    return node._keep_lock(new)
 
 
 # -- pickling ----------------------------------------------------------------------------------------------------

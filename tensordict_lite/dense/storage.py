@@ -497,8 +497,7 @@ class DenseCollection(Fitting):
         if len(path) > 1 and self._lock is None and not has_entry(self, path):
             self._raise_missing(path)
         parent = self._parent_of(path)
-        if parent._lock is not None:
-            raise parent._locked_error()
+        parent._require_unlocked()
         try:
             parent._del_str(path[-1])
         except KeyError:
@@ -530,8 +529,7 @@ class DenseCollection(Fitting):
             item = value._get_str(key)
             entry = source.get(key, MISSING)
             if entry is MISSING:
-                if self._lock is not None:
-                    raise self._locked_error()
+                self._require_unlocked()
                 entry = source[key] = self._allocate_like(item, len(size))
             if isinstance(entry, Tensor):
                 if not isinstance(item, Tensor):

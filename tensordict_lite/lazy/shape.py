@@ -64,12 +64,6 @@ class LazyShapeOps(Stacked):
         except (RuntimeError, TypeError):
             return None
 
-    def _locked_alike(self, dense: Any) -> Any:
-        """A dense result of a shape operation, locked if this stack is."""
-        if self._lock is not None:
-            dense._propagate_lock(None)
-        return dense
-
     # -- order of dimensions --------------------------------------------------------------------------------
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
@@ -292,7 +286,7 @@ class LazyShapeOps(Stacked):
         axes = [self._positive(d) for d in _sequence((dims, *more))]
         dense = self._dense_or_none()
         if dense is not None:
-            return self._locked_alike(dense.flip(axes))
+            return self._keep_lock(dense.flip(axes))
         order = list(range(len(self._source)))
         if self._stack_dim in axes:
             order.reverse()
@@ -303,8 +297,7 @@ class LazyShapeOps(Stacked):
         out = self._rolled(shifts, dims)
         if not inplace:
             return out
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         self._become(out)
         return self
 
@@ -323,7 +316,7 @@ class LazyShapeOps(Stacked):
             return self.reshape(-1).roll(shifts, 0).reshape(tuple(self._batch_size))
         dense = self._dense_or_none()
         if dense is not None:
-            return self._locked_alike(dense.roll(shifts, dims))
+            return self._keep_lock(dense.roll(shifts, dims))
         shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
         axes = [self._positive(d) for d in ((dims,) if isinstance(dims, int) else dims)]
         order = list(range(len(self._source)))

@@ -102,8 +102,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     @tensordicts.setter
     def tensordicts(self, members: Sequence[Any]) -> None:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         new = self._class_for(members)(*members, stack_dim=self._stack_dim)
         self._source, self._batch_size, self._device = new._source, new._batch_size, new._device
         self._names = new._names
@@ -121,8 +120,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             ValueError: its batch size or device differs from that of the members.
             RuntimeError: the stack is locked.
         """
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         tensordict = self._check_member(tensordict)
         members = self._source
         if not members:  # an empty stack takes the shape of its first member

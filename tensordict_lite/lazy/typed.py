@@ -71,8 +71,7 @@ class TypedLazyStack(LazyStackedTensorDict):
         self.set(name, value)
 
     def _delete_field(self, name: str) -> None:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         for member in self._source:
             member._source.pop(name, None)
 

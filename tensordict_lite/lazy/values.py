@@ -128,8 +128,7 @@ class LazyValueOps(Stacked):
         return self._with_members([getattr(member, name)(*args, **kwargs) for member in self._source])
 
     def _each_in_place(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         for member in {id(member): member for member in self._source}.values():  # a repeated member once
             getattr(member, name)(*args, **kwargs)
         return self

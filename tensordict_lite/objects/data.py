@@ -74,8 +74,7 @@ class NonTensorDataBase(DenseCollection):
 
     @data.setter
     def data(self, value: Any) -> None:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         self._replace(value)
 
     def _replace(self, payload: Any) -> None:

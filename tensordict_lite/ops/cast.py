@@ -214,9 +214,7 @@ class CastOps(Kernel):
             new._set_device(device)
         if batch_size is not None:
             _force_batch_size(new, torch.Size(batch_size))
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return self._writes_back(new)
+        return self._writes_back(self._keep_lock(new))
 
     def _cast(self, dtype: torch.dtype) -> Self:
         """Every tensor in ``dtype``; those that have it are shared."""
@@ -225,9 +223,7 @@ class CastOps(Kernel):
             new = self._map_leaves(lambda leaf: leaf.to(dtype))
         else:
             new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else cast(leaf))
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return self._writes_back(new)
+        return self._writes_back(self._keep_lock(new))
 
     def _relocated(self, device: torch.device) -> Self:
         """Every tensor on the host (or the meta device); one wait for all copies."""
@@ -248,9 +244,7 @@ class CastOps(Kernel):
         new = _moved(self, move, device)
         if away and device.type == "cpu":
             _synchronise()
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return self._writes_back(new)
+        return self._writes_back(self._keep_lock(new))
 
     def _move_storage(self, device: torch.device, non_blocking: bool | None, pin: bool, inplace: bool) -> Self | None:
         """A consolidated collection moved in one copy; ``None`` if that is impossible."""
@@ -627,11 +621,6 @@ class CastOps(Kernel):
             create_graph=create_graph,
             inputs=inputs,
         )
-
-    def _keep_lock(self, new: Any) -> Any:
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
 
     def _attribute(self, name: str) -> Any:
         """An attribute of every tensor, without those where it is ``None``; ``None`` if none is left."""

@@ -224,10 +224,7 @@ def _predicate(name: str, meaning: str) -> Callable[..., Any]:
     each = getattr(torch, name)
 
     def method(self) -> Self:  # type: ignore[no-untyped-def]
-        new = self._with_leaves(iter([each(leaf) for leaf in self._leaves()]))
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
+        return self._keep_lock(self._with_leaves(iter([each(leaf) for leaf in self._leaves()])))
 
     doc = f"Whether each element {meaning}: bool tensors under the same keys.\n"
     return _named(method, name, doc + _EXAMPLE.format(data="0.5", call=f"{name}()", expected=f'torch.{name}(td["a"])'))

@@ -228,8 +228,7 @@ class KeyOps(Kernel):
             KeyError: there is no entry.
             RuntimeError: the collection is locked.
         """
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         keys = self._key_list()
         if not keys:
             raise KeyError(f"popitem(): the {type(self).__name__} is empty")
@@ -367,8 +366,7 @@ class KeyOps(Kernel):
         Raises:
             RuntimeError: the collection is locked.
         """
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         for key in self._key_list():
             self._del_str(key)
         return self
@@ -387,8 +385,7 @@ class KeyOps(Kernel):
         node: Any = self
         path = require_path(key)
         for depth, part in enumerate(path):
-            if node._lock is not None:
-                raise node._locked_error()
+            node._require_unlocked()
             child = entry_of(node, (part,))
             kept = depth < len(path) - 1 and child is not None and not isinstance(child, Tensor)
             if not kept or child._is_non_tensor or child._lock is not None:
@@ -536,8 +533,7 @@ class KeyOps(Kernel):
                     f"{name} must be a string or a tuple of strings, got {key!r} of type {type(key).__name__}"
                 )
         old, new = require_path(old_key), require_path(new_key)
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         if entry_of(self, old) is None:
             self._raise_missing(old)
         if old == new:
@@ -684,8 +680,7 @@ class KeyOps(Kernel):
             KeyError: a key is missing (``strict``).
             RuntimeError: the collection is locked.
         """
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         paths = [require_path(key) for key in keys]
         if strict and default is MISSING:
             for path in paths:
@@ -723,8 +718,7 @@ class KeyOps(Kernel):
             ['a', 'b.c']
         """
         if inplace:
-            if self._lock is not None:
-                raise self._locked_error()
+            self._require_unlocked()
         flat: dict[str, Any] = {}
         if _flatten_into(self, "", separator, is_leaf, flat):
             names = _collisions(self, separator, is_leaf)
@@ -833,8 +827,7 @@ class KeyOps(Kernel):
             if isinstance(value, Tensor) or value._is_non_tensor:
                 continue
             if value.is_empty():
-                if self._lock is not None:
-                    raise self._locked_error()
+                self._require_unlocked()
                 self._del_str(key)
             else:
                 value.filter_empty_()
@@ -889,8 +882,7 @@ class KeyOps(Kernel):
         return self._join(torch.stack, keys, out_key, dim, keep_entries)
 
     def _join(self, join: Any, keys: tuple[Any, ...], out_key: Any, dim: int, keep_entries: bool) -> Self:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         paths = [unravel_key(key) for key in keys]
         target = unravel_key(out_key)
         entries = []

@@ -287,8 +287,7 @@ class ReductionOps(Kernel):
         each = with_options(torch.linalg.vector_norm, dtype=dtype)
         norms = iter(fused(with_options(torch._foreach_norm, dtype=dtype), each, leaves) if leaves else ())
         new = walk(tree, lambda leaf, node: next(norms), scalar, key_transform)
-        if self._lock is not None:
-            new._propagate_lock(None)
+        self._keep_lock(new)
         return new if out is None else written(out, new)
 
     # -- extremes ----------------------------------------------------------------------------------------------------

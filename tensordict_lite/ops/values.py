@@ -154,10 +154,7 @@ class ValueOps(GeneratedOps):
         node, leaves, columns = self._beside(*operands)
         if value is not None:
             foreach, each = _with_value(foreach, value), _with_value(each, value)
-        new = node._with_leaves(iter(fused(foreach, each, leaves, *columns) if leaves else ()))
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
+        return self._keep_lock(node._with_leaves(iter(fused(foreach, each, leaves, *columns) if leaves else ())))
 
     def _ternary_(
         self, foreach: Callable[..., Any], each: Callable[..., Tensor], *operands: Any, value: Any = None
@@ -279,19 +276,13 @@ class ValueOps(GeneratedOps):
         return self._reflected(torch.pow, other)
 
     def __invert__(self) -> Self:
-        new = self._map_leaves(torch.bitwise_not)
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
+        return self._keep_lock(self._map_leaves(torch.bitwise_not))
 
     def _reflected(self, fn: Callable[[Any, Tensor], Tensor], other: Any) -> Self:
         """``fn(other, self)`` for non-commutative operations."""
         node, leaves, operand = resolve(self, other)
         operands = operand if isinstance(operand, list) else [operand] * len(leaves)
-        new = node._with_leaves(iter([fn(left, leaf) for left, leaf in zip(operands, leaves)]))
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
+        return self._keep_lock(node._with_leaves(iter([fn(left, leaf) for left, leaf in zip(operands, leaves)])))
 
     # -- comparisons: unlocked, and unnamed unless the other side is a tensor ------------------------------
 

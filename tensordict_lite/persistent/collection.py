@@ -518,8 +518,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         path = require_path(key)
         if inplace and self._has(path):
             return self.set_(key, item)
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         node = self
         for part in path[:-1]:
             if not node._has((part,)):
@@ -549,8 +548,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
     def _write_rows(self, index: Any, rows: Any, dims: int) -> None:
         for key, value in rows.items():
             if not self._has((key,)):
-                if self._lock is not None:
-                    raise self._locked_error()
+                self._require_unlocked()
                 if isinstance(value, Tensor):
                     shape = (*self._batch_size, *value.shape[dims:])
                     entries.allocate(self._group, key, shape, value.dtype, self._options)
@@ -623,8 +621,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         return self
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         old, new = require_path(old_key), require_path(new_key)
         if not self._has(old):
             self._raise_missing(old)

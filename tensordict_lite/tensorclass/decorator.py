@@ -181,8 +181,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             self._source[name] = self._fit(value, name)
 
     def _delete_field(self, name: str) -> None:
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         if self._source.pop(name, None) is None:
             raise AttributeError(f"the field {name!r} of {type(self).__name__} is not set, so it cannot be deleted")
 
