@@ -16,7 +16,6 @@ from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.keys import KeyOps
 from tensordict_lite.ops.reduce import ReductionOps
 from tensordict_lite.ops.rows import RowOps
-from tensordict_lite.ops.shape import ShapeOps
 from tensordict_lite.ops.update import UpdateOps
 from tensordict_lite.ops.values import ValueOps
 
@@ -30,7 +29,6 @@ HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {}
 class TensorCollection(
     KeyOps,
     UpdateOps,
-    ShapeOps,
     RowOps,
     ValueOps,
     ReductionOps,

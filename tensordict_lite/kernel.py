@@ -174,6 +174,9 @@ class Kernel:
         _consolidated: Any
         _memmap_path: str | None
         _stack_dim: int
+        keys: Callable[..., Any]
+        values: Callable[..., Any]
+        update_at_: Callable[..., Any]
 
         def _key_entries(self) -> Iterable[tuple[str, Any]]: ...
         def _entries(self) -> Iterable[tuple[str, Any]]: ...
@@ -204,27 +207,8 @@ class Kernel:
         def set_non_tensor(self, key: Any, value: Any) -> Self: ...
         def del_(self, key: Any) -> Self: ...
         def pop(self, key: Any, default: Any = ...) -> Any: ...
-        def keys(
-            self,
-            include_nested: bool = False,
-            leaves_only: bool = False,
-            is_leaf: Callable[[type], bool] | None = None,
-            *,
-            sort: bool = False,
-        ) -> Any: ...
-        def values(
-            self,
-            include_nested: bool = False,
-            leaves_only: bool = False,
-            is_leaf: Callable[[type], bool] | None = None,
-            *,
-            sort: bool = False,
-        ) -> Any: ...
         def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False) -> Self: ...
         def update_(self, input_dict_or_td: Any = None, clone: bool = False, *, non_blocking: bool = False) -> Self: ...
-        def update_at_(
-            self, input_dict_or_td: Any, idx: Any, clone: bool = False, *, non_blocking: bool = False
-        ) -> Self: ...
         def select(self, *keys: Any, inplace: bool = False, strict: bool = True) -> Self: ...
         def exclude(self, *keys: Any, inplace: bool = False) -> Self: ...
         def filter_empty_(self) -> Self: ...
@@ -450,16 +434,6 @@ class Kernel:
 
         The lock becomes another object, so that holders of the old one notice the change.
         """
-    def _require_unlocked(self) -> None:
-        if self._lock is not None:
-            raise self._locked_error()
-
-    def _keep_lock(self, new: Any) -> Any:
-        """``new``, the result of an operation, locked if this collection is."""
-        if self._lock is not None:
-            new._propagate_lock(None)
-        return new
-
         lock = self._lock
         if lock is None:
             return
@@ -475,6 +449,16 @@ class Kernel:
 
     def _locked_error(self) -> RuntimeError:
         return RuntimeError(LOCKED_MESSAGE.format(name=type(self).__name__))
+
+    def _require_unlocked(self) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+
+    def _keep_lock(self, new: Any) -> Any:
+        """``new``, the result of an operation, locked if this collection is."""
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return new
 
     # -- values and pickles ----------------------------------------------------------------------------
 

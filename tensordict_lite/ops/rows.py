@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.indexing import index_names
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.ops.shape import positive_dim
+from tensordict_lite.ops.shape import ShapeOps, positive_dim
 from tensordict_lite.strided import indexed
 
 
@@ -71,20 +71,10 @@ def _parts_of(value: Any, cut: Any, sizes: Sequence[torch.Size]) -> Any:
     return [indexed(value, slice(stop - size[0], stop)) for size, stop in zip(sizes, stops)]
 
 
-class RowOps(Kernel):
+class RowOps(ShapeOps):
     """Mixin of the row family."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _source: Any
-        _batch_size: torch.Size
-        _names: list[str | None] | None
-        _device: torch.device | None
-        _lock: Any
-        _rebuild: Any
-        _reshaped: Any
-        _inplace_or: Any
 
     # -- cutting --------------------------------------------------------------------------------------------------
 
@@ -239,7 +229,7 @@ class RowOps(Kernel):
             return torch.gather(value, dim, full) if isinstance(value, Tensor) else value.gather(dim, full)
 
         names = self._names if index.ndim == ndim else None
-        new = self._rebuild({k: pick(v) for k, v in self._source.items()}, index.shape, names)
+        new: Any = self._rebuild({k: pick(v) for k, v in self._source.items()}, index.shape, names)
         if out is not None:
             if torch.is_grad_enabled() and new.requires_grad:
                 raise RuntimeError(

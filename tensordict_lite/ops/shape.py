@@ -11,7 +11,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -181,15 +181,6 @@ class ShapeOps(Kernel):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        _source: Any
-        _batch_size: torch.Size
-        _names: list[str | None] | None
-        _device: torch.device | None
-        _lock: Any
-        _rebuild: Any
-        _last_op: Any
-
     def _reshaped(
         self,
         fn: Callable[[Any], Any],
@@ -329,8 +320,7 @@ class ShapeOps(Kernel):
         """``out``; or this collection with the content of ``out``, if it is not locked."""
         if not inplace or out is self:
             return out
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         self._become(out)
         return self
 
