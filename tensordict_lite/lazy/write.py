@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.errors import EntryKindError
@@ -17,6 +16,7 @@ from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.lazy.storage import Stacked, is_ragged, member_size
 from tensordict_lite.ops.generated import inplace
+from tensordict_lite.ops.operands import pair_alike
 from tensordict_lite.ops.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -346,8 +346,7 @@ class LazyWriteOps(Stacked):
 
     def del_(self, key: NestedKey) -> Self:
         """Remove an entry from every member that has it."""
-        if self._lock is not None:
-            raise self._locked_error()
+        self._require_unlocked()
         path = (key,) if type(key) is str else require_path(key)
         if not any(path in member for member in self._source):
             self._raise_missing(path)
@@ -392,39 +391,17 @@ class LazyWriteOps(Stacked):
 def copy_whole(members: Sequence[Any], pieces: Sequence[Any]) -> bool:
     """Copy every piece into its member; False if an entry needs the general code, after which all are written again.
 
-    That is an entry that the member lacks, one that is not a plain tensor, and one that does not fit.
+    That is an entry that the member lacks, one of another class, and one that does not fit.
     """
     into: list[Tensor] = []
     values: list[Tensor] = []
     for member, piece in zip(members, pieces):
-        if not _pair(member, piece, into, values):
+        if type(member) is not type(piece) or member._batch_size != piece._batch_size:
+            return False
+        if not pair_alike(member, piece, into, values):
             return False
     try:
         inplace(torch._foreach_copy_, Tensor.copy_, into, values)
     except RuntimeError:  # raised again with the name of the entry when they are written one by one
         return False
     return True
-
-
-def _pair(member: Any, piece: Any, into: list[Tensor], values: list[Tensor]) -> bool:
-    entries, items = member._source, piece._source
-    if type(entries) is not dict or type(items) is not dict or piece._batch_size != member._batch_size:
-        return False
-    for one in (member, piece):
-        if one._is_non_tensor or one._is_unbatched:
-            return False
-    for key, item in items.items():
-        entry = entries.get(key)
-        if _is_plain(entry) and _is_plain(item):
-            into.append(entry)
-            values.append(item)
-        elif entry is None or isinstance(entry, Tensor) or isinstance(item, Tensor):
-            return False
-        elif not _pair(entry, item, into, values):
-            return False
-    return True
-
-
-def _is_plain(value: object) -> TypeGuard[Tensor]:
-    kind = type(value)
-    return kind is Tensor or kind is registry.MemoryMappedTensor
