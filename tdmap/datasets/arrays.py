@@ -24,12 +24,13 @@ from torch import Tensor
 from tdmap.data.objects import objects_of
 from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
-from tdmap.datasets.extras import need, opened, pyarrow, require_columns
+from tdmap.datasets.extras import opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
 from tdmap.stores.arrays import ORDER, row_bytes, tensor_of, text_column, zarr_arrays
 from tdmap.tuning import current
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import Ragged, TensorDict, packages
 from tensordict_lite.memmap.disk.staging import staged_path
+from tensordict_lite.packages import pyarrow
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
 from tensordict_lite.persistent.entries import walk
@@ -114,7 +115,7 @@ class _Rows:
 
 def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
     """Parts of the datasets in an HDF5 file; groups are nested collections."""
-    h5py = need("h5py", "hdf5", "reading HDF5")
+    h5py = packages.h5py()
     with h5py.File(_local(path), "r") as file:
         found = [(tuple(key), functools.partial(_of_hdf5, h5py, entry, why)) for key, entry, why in walk(file)]
         yield from _parts_of(path, found, columns)
@@ -318,7 +319,7 @@ def numpy_of(name: str, tensor: Tensor) -> Any:
 
 def write_hdf5(path: str, parts: Iterator[Any]) -> None:
     """Write parts of a dataset as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
-    h5py = need("h5py", "hdf5", "writing HDF5")
+    h5py = packages.h5py()
     with staged_path(_local(path)) as partial, h5py.File(partial, "w", track_order=True, locking=False) as file:
         for part in parts:
             for name, values, kind in _arrays(part, "\0"):
@@ -370,7 +371,7 @@ def write_zarr(path: str, parts: Iterator[Any]) -> None:
         FileExistsError: there are other files in its folder.
     """
     with zarrstore.replaced_store(_local(path)) as partial:
-        group = zarrstore.zarr_package().open_group(partial, mode="w", zarr_format=3)
+        group = packages.zarr().open_group(partial, mode="w", zarr_format=3)
         made: dict[str, Any] = {}
         for part in parts:
             for name, values, kind in _arrays(part, "\0\\"):

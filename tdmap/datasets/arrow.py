@@ -39,11 +39,11 @@ from tdmap.datasets.columns import (
     rows_in,
     types_in,
 )
-from tdmap.datasets.extras import compute, pyarrow
 from tdmap.datasets.jsontext import DEEPEST, json_texts, json_values
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrow import numbers_of
+from tensordict_lite.packages import compute, pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

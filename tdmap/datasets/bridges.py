@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tdmap.data.kinds import Dataset, is_data
 from tdmap.datasets.arrow import rows_of, to_arrow
-from tdmap.datasets.extras import need, pyarrow
 from tdmap.datasets.formats import one_of
 from tdmap.ops.flat_map import flat_map
 from tdmap.output.outputfolder import OutputFolder, destination
@@ -20,6 +19,7 @@ from tdmap.process_state import on_host
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrays import require_unmasked
+from tensordict_lite.packages import need, pandas, pyarrow
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -96,7 +96,7 @@ def to_pandas(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     Raises:
         ValueError: a time of day has nanoseconds, which pandas truncates.
     """
-    need("pandas", "arrow", "making data frames")
+    pandas()
     try:
         return to_arrow(data, nulls=nulls).to_pandas()
     except pyarrow().ArrowInvalid as error:

@@ -1,53 +1,17 @@
-"""What formats are read and written with: packages that only some need, and files, local or of a URL."""
+"""What formats are read and written with: files, local or of a URL, and the columns that are asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensordict_lite.memmap.disk.staging import staged_path
+from tensordict_lite.packages import need
 from tensordict_lite.paths import is_url
-
-
-def need(module: str, extra: str, purpose: str) -> Any:
-    """Import a package of an extra.
-
-    Args:
-        module: what to import.
-        extra: of tdmap, that brings it.
-        purpose: what it is needed for, as the beginning of a sentence.
-
-    Raises:
-        ImportError: it is not installed; says how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        if error.name not in (package, module):
-            raise  # it is there, and something that it needs is not
-        raise ImportError(
-            f"{purpose} needs the package {package}: install it with `pip install 'tdmap[{extra}]'`", name=package
-        ) from None
-
-
-def pyarrow() -> Any:
-    """The module.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    return need("pyarrow", "arrow", "reading and writing Arrow's formats")
-
-
-def compute() -> Any:
-    """The module of Arrow's functions."""
-    return need("pyarrow.compute", "arrow", "reading and writing Arrow's formats")
 
 
 def require_file(path: str) -> None:

@@ -36,7 +36,7 @@ from tdmap.datasets.arrow import (
     rows_of,
 )
 from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, rows_in
-from tdmap.datasets.extras import need, opened, pyarrow, require_columns, require_file, require_list
+from tdmap.datasets.extras import opened, require_columns, require_file, require_list
 from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
@@ -55,6 +55,7 @@ from tdmap.output.outputfolder import META, OutputFolder, destination
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
+from tensordict_lite.packages import need, pyarrow
 from tensordict_lite.paths import is_url, local_path
 
 if TYPE_CHECKING:

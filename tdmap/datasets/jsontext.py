@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tdmap.datasets.columns import require_one_each
-from tdmap.datasets.extras import compute, need, pyarrow
+from tensordict_lite.packages import compute, need, pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,10 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tdmap.datasets.extras import need
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
 from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorClass, TensorDict
+from tensordict_lite.packages import need
 
 ROOT = "~/.cache/tdmap/data"
 PAIRS, PROMPTS = "CarperAI/openai_summarize_comparisons", "CarperAI/openai_summarize_tldr"

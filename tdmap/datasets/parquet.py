@@ -13,7 +13,7 @@ import torch
 
 from tdmap.data.schema import Schema, take_apart
 from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
-from tdmap.datasets.extras import need, opened, pyarrow, require_columns
+from tdmap.datasets.extras import opened, require_columns
 from tdmap.errors import add_note
 from tdmap.output.append import append_known
 from tdmap.output.outputfolder import OutputFolder
@@ -21,6 +21,7 @@ from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import MapOptions
 from tensordict_lite import TensorDict
+from tensordict_lite.packages import need, pyarrow
 from tensordict_lite.paths import is_url
 
 DECODED_ROWS = 1 << 17

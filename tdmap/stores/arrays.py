@@ -23,11 +23,11 @@ from torch import Tensor
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.stores.sources import OpenRows, RowSource, content_of, state_of
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import Ragged, TensorDict, packages
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.persistent import zarrstore
-from tensordict_lite.persistent.entries import h5py_package, walk
+from tensordict_lite.persistent.entries import walk
 
 SUFFIXES = (".zarr", ".h5", ".hdf5")
 
@@ -172,7 +172,7 @@ def _of_zarr(path: str) -> Iterator[tuple[Path, Any, str]]:
 
 
 def _of_hdf5(path: str) -> Iterator[tuple[Path, Any, str]]:
-    h5py = h5py_package()
+    h5py = packages.h5py()
     for key, entry, reason in walk(h5py.File(path, "r", locking=False)):
         if not reason and h5py.check_string_dtype(entry.dtype) is not None:
             entry = entry.asstr()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite import registry
+from tensordict_lite import packages, registry
 from tensordict_lite.building import frames
 from tensordict_lite.building.builders import (
     build,
@@ -867,7 +867,7 @@ class ConvertOps(Kernel):
             >>> TensorDict({"a": torch.arange(2), "s": ["x", "y"]}, [2]).to_pandas().to_dict("list")
             {'a': [0, 1], 's': ['x', 'y']}
         """
-        pandas = frames.pandas_package()
+        pandas = packages.pandas()
         data: Any = self
         if len(data.batch_size) != 1:
             raise ValueError(f"a data frame has rows: batch size [n] is needed, got {list(data.batch_size)}.")

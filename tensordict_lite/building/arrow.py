@@ -15,21 +15,12 @@ from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.keys import require_path
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.packages import pyarrow
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
 Path = tuple[str, ...]
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise ImportError(
-            "tables of Arrow need the package pyarrow: install it with `pip install 'tdmap[arrow]'`", name="pyarrow"
-        ) from None
-    return pyarrow
 
 
 def from_arrow(
@@ -70,7 +61,7 @@ def from_arrow(
         raise ValueError(f"nulls must be one of ('raise', 'fill', 'mask'), got {nulls!r}.")
     if mask_key is not None and nulls != "mask":
         raise ValueError(f"from_arrow got a mask_key but nulls={nulls!r}, not 'mask'.")
-    pa = _pyarrow()
+    pa = pyarrow()
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     elif not isinstance(table, pa.Table):
@@ -189,7 +180,7 @@ def to_arrow(td: TensorCollection) -> Any:
         >>> to_arrow(TensorDict({"x": torch.arange(2), "n": {"word": ["ant", "bee"]}}, [2])).to_pylist()
         [{'x': 0, 'n': {'word': 'ant'}}, {'x': 1, 'n': {'word': 'bee'}}]
     """
-    pa = _pyarrow()
+    pa = pyarrow()
     if not hasattr(td, "batch_dims"):
         raise TypeError(f"to_arrow needs a collection, got a {type(td).__name__}.")
     if td.batch_dims != 1:

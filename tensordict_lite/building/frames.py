@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import packages
+
 _OWN = ("auto_batch_size", "batch_dims", "device", "batch_size", "separator", "dtype")
 
 
@@ -21,7 +23,7 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def read(form: str, path: Any, **options: Any) -> Any:
-    read = getattr(pandas_package(), f"read_{form}")
+    read = getattr(packages.pandas(), f"read_{form}")
     named = os.fspath(path) if isinstance(path, (str, os.PathLike)) else repr(path)
     what = {"csv": "rows of CSV", "json": "JSON records", "parquet": "a Parquet file"}[form]
     try:
@@ -35,16 +37,6 @@ def read(form: str, path: Any, **options: Any) -> Any:
     if not len(frame.columns) and os.path.isdir(named):
         raise ValueError(f"{named}: from_{form}() expects {what} there, but found a folder without any.")
     return frame
-
-
-def pandas_package() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise ImportError(
-            "data frames need the package pandas: install it with `pip install 'tdmap[arrow]'`", name="pandas"
-        ) from None
-    return pandas
 
 
 def entry_of(name: Any, column: Any, dtype: torch.dtype | None) -> Any:

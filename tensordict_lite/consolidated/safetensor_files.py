@@ -25,6 +25,7 @@ from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.memmap.load import missing_class
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.packages import need
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
 _VERSION = 1
 _META = "tensordict"  # key of the JSON in the metadata of the file
 Path = tuple[str, ...]
-
-
-def _package() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ImportError(
-            "safetensors files need the safetensors package: install it with `pip install 'tdmap[safetensors]'`"
-        ) from None
-    return safetensors
 
 
 def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None:
@@ -71,7 +62,7 @@ def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None
         >>> from_safetensors(f"{folder.name}/data.safetensors").batch_size
         torch.Size([2])
     """
-    package = _package()
+    save_file = need("safetensors.torch", "safetensors", "writing safetensors files").save_file
     if not hasattr(data, "_key_list"):
         raise TypeError(
             f"to_safetensors() saves a TensorDict, a tensorclass or a lazy stack, got a {type(data).__name__}"
@@ -81,7 +72,7 @@ def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None
     about = {_META: json.dumps({"version": _VERSION, "root": root})}
     with staged_path(absolute_path(path)) as temporary:
         try:
-            package.torch.save_file(_apart(tensors), temporary, metadata=about)
+            save_file(_apart(tensors), temporary, metadata=about)
         except KeyError as err:
             raise TypeError(f"safetensors files have no tensors of {err.args[0]}: cast them first") from None
 
@@ -209,17 +200,17 @@ def from_safetensors(path: str | os.PathLike[str], *, device: DeviceLike | None 
         torch.Size([4, 3])
         >>> _ = params.to_module(torch.nn.Sequential(torch.nn.Linear(3, 4)))
     """
-    package = _package()
+    safetensors = need("safetensors", "safetensors", "reading safetensors files")
     file = absolute_path(path)
     if not os.path.isfile(file):
         what = "is a folder, and not a safetensors file" if os.path.isdir(file) else "does not exist"
         raise (DatasetError if os.path.isdir(file) else DatasetNotFoundError)(file, what)
     where = "cpu" if device is None or torch.device(device).type == "meta" else str(torch.device(device))
     try:
-        with package.safe_open(file, "pt", device=where) as opened:
+        with safetensors.safe_open(file, "pt", device=where) as opened:
             about = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-    except package.SafetensorError as err:
+    except safetensors.SafetensorError as err:
         raise DatasetError(file, f"is not a safetensors file, or was truncated ({err})") from None
     reader = _Reader(file, tensors)
     node = reader.flat() if _META not in about else reader.root(about[_META])

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite import packages
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -217,7 +218,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         """
         if backend == "zarr" and isinstance(filename, (str, os.PathLike)):
             with zarrstore.replaced_store(filename) as partial:
-                store = zarrstore.zarr_package().storage.LocalStore(partial)
+                store = packages.zarr().storage.LocalStore(partial)
                 made = cls.from_dict(
                     input_dict, store, batch_size=batch_size, backend=backend, batch_dims=batch_dims,
                     allow_pickle=allow_pickle, **options,

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import packages
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.objects.data import NonTensorData
@@ -34,19 +35,6 @@ if TYPE_CHECKING:
     import h5py
 
 _STRING, _STACK = "__tensordict_str__", "__tensordict_stack__"
-
-
-def h5py_package() -> Any:
-    """Import the package that reads and writes the files.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import h5py
-    except ImportError as err:
-        raise ImportError("HDF5 files need the package h5py: pip install h5py") from err
-    return h5py
 
 
 def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = None) -> Any:
@@ -64,7 +52,7 @@ def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = N
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} is not a regular file, so it is not an HDF5 file.")
     try:
-        return h5py_package().File(path, mode)
+        return packages.h5py().File(path, mode)
     except OSError as error:
         if error.errno is None:
             raise OSError(f"{os.fspath(place)}: from_h5() expects an HDF5 file there: {error}") from error
@@ -205,7 +193,7 @@ def _stored(group: Any, value: Any, where: str) -> tuple[Any, Any, dict[str, Any
         return _array_of(value, where), None, {}
     if isinstance(group, zarrstore.Group):
         return group.stored(value, where)
-    text = h5py_package().string_dtype()
+    text = packages.h5py().string_dtype()
     if isinstance(value, NonTensorStack):
         rows = value.tolist()
         array = np.array(rows, dtype=object)
@@ -271,7 +259,7 @@ def walk(group: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
 
     Entries outside the file are not read, nor a group with two names, which may contain itself.
     """
-    h5py = h5py_package()
+    h5py = packages.h5py()
     seen = {h5py.h5o.get_info(group.id).addr}
     levels: list[tuple[tuple[str, ...], Any, Iterator[str]]] = [((), group, iter(group))]
     while levels:

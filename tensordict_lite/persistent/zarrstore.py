@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tensordict_lite import packages
 from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale, temporary_name
 from tensordict_lite.memmap.plan import holds_json
@@ -34,23 +35,6 @@ MOST_BYTES = 255
 """Maximum length of a file name in bytes."""
 
 
-def zarr_package() -> Any:
-    """Import the package that reads and writes the stores.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import zarr
-    except ImportError as error:
-        if error.name != "zarr":
-            raise  # zarr is installed, but one of its dependencies is not
-        raise ImportError(
-            "Zarr stores need the package zarr: install it with `pip install 'tdmap[zarr]'`", name="zarr"
-        ) from None
-    return zarr
-
-
 # -- stores on this machine ----------------------------------------------------------------------------------------
 
 
@@ -61,7 +45,7 @@ def open_store(path: str | os.PathLike[str], mode: str = "r") -> Any:
         FileNotFoundError: the folder does not exist.
         ValueError: it is not a Zarr store, or contains a link or a device, which is not followed.
     """
-    zarr, place = zarr_package(), absolute_path(path)
+    zarr, place = packages.zarr(), absolute_path(path)
     if not os.path.exists(place):
         raise FileNotFoundError(errno.ENOENT, "There is no Zarr store", place)
     if not os.path.isdir(place):
@@ -185,7 +169,7 @@ class OpenStore:
 
 def open_group(place: Any, mode: str, allow_pickle: bool | None) -> Group:
     """The group at the root of a store, in a folder or a ``zarr.abc.store.Store``."""
-    zarr = zarr_package()
+    zarr = packages.zarr()
     if mode not in ("r", "r+", "w", "w-", "x", "a"):
         raise ValueError(f"mode={mode!r}: expected 'r', 'r+', 'w', 'w-' or 'a'")
     mode = mode.replace("x", "w-")

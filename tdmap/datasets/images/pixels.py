@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tdmap.datasets.extras import need
+from tensordict_lite.packages import need
 
 if TYPE_CHECKING:
     from PIL.Image import Image

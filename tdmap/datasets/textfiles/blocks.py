@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from tdmap.datasets.extras import opened, pyarrow
+from tdmap.datasets.extras import opened
+from tensordict_lite.packages import pyarrow
 
 LONGEST = 1 << 30
 """Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from tdmap.datasets.arrow import TO_DO, require_utf8
-from tdmap.datasets.extras import compute, need, pyarrow, require_columns
+from tdmap.datasets.extras import require_columns
 from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
 from tdmap.datasets.textfiles.blocks import Records, last_line, lines_in, may_begin_with_zeros
 from tdmap.datasets.textfiles.kinds import exact_kind
+from tensordict_lite.packages import compute, need, pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

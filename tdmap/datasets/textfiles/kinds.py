@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdmap.datasets.arrow import type_named
-from tdmap.datasets.extras import pyarrow
+from tensordict_lite.packages import pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tdmap.datasets.arrow import rows_of
-from tdmap.datasets.extras import pyarrow
 from tdmap.datasets.textfiles.blocks import BOM, codec_of
 from tdmap.datasets.textfiles.dialects import JsonLines, Misfit, Types
 from tdmap.datasets.textfiles.kinds import joined_kind, with_given
@@ -23,6 +22,7 @@ from tdmap.ops.reduce import map_reduce
 from tdmap.output.outputfolder import OutputFolder
 from tdmap.tuning import current
 from tensordict_lite import TensorDict
+from tensordict_lite.packages import pyarrow
 from tensordict_lite.paths import is_url
 
 FEWEST = 8

@@ -10,11 +10,12 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tdmap.datasets.arrow import TypesGrew
-from tdmap.datasets.extras import pyarrow, require_columns
+from tdmap.datasets.extras import require_columns
 from tdmap.datasets.textfiles.blocks import blocks_of
 from tdmap.datasets.textfiles.dialects import Dialect, Misfit
 from tdmap.datasets.textfiles.kinds import asked_types, joined_kind, with_given
 from tdmap.tuning import current
+from tensordict_lite.packages import pyarrow
 
 
 class TextTypes:
