@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tdmap.run.log import History
 from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
 from tests import interpreters
-from tests.processes import forked
+from tests.processes import forked, kill_at
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Operation, make, prepare, quietly, same
 
@@ -153,28 +154,6 @@ def test_of_many_ranks_that_start_at_once_exactly_one_wins(tmp_path, name):
         assert sorted(os.listdir(out)) == ["meta.json", "x.memmap", "y.memmap"]
 
 
-def test_of_many_threads_exactly_one_wins(tmp_path):
-    data, barrier, outcomes = make(), threading.Barrier(4), []
-
-    def run(number: int) -> None:
-        def mark(chunk):
-            return TensorDict({"x": torch.full_like(chunk["x"], number)}, chunk.batch_size)
-
-        barrier.wait()
-        try:
-            result = tdmap.map(data, mark, out=tmp_path / "out", num_workers=0)
-            outcomes.append(set(result["x"].tolist()) == {number})
-        except (FolderInUse, FileExistsError) as error:
-            outcomes.append(type(error).__name__)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count(True) == 1 and False not in outcomes
-
-
 # -- whole programs that are killed ------------------------------------------------------------------------
 
 SCRIPT = """
@@ -235,37 +214,23 @@ def test_a_killed_writer_frees_the_folder(tmp_path, mode):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("call", ["replace", "unlink", "rmdir", "mkdir", "listdir"])
-def test_a_writer_that_is_killed_at_any_step_leaves_a_whole_dataset_or_room_for_one(tmp_path, call):
+def test_a_writer_that_is_killed_at_any_step_leaves_a_whole_dataset_or_room_for_one(tmp_path):
     """Without `resume`: in the middle of its claim, of the move to its place, of the release."""
-    data = make()
-    for number in range(1, 40):
-        out = tmp_path / f"out{number}"
-
-        def killed(rank: int, out: Path = out, number: int = number) -> int:
-            real, calls = getattr(os, call), []
-
-            def count(*arguments, **options):
-                calls.append(call)
-                if len(calls) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
-
-            setattr(os, call, count)
-            tdmap.map(data, same, out=out, chunksize=10, num_workers=0)
-            return 0
-
-        (code,) = forked(killed, 1)
+    data, number, killed = make(), -1, True
+    steps = [(os, name) for name in ("replace", "unlink", "rmdir", "mkdir", "listdir")]
+    while killed:
+        number += 2
+        call = functools.partial(tdmap.map, data, same, out=tmp_path / str(number), chunksize=10, num_workers=0)
+        killed = kill_at(number, call, steps)
         try:
-            result = tdmap.map(data, same, out=out, chunksize=10, num_workers=0)
+            result = call()
         except FileExistsError as error:
             assert "holds a dataset already" in str(error)
-            result = TensorDict.load_memmap(out)
-        assert (result == data).all() and (TensorDict.load_memmap(out) == data).all()
-        assert sorted(set(os.listdir(out)) - {".tdmap"}) == ["f.memmap", "k.memmap", "meta.json", "nested", "x.memmap"]
-        if code == 0:
-            break
-    assert 1 < number < 39
+            result = TensorDict.load_memmap(tmp_path / str(number))
+        assert (result == data).all() and (TensorDict.load_memmap(tmp_path / str(number)) == data).all()
+        left = set(os.listdir(tmp_path / str(number))) - {".tdmap"}
+        assert left == {"f.memmap", "k.memmap", "meta.json", "nested", "x.memmap"}
+    assert number > 5
 
 
 def test_status_says_who_is_at_work(tmp_path):

@@ -27,7 +27,7 @@ from tensordict_lite.errors import DatasetError
 from tests import journals
 from tests.products import sampled
 
-from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, prepare, quietly, same
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, prepare, quietly, same
 
 PRECIOUS = b"years of work" * 100
 EVERY = {**RESUMABLE, **IN_DATASET}
@@ -303,23 +303,6 @@ def test_a_journal_of_nobody_is_an_error(tmp_path, changes):
 def test_other_oddities_of_a_journal_do_no_harm(tmp_path, changes):
     write_journal(tmp_path, **changes)
     assert describe(read_status(tmp_path))
-
-
-LINES = [
-    b"[" * 50_000,
-    b"{}",
-    b"9" * 10_000,
-    b'{"chunk": 1, "errors": 5}',
-    b'{"chunk": 1, "errors": [[1]]}',
-    b"\xff\x00",
-]
-
-
-def test_lines_of_unknown_origin_are_left_out(tmp_path):
-    out = begun("map in place", tmp_path)
-    (out / ".tdmap" / "history.jsonl").write_bytes(b"\n".join(LINES))
-    IN_DATASET["map in place"](make(), out, num_workers=0)
-    assert torch.equal(TensorDict.load_memmap(out)["x"], make()["x"] + 1)
 
 
 @pytest.mark.parametrize("file", ["journal", "states-0", NOTE, "lock"])
@@ -607,15 +590,3 @@ def test_a_cache_of_another_pipeline_says_so_in_plain_text(tmp_path):
     note.write_bytes(b"[" * 100_000)
     with pytest.raises(UntrustedFile, match="does not say of which pipeline it is"):
         RESUMABLE["cache"](make(), tmp_path / "out", num_workers=0)
-
-
-def test_states_of_a_reducer_of_the_users_come_back(tmp_path):
-    assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
-    with pytest.warns(tdmap.errors.AlreadyComplete):
-        assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
-    (tmp_path / "out" / ".tdmap" / "states-0").unlink()
-    with (
-        pytest.warns(tdmap.errors.AlreadyComplete),
-        pytest.raises(FileNotFoundError, match="remove the folder to run it again"),
-    ):
-        tdmap.reduce(make(), Total(), chunksize=10, resume=tmp_path / "out", num_workers=0)

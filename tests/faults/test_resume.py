@@ -42,10 +42,6 @@ def increment(td):
     td["x"].add_(1)
 
 
-def raise_y(td):
-    td["y"].add_(1)
-
-
 class Interrupt(Exception):
     """What the user's function raises in the middle."""
 
@@ -420,19 +416,6 @@ def test_nothing_is_left_running(data, tmp_path):
         return found
 
     assert comes_true(lambda: not helpers())
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_the_same_program_goes_on_at_once_after_an_exception(data, tmp_path, method):
-    """Warm workers that were forked while the folder was locked do not keep it locked."""
-    tdmap.close_pools()
-    for _ in range(2):
-        try:
-            fn = failing(double, 100, str(tmp_path / "mark"))
-            tdmap.map(data, fn, out=tmp_path / "out", resume=True, mp_start_method=method, **OPTIONS)
-        except Interrupt:
-            continue
-    assert TensorDict.load_memmap(tmp_path / "out").shape == (200,)
 
 
 @pytest.mark.parametrize("row, again", [(0, False), (5, False), (5, True)])

@@ -1,6 +1,5 @@
 """Rows that were skipped before an interruption are reported by the sessions that follow, and by `tdmap status`."""
 
-import functools
 import json
 import os
 import signal
@@ -16,8 +15,6 @@ from tdmap.reducers import Count
 from tdmap.run import log
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict
-from tests import interpreters, journals
-from tests.processes import comes_true
 
 BAD = [5, 6, 117, 150]
 GOOD = [row for row in range(200) if row not in BAD]
@@ -82,10 +79,6 @@ def run(mode, data, tmp_path, **options):
     return tdmap.map_reduce(data, double, Count(), resume=tmp_path / "out", **options)
 
 
-def folder_of(mode, tmp_path):
-    return tmp_path / ("in" if mode == "in place" else "out")
-
-
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
 @pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
 def test_a_later_session_reports_the_rows_of_all_sessions(data, tmp_path, mode, executor):
@@ -130,57 +123,6 @@ def test_another_pass_in_place_does_not_inherit_them(data, tmp_path):
     errors = tdmap.RowErrors()
     tdmap.map(data, lambda td: td["x"].add_(1) and None, out=data, resume=True, on_error=errors, **OPTIONS)
     assert not errors and read_status(tmp_path / "in").skipped_rows == 0
-
-
-SCRIPT = """
-import os, sys, time, torch, tdmap
-from tensordict_lite import TensorDict
-folder, mode = sys.argv[1:]
-def check(td):
-    time.sleep(0.002)
-    while int(td["row"][0]) >= int(os.environ["HOLD_AT"]):  # until it is killed
-        time.sleep(0.01)
-    if int(td["row"][0]) % 40 < 5 and (td["row"] % 40 == 3).any():
-        raise ValueError("no")
-def double(td):
-    check(td)
-    return TensorDict({"x": td["x"] * 2}, td.batch_size)
-def increment(td):
-    td["x"].add_(1)
-    check(td)
-errors = tdmap.RowErrors()
-data = TensorDict.load_memmap(folder + "/in")
-how = dict(resume=True, on_error=errors, num_workers=2, chunksize=5)
-if mode == "map":
-    tdmap.map(data, double, out=folder + "/out", **how)
-else:
-    tdmap.map(data, increment, out=data, **how)
-print(errors.rows)
-"""
-
-
-@pytest.mark.parametrize("mode", ["map", "in place"])
-def test_no_skipped_row_is_forgotten_when_everybody_is_killed_again_and_again(tmp_path, mode):
-    TensorDict({"x": torch.zeros(800), "row": torch.arange(800)}, [800]).memmap(tmp_path / "in")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    noted = folder_of(mode, tmp_path) / ".tdmap" / "journal"
-    command = ["script.py", str(tmp_path), mode]
-
-    def has_come_to(lines, process):
-        return process.poll() is not None or (noted.exists() and journals.kinds(noted).count(b"K") >= lines)
-
-    for lines, row in ((3, 300), (8, 600)):
-        process = interpreters.Program(command, cwd=tmp_path, env={**os.environ, "HOLD_AT": str(row)})
-        assert comes_true(functools.partial(has_come_to, lines, process))
-        assert process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    done = interpreters.run(command, cwd=tmp_path, env={**os.environ, "HOLD_AT": "800"})
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == list(range(3, 800, 40))
-    if mode == "in place":
-        x = TensorDict.load_memmap(tmp_path / "in")["x"]
-        assert x.sum() == 780 and not x[3::40].any()
 
 
 def test_a_report_of_a_worker_that_died_does_not_hold(data, tmp_path):
