@@ -217,32 +217,19 @@ def test_several_keys_other_names_and_strings(tmp_path):
     assert numbers["w"].tolist() == [10, 11, 12] * 3
 
 
-def test_nan_equals_nothing_and_both_zeros_are_one_key() -> None:
-    a, b = side(np.array([1.0, np.nan, -0.0]), "l"), side(np.array([np.nan, 0.0]), "r")
-    assert tdmap.join(a, b, "k", num_workers=2)["x"].tolist() == [3]
-    left = tdmap.join(a, b, "k", "left", num_workers=2)
-    assert left["__matched__"].tolist() == [False, False, True] and left["x_right"].tolist() == [0, 0, 2]
-
-
-def test_objects_of_either_side_stay_with_their_rows() -> None:
+def test_objects_of_either_side_stay_with_their_rows():
     a = TensorDict({"k": torch.tensor([1, 2, 1]), "note": ["a", "b", "c"]}, [3])
-    b = TensorDict({"k": torch.tensor([1, 4]), "tag": ["s", "t"]}, [2])
-    right = tdmap.join(a, b, "k", "right", num_workers=0)
-    assert (right["k"].tolist(), right["note"], right["tag"]) == ([1, 1, 4], ["a", "c", None], ["s", "s", "t"])
-    outer = tdmap.join(a, b, "k", "outer", num_workers=2)
-    assert outer["k"].tolist() == [1, 2, 1, 4]
-    assert (outer["note"], outer["tag"]) == (["a", "b", "c", None], ["s", None, "s", "t"])
+    b = TensorDict({"k": torch.tensor([1, 4]), "tag": ["s", "t"], "unit": "metre"}, [2])
+    for how, keys, notes, tags in (
+        ("inner", [1, 1], ["a", "c"], ["s", "s"]),
+        ("left", [1, 2, 1], ["a", "b", "c"], ["s", None, "s"]),
+        ("right", [1, 1, 4], ["a", "c", None], ["s", "s", "t"]),
+        ("outer", [1, 2, 1, 4], ["a", "b", "c", None], ["s", None, "s", "t"]),
+    ):
+        found = tdmap.join(a, b, "k", how, num_workers=2)
+        assert (found["k"].tolist(), found["note"], found["tag"]) == (keys, notes, tags)
+        assert found["unit"] == ([tag and "metre" for tag in tags] if None in tags else "metre")
     assert tdmap.join(a, b, "k", "anti", num_workers=0)["note"] == ["b"]
-
-
-def test_objects_travel_along():
-    a = TensorDict({"k": torch.tensor([1, 2, 1]), "note": ["a", "b", "c"]}, [3])
-    b = TensorDict({"k": torch.tensor([1, 1]), "tag": ["s", "t"], "unit": "metre"}, [2])
-    result = tdmap.join(a, b, "k", num_workers=2)
-    assert (result["note"], result["tag"], result["unit"]) == (["a", "a", "c", "c"], ["s", "t", "s", "t"], "metre")
-    result = tdmap.join(a, b, "k", "left", num_workers=2)
-    assert (result["note"], result["tag"]) == (["a", "a", "b", "c", "c"], ["s", "t", None, "s", "t"])
-    assert result["unit"] == ["metre", "metre", None, "metre", "metre"]
 
 
 class Point(TensorClass):

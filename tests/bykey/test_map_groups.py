@@ -174,3 +174,19 @@ def test_no_results_and_no_rows():
         tdmap.group_by(data, "k").map_groups(lambda rows: None, num_workers=2)
     empty = tdmap.group_by(data[:0], "k").map_groups(lambda rows: rows, num_workers=2)
     assert empty.batch_size == torch.Size([0]) and set(empty.keys()) == set(data.keys())
+
+
+@pytest.mark.parametrize("where", ["out", "spill", "temporary"])
+def test_no_file_is_left_after_an_error(where, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    data = dataset(3000, 1000)
+    spill = str(tmp_path / "spill") if where == "spill" else None
+    out = tmp_path / "out" if where == "out" else None
+
+    def fail(rows):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tdmap.group_by(data, "k", spill_dir=spill).map_groups(fail, num_workers=2, out=out, chunksize=100)
+    assert [path for path in tmp_path.rglob("*") if path.name != "spill"] == []

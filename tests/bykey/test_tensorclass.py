@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.reducers import Count, Mean, Sum, TopK
+from tdmap.reducers import Count, Sum
 from tensordict_lite import TensorDict, tensorclass
 
 
@@ -22,11 +22,6 @@ def shots():
     return Shot(torch.arange(6.0), camera=list("cabcab"), batch_size=[6])
 
 
-def test_reducers_read_fields(shots):
-    stats = tdmap.reduce(shots, {"mean": Mean("x"), "n": Count(), "top": TopK("x", 1)}, num_workers=2)
-    assert stats["mean"] == 2.5 and stats["n"] == 6 and stats["top", "row"] == 5
-
-
 def test_groups_by_a_field_of_strings(shots):
     groups = tdmap.group_by(shots, "camera")
     answer = groups.reduce({"n": Count(), "sum": Sum("x")}, num_workers=0)
@@ -36,11 +31,6 @@ def test_groups_by_a_field_of_strings(shots):
     assert mapped["t"].tolist() == [10.0, 14.0, 6.0]
     same = groups.map_groups(lambda rows: rows, num_workers=0)
     assert type(same) is Shot and same.camera == list("aabbcc") and same.x.tolist() == [1, 4, 2, 5, 0, 3]
-
-
-def test_groups_by_strings_of_a_function(shots):
-    answer = tdmap.group_by(shots, lambda part: [camera + "!" for camera in part.camera], name="name")
-    assert answer.reduce({"n": Count()}, num_workers=0)["name"] == ["a!", "b!", "c!"]
 
 
 def test_sorts_stay_of_their_class(shots):
