@@ -276,9 +276,3 @@ def test_lazy_conjugates_and_signs_come_back_taken(on_device):
     z = torch.randn(12, 5, dtype=torch.complex64)
     assert torch.equal(on_device(z, lambda t: t.conj()), z.conj().resolve_conj())
     assert torch.equal(on_device(z, lambda t: t.conj().imag), -z.imag)
-
-
-def test_the_fake_knows_nothing_of_lazy_conjugates():
-    z = torch.randn(3, dtype=torch.complex64)
-    (raw,) = FakeLink().fetch([z.conj()])
-    assert torch.equal(raw, z)

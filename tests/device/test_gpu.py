@@ -12,7 +12,7 @@ from tdmap.memory.links import CudaLink
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.ops.iteration.prefetch import prefetch_to_device
 from tdmap.runtime.wire.lending import can_lend
-from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.mapping import release
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -162,17 +162,6 @@ def test_buffers_of_every_dtype_and_layout(gpu, dtype):
         out.zero_()
 
 
-def test_a_tensorclass_buffer(gpu):
-    @tensorclass
-    class Item:
-        x: torch.Tensor
-
-    out = Item(x=torch.zeros(64, 100, device=gpu), batch_size=[64])
-    x = torch.randn(64, 100)
-    tdmap.map(Item(x=x, batch_size=[64]), lambda item: item, out=out, executor="thread", num_workers=2, chunksize=8)
-    assert torch.equal(out.x.cpu(), x)
-
-
 @pytest.mark.parametrize("executor", ["serial", "thread", "process"])
 def test_rows_that_raise_are_skipped_there(gpu, data, executor):
     def fail(td):
@@ -198,12 +187,6 @@ def test_a_seed_gives_the_same_bits_there(gpu):
         for executor, workers in (("process", 1), ("process", 2), ("thread", 2), ("serial", 0))
     ]
     assert all(torch.equal(result, results[0]) for result in results[1:])
-
-
-def test_a_buffer_is_filled_along_another_dimension(gpu):
-    x, out = torch.randn(30, 4000), torch.zeros(30, 4000, device=gpu)
-    tdmap.map(x, torch.Tensor.neg, 1, out=out, num_workers=2, chunksize=100)
-    assert torch.equal(out.cpu(), -x)
 
 
 # -- functions on the device -----------------------------------------------------------------------------
@@ -278,20 +261,6 @@ def test_workers_take_devices_in_turns(data):
         chunksize=1,
     )
     assert set(found.tolist()) == set(range(len(devices)))
-
-
-def test_data_there_need_workers_in_this_process(gpu, data):
-    there = data.to(gpu)
-    with pytest.raises(ValueError, match="thread"):
-        tdmap.map(there, plus_one, num_workers=2)
-    result = tdmap.map(there, plus_one, executor="thread", num_workers=2, out=buffer(gpu))
-    assert torch.equal(result["x"].cpu(), data["x"] + 1)
-
-
-def test_a_fork_is_refused(gpu, data):
-    for options in ({"out": buffer(gpu)}, {"device": gpu}):
-        with pytest.raises(ValueError, match="fork"):
-            tdmap.map(data, plus_one, mp_start_method="fork", **options)
 
 
 def test_many_epochs_leave_no_page_locks(gpu, data):

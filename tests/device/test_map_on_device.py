@@ -222,16 +222,6 @@ def test_staging_is_used_again_only_after_its_copy_has_run(data, monkeypatch):
             assert torch.equal(torch.cat(kernels(FakeLink(seed=seed, caller_streams=True), data["x"])), data["x"])
 
 
-def test_the_fake_device_catches_a_function_that_does_not_wait(monkeypatch, data):
-    monkeypatch.setattr(FakeLink, "hand_over", lambda self, mark, tensors: None)
-    wrong = 0
-    for seed in range(10):
-        monkeypatch.setitem(device_module.LINKS, FAKE, functools.partial(FakeLink, seed=seed))
-        result = tdmap.map(data["x"], lambda x: x * 2, device=FAKE, executor="serial", chunksize=1)
-        wrong += not torch.equal(result, data["x"] * 2)
-    assert wrong
-
-
 # -- a function that is called with row numbers, with options, or marked ----------------------------------------------
 
 

@@ -9,7 +9,6 @@ import weakref
 import pytest
 import torch
 
-from tdmap.memory import links as device_module
 from tdmap.ops.iteration.prefetch import prefetch_over, prefetch_to_device
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
 from tests.device.fakelink import FakeLink
@@ -206,7 +205,3 @@ def test_a_device_that_does_not_exist_is_an_error_at_once(device):
 def test_prefetch_out_of_range(prefetch):
     with pytest.raises(ValueError, match="prefetch"):
         prefetch_to_device([], "cpu", prefetch)
-
-
-def test_fake_links_are_only_there_in_tests():
-    assert set(device_module.LINKS) == {"cuda"}
