@@ -18,7 +18,7 @@ from tdmap.datasets import (
     to_pandas,
     write,
 )
-from tdmap.reducers import Count, Mean, Sum
+from tdmap.reducers import Count, Mean
 from tensordict_lite import Ragged, TensorDict
 
 pandas = pytest.importorskip("pandas")
@@ -117,19 +117,6 @@ WORDS = TensorDict(
 
 def letters(rows: TensorDict) -> torch.Tensor:
     return rows.get("word").lengths
-
-
-def test_groups_by_a_function_of_text_or_a_formula() -> None:
-    figures = {"rows": Count(), "sum": Sum("n")}
-    found = tdmap.group_by(WORDS, letters, name="letters").reduce(figures, num_workers=2)
-    assert found["letters"].tolist() == [0, 3, 5]
-    assert found["rows"].tolist() == [1, 3, 1] and found["sum"].tolist() == [3, 10, 2]
-    found = tdmap.group_by(WORDS, tdmap.col("n") // 3).reduce(figures, num_workers=0)
-    assert found["key"].tolist() == [0, 1] and found["sum"].tolist() == [3, 12]
-    first = tdmap.group_by(WORDS, lambda rows: [word[:1] for word in rows["word"]], name="first")
-    assert first.reduce(figures, num_workers=0)["first"] == ["", "a", "b", "c", "h"]
-    whole = tdmap.group_by(WORDS, letters).map_groups(lambda rows: rows[:1], num_workers=0)
-    assert whole["n"].tolist() == [3, 5, 2]
 
 
 def test_statistics_of_text() -> None:

@@ -1,6 +1,5 @@
 """Rows copied from anywhere: against slices put together."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,29 +32,6 @@ def test_any_choice_of_rows_of_any_lengths(lengths: list[int], random: object, d
     assert torch.equal(gathered(values, starts, ends), by_hand(values, starts.tolist(), ends.tolist()))
 
 
-@pytest.mark.parametrize("width", [0, 1, 7, 40, 300, 6000])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
-@pytest.mark.parametrize("order", ["as they lie", "backwards", "random", "every second", "overlapping"])
-def test_many_rows_in_every_order(width: int, shape: tuple[int, ...], order: str) -> None:
-    generator = torch.Generator().manual_seed(width)
-    count = 200 if width > 1000 else 9000
-    offsets = offsets_of(torch.randint(0, width + 1, (count,), generator=generator))
-    values = torch.randint(0, 1 << 15, (int(offsets[-1]), *shape), generator=generator, dtype=torch.int16)
-    rows = {
-        "as they lie": torch.arange(count),
-        "backwards": torch.arange(count).flip(0),
-        "random": torch.randperm(count, generator=generator),
-        "every second": torch.arange(0, count, 2),
-        "overlapping": torch.arange(count),
-    }[order]
-    starts, ends = offsets[:-1][rows], offsets[1:][rows]
-    if order == "overlapping":
-        starts = starts // 2
-        ends = starts + torch.randint(0, width + 1, (count,), generator=generator)
-        ends = torch.maximum(ends.clamp(max=len(values)), starts)
-    assert torch.equal(gathered(values, starts, ends), by_hand(values, starts.tolist(), ends.tolist()))
-
-
 def test_the_bytes_around_the_rows_are_left_alone() -> None:
     """Windows reach beyond rows, and never beyond the room that was given."""
     values = torch.arange(100, dtype=torch.uint8)
@@ -70,10 +46,3 @@ def test_the_bytes_around_the_rows_are_left_alone() -> None:
 def test_rows_outside_of_the_values_are_refused(start: int, end: int) -> None:
     with pytest.raises(ValueError, match="damaged"):
         gather_rows(torch.arange(10), torch.tensor([0, start]), torch.tensor([2, end]), torch.empty(9).long())
-
-
-def test_values_that_may_only_be_read_and_are_not_contiguous() -> None:
-    array = np.arange(20, dtype=np.int32)
-    values = torch.from_numpy(array.copy()).reshape(4, 5).T
-    starts, ends = torch.tensor([3, 0]), torch.tensor([5, 2])
-    assert torch.equal(gathered(values, starts, ends), by_hand(values, [3, 0], [5, 2]))

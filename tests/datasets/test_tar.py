@@ -103,31 +103,69 @@ def test_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("cls", b"9" * 20), ("npy", b"\x93NUMPY"), ("json", b"\xff"), ("__key__", b"x")]
-)
-def test_content_that_is_no_value_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        member = tarfile.TarInfo(f"00.{name}")
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    with pytest.raises(ValueError, match=rf"x\.tar.*00\.{name}"):
-        read(tmp_path / "x.tar")
-
-
-def test_arrays_of_other_machines_are_read_and_two_in_one_file_are_not(tmp_path: Path) -> None:
-    one = io.BytesIO()
-    np.save(one, np.arange(3, dtype=">f4"))
-    for content, rows in ((one.getvalue(), [[0.0, 1.0, 2.0]]), (one.getvalue() * 2, None)):
-        with tarfile.open(tmp_path / "x.tar", "w") as archive:
-            member = tarfile.TarInfo("0.npy")
+def make_tar(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-        if rows is not None:
-            assert read(tmp_path / "x.tar")["npy"].tolist() == rows
-        else:
-            with pytest.raises(ValueError, match=r"0\.npy.*more than one"):
-                read(tmp_path / "x.tar")
+
+
+def array(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def test_tar_files_of_samples_are_read_and_written(tmp_path: Path) -> None:
+    files = {}
+    for n in range(50):
+        files |= {f"d/{n:03d}.jpg": bytes([n] * n), f"d/{n:03d}.cls": str(n % 3).encode(), f"d/{n:03d}.txt": b"t%d" % n,
+                  f"d/{n:03d}.box.npy": array(np.full((2, 2), n))}  # fmt: skip
+    make_tar(tmp_path / "x.tar", files)
+    found = read(tmp_path / "x.tar", tmp_path / "out")
+    assert found["__key__"] == [f"d/{n:03d}" for n in range(50)]
+    assert found["jpg"].tolist() == [bytes([n] * n) for n in range(50)]
+    assert found["cls"].tolist() == [n % 3 for n in range(50)]
+    assert found["txt"] == [f"t{n}" for n in range(50)]
+    assert found["box.npy"].tolist() == [[[n, n], [n, n]] for n in range(50)]
+    write(found, tmp_path / "y.tar", batch_rows=7)
+    with tarfile.open(tmp_path / "y.tar") as archive:
+        assert {m.name: archive.extractfile(m).read() for m in archive} == files  # type: ignore[union-attr]
+
+
+def test_names_of_samples_in_a_tar_file(tmp_path: Path) -> None:
+    write({"__key__": torch.tensor([7, 3]), "txt": ["a", "b"]}, tmp_path / "x.tar")
+    assert read(tmp_path / "x.tar")["__key__"] == ["7", "3"]
+    with pytest.raises(ValueError, match="'b.v2' of row 1 has a dot"):
+        write({"__key__": ["dir.1/a", "b.v2"], "txt": ["a", "b"]}, tmp_path / "y.tar")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.jpg": b"", "a.cls": b"1", "b.jpg": b""}, r"the sample 'b' has the files \['jpg'\]"),
+        ({"a": b""}, "has no ending"),
+        ({"a.cls": b"one"}, r"a\.cls cannot be read"),
+        ({"a.cls": b"9" * 20}, r"x\.tar.*a\.cls"),
+        ({"a.json": b"\xff"}, r"x\.tar.*a\.json"),
+        ({"a.__key__": b"x"}, r"x\.tar.*a\.__key__"),
+        ({"a.npy": b"\x93NUMPY"}, r"x\.tar.*a\.npy"),
+        ({"a.npy": array(np.ones(2)) * 2}, r"a\.npy.*more than one"),
+        ({"a.npy": array(np.ones(2)), "b.npy": array(np.ones(3))}, r"b\.npy cannot be read: its shape is \[3\]"),
+        ({"a.npy": array(np.array([{}], dtype=object))}, "allow_pickle"),
+    ],
+)
+def test_content_that_is_no_value_is_refused_by_name(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    make_tar(tmp_path / "x.tar", files)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "x.tar", tmp_path / "out")
+    assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_arrays_of_other_machines_are_read(tmp_path: Path) -> None:
+    make_tar(tmp_path / "x.tar", {"0.npy": array(np.arange(3, dtype=">f4"))})
+    assert read(tmp_path / "x.tar")["npy"].tolist() == [[0.0, 1.0, 2.0]]
 
 
 NAMES = [

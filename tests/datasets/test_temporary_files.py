@@ -140,45 +140,18 @@ def test_an_exception_of_a_signal_handler_leaves_no_part_of_a_file(tmp_path: Pat
         assert os.listdir(tmp_path) == []
 
 
-def test_a_killed_run_of_shards_stands_in_nobodys_way(tmp_path: Path) -> None:
-    for how in ({}, {"resume": True}, {"overwrite": True}):
-        out = tmp_path / f"out{len(how)}{next(iter(how), '')}"
-        assert in_child(lambda out=out: KILLED["map in shards"](out)) == 9
-        assert list(out.glob("shard-*")), "some shards are there"
-        found = tdmap.map(table_rows(), lambda c: c, out=out, rows_per_shard=10, num_workers=0, **how)
-        assert len(found) == 100 and len(list(out.glob("shard-*"))) == 10
-
-
 def test_pictures_are_written_whole(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "in" / "cats").mkdir(parents=True)
     for number in range(3):
         image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "in" / "cats" / f"{number}.png")
-    pictures = images.ingest(tmp_path / "in", tmp_path / "set", size=8, num_workers=0)
-    assert in_child(lambda: _killed_in_the_middle(pictures, tmp_path / "files")) == 9
-    left = [path for path in (tmp_path / "files").rglob("*") if path.is_file() and ".tdlite-" not in path.name]
-    for path in left:
+    pictures, files = images.ingest(tmp_path / "in", tmp_path / "set", size=8, num_workers=0), tmp_path / "files"
+    assert kill_at(2, lambda: pictures.to_images(files, format="png", num_workers=0), [(os, "replace")])
+    for path in [path for path in files.rglob("*") if path.is_file() and ".tdlite-" not in path.name]:
         image.open(path).verify()
         path.unlink()
-    pictures.to_images(tmp_path / "files", format="png", num_workers=0)
-    assert sorted(path.name for path in (tmp_path / "files").rglob("*") if path.is_file()) == [
-        "0.png",
-        "1.png",
-        "2.png",
-    ]
-
-
-def _killed_in_the_middle(pictures: Any, folder: Path) -> None:
-    real, count = os.replace, [0]
-
-    def replace(*args: Any) -> None:
-        count[0] += 1
-        if count[0] == 2:
-            os.kill(os.getpid(), 9)
-        real(*args)
-
-    os.replace = replace  # type: ignore[assignment]
-    pictures.to_images(folder, format="png", num_workers=0)
+    pictures.to_images(files, format="png", num_workers=0)
+    assert sorted(path.name for path in files.rglob("*") if path.is_file()) == ["0.png", "1.png", "2.png"]
 
 
 def test_files_of_another_container_with_the_same_host_name_stay(

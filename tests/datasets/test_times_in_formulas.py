@@ -181,9 +181,3 @@ def test_numbers_are_shown_as_times(number: int, kind: str, text: str) -> None:
     found = time_type(kind)
     assert found is not None and text_of(number, found) == text
     assert time_type("int64") is None
-
-
-def test_numbers_are_no_times() -> None:
-    table = TensorDict({"n": torch.arange(3)}, [3])
-    with pytest.raises(TypeError, match="and '2024-06-01' is a text"):
-        tdmap.filter(table, col("n") > "2024-06-01", num_workers=0)

@@ -105,23 +105,6 @@ def test_dates_are_dates_in_files(tmp_path: Path, ending: str) -> None:
     assert to_arrow(back)["at"].to_pylist() == [datetime.datetime(2024, 2, 29, 12)]
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_large_numbers_stay_where_they_are(tmp_path: Path, ending: str) -> None:
-    write(
-        {"word": ["a"], "n": torch.tensor([2**64 - 1], dtype=torch.uint64), "x": torch.ones(1)},
-        tmp_path / f"x.{ending}",
-    )
-    table = read(tmp_path / f"x.{ending}")
-    assert list(table.keys()) == ["word", "n", "x"] and table["n"].tolist() == [2**64 - 1]
-
-
-@pytest.mark.parametrize("ending", ["npz", "h5", "zarr", "tar"])
-def test_other_formats_keep_the_order(tmp_path: Path, ending: str) -> None:
-    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
-    write({"zebra.npy": torch.arange(2), "ant.npy": torch.arange(2)}, tmp_path / f"x.{ending}")
-    assert list(read(tmp_path / f"x.{ending}").keys())[:2] == ["zebra.npy", "ant.npy"]
-
-
 def test_numpy_has_dates(tmp_path: Path) -> None:
     times = {"t": np.array(["2020-01-01", "2021-01-01"], "M8[ms]"), "d": np.array([1, 2], "m8[us]"),
              "day": np.array(["2020-01-01", "2021-01-01"], "M8[D]"), "x": np.arange(2)}  # fmt: skip
@@ -271,15 +254,6 @@ def test_files_of_other_columns_are_not_made_one(tmp_path: Path, ending: str, wh
             read(tmp_path / f"*.{ending}", out, num_workers=0)
 
 
-def test_numbers_of_text_are_not_made_one(tmp_path: Path) -> None:
-    (tmp_path / "0.csv").write_text(f"n\n{2**53 + 1}\n")
-    (tmp_path / "1.csv").write_text("n\n0.5\n")
-    with pytest.raises(ValueError, match=r"0\.csv: the column 'n' has the integer 9007199254740993 in row 0"):
-        read(tmp_path / "*.csv")
-    with pytest.raises(FileNotFoundError, match="files is empty"):
-        read([])
-
-
 @pytest.mark.parametrize("content", [3, [], {"t": 1}, "x" * 10_000, ""], ids=str)
 def test_other_content_is_no_type(tmp_path: Path, content: Any) -> None:
     from_arrow(pa.table({"word": ["a"], "t": pa.array([5], "timestamp[s]")}), tmp_path / "out")
@@ -354,12 +328,6 @@ def test_columns_of_any_name_keep_their_order_and_values(tmp_path: Path, names: 
     for name, one in made.items():
         assert list(one.keys()) == names or (name in IN_FOLDERS and RESERVED & set(names)), name
         assert to_arrow(one).to_pydict() == to_arrow(table).to_pydict(), name
-
-
-def test_masks_stand_behind_their_columns_in_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("b,a\n1,2\n3,\n")
-    for out in (None, tmp_path / "out"):
-        assert list(read(tmp_path / "x.csv", out, nulls="mask").keys()) == ["b", "b.valid", "a", "a.valid"]
 
 
 def test_times_of_dictionaries_are_times(tmp_path: Path) -> None:
