@@ -428,28 +428,3 @@ def test_random_streams_depend_neither_on_workers_nor_on_bad_rows_elsewhere():
     assert torch.equal(few[30:], many[30:]) and torch.equal(few[16:20], many[16:20])
     for workers in ({"num_workers": 1}, {"num_workers": 2}, {"executor": "thread", "num_workers": 2}):
         assert torch.equal(few, noise({15}, **workers))
-
-
-def test_a_file_of_pictures_of_which_some_are_broken(tmp_path):
-    """The job of a newcomer: an index of file names, a function of one row, some files that cannot be read."""
-    paths = []
-    for number in range(40):
-        paths.append(str(tmp_path / f"{number}.bin"))
-        if number % 9 != 4:
-            with open(paths[-1], "wb") as file:
-                file.write(bytes([number]) * 12)
-    index = TensorDict({"path": paths, "label": torch.arange(40)}, [40])
-
-    def load(row):
-        with open(row["path"], "rb") as file:
-            pixels = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(3, 2, 2)
-        return TensorDict({"image": pixels, "label": row["label"], "path": os.path.basename(row["path"])}, [])
-
-    with pytest.warns(SkippedRows) as caught:
-        result = index.map(load, chunksize=0, num_workers=2, out=str(tmp_path / "images"), on_error="drop")
-    kept = [i for i in range(40) if i % 9 != 4]
-    assert result["path"] == [f"{i}.bin" for i in kept] and result["label"].tolist() == kept
-    assert result["image"][:, 0, 0, 0].tolist() == kept
-    errors = caught.pop(SkippedRows).message.errors
-    assert [bad.row for bad in errors] == [4, 13, 22, 31]
-    assert all(isinstance(bad.error, FileNotFoundError) for bad in errors)

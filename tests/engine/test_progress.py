@@ -169,8 +169,3 @@ def test_parts_of_a_pipeline_have_bars_of_their_own(monkeypatch):
 
 def everything(chunk):
     return torch.ones(len(chunk), dtype=torch.bool)
-
-
-def test_bars_of_a_pipeline_are_quiet_where_nobody_looks(capsys):
-    tdmap.Pipeline(torch.arange(100)).map(double).collect(num_workers=0, pbar=True)
-    assert capsys.readouterr().err == ""

@@ -237,22 +237,6 @@ def test_a_first_chunk_that_comes_last_settles_the_same_chunks(call, words, inde
     assert resumed == max(rows for _, rows in calls_in(log))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("taken", [0, 1, 5, 40])
-def test_an_iteration_goes_on_in_the_middle(shuffle, taken, index):
-    def rows():
-        return tdmap.map_iter(index, lambda c: c["row"].tolist(), num_workers=2, shuffle=shuffle, seed=3)
-
-    epoch = rows()
-    for _ in range(taken):
-        next(epoch)
-    saved = epoch.state_dict()
-    rest = list(epoch)
-    later = rows()
-    later.load_state_dict(saved)
-    assert list(later) == rest
-
-
 def test_the_arithmetic_of_a_plan_with_small_first_chunks():
     for length in range(0, 400, 19):
         for size in (1, 3, 4, 50, 1000):

@@ -3,12 +3,11 @@
 import sys
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tdmap.runtime import scheduler as scheduler_module
-from tdmap.runtime.scheduler import Ranges, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -255,14 +254,6 @@ def test_a_worker_that_has_answered_is_asked_again():
     assert scheduler.straggler(5.0) is leases[0]
 
 
-def test_a_lease_of_one_chunk_is_not_shared():
-    scheduler = Scheduler(4, 4)
-    for worker in range(4):  # nothing is known of what a chunk takes, so that each gets one
-        lease = scheduler.lease(worker, 0.0)
-        assert lease.stop - lease.start == 1
-    assert scheduler.straggler(now=1000.0) is None
-
-
 def test_a_chunk_that_killed_its_worker_runs_alone():
     scheduler = Scheduler(100, 1, SchedulerPolicy(retries=2, target_seconds=10))
     lease = scheduler.lease(0, 0.0)
@@ -301,21 +292,12 @@ def test_workers_that_die_between_leases_that_others_end_end_no_job():
         assert not scheduler.worker_lost(0, None).exhausted
 
 
-def leased_at(scheduler, seconds):
-    """All leases, whose chunks take so long."""
+def leased(scheduler, seconds=0.0):
+    """All leases of one worker, whose chunks take so long."""
     found = []
     while (lease := scheduler.lease(0, 0.0)) is not None:
         found.append((lease.start, lease.stop))
         scheduler.done(lease.id, lease.stop, seconds * (lease.stop - lease.start), 0.0)
-    return found
-
-
-def leased(scheduler):
-    """The leases of one worker, one after another, each of which takes no time."""
-    found = []
-    while (lease := scheduler.lease(0, now=0.0)) is not None:
-        found.append((lease.start, lease.stop))
-        scheduler.done(lease.id, lease.stop, 0.0, 0.0)
     return found
 
 
@@ -339,7 +321,7 @@ def test_leases_are_sized_by_the_work_of_the_chunks_that_come():
         assert lease.stop - lease.start == 1
         scheduler.done(lease.id, lease.stop, 0.05, now=0.0)
     scheduler.extend(400, 0.1, SchedulerPolicy(target_seconds=1.0))
-    sizes = [stop - start for start, stop in leased_at(scheduler, 0.5)]
+    sizes = [stop - start for start, stop in leased(scheduler, 0.5)]
     assert sizes[0] == 2 and max(sizes) == 2
 
 
@@ -386,14 +368,6 @@ def test_a_cancelled_scheduler_gives_out_nothing():
     scheduler.cancel()
     assert scheduler.lease(0, 0.0) is None
     assert scheduler.straggler(1e9) is None
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_ranges_have_one_front(order):
-    ranges = Ranges()
-    for number in order:
-        ranges.add(number * 10, number * 10 + 10)
-    assert (ranges.front, ranges.islands) == (30, {})
 
 
 def lines_run(count):

@@ -205,17 +205,6 @@ def test_an_alarm_comes_as_itself_wherever_the_engine_expects_an_error(place, er
     assert len(came) == 1
 
 
-def test_an_exception_of_packing_itself_is_still_a_serialization_error():
-    held = threading.Lock()
-    gate = {"held": (value for value in ())}
-
-    def fn(part):
-        return part, gate, held
-
-    with pytest.raises(tdmap.errors.SerializationError, match="generator"):
-        tdmap.map(X, fn, num_workers=2)
-
-
 @pytest.mark.parametrize("serial", [{"num_workers": 0}, {"executor": "serial"}])
 def test_the_callers_alarm_is_no_bad_row(serial):
     def handler(number, frame):

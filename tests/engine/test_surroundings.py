@@ -40,22 +40,35 @@ def test_the_quota_of_a_container_is_read(tmp_path, files, line, quota):
     assert resources.cgroup_quota(*cgroup(tmp_path, files, line)) == quota
 
 
+STAT = "total_inactive_file 4000000\ntotal_active_file 6000000"
+
+
 @pytest.mark.parametrize(
-    ("files", "line"),
+    ("files", "line", "found"),
     [
-        ({"memory/a/memory.{}": "", "memory/memory.{}": "9"}, "4:memory:/a\n0::/\n"),
-        ({"memory/a/memory.{}": "9", "memory/a/b/memory.{}": ""}, "4:memory:/a/b\n"),
-        ({"memory/memory.{}": ""}, "4:memory:/\n"),
+        # 100 MB, of which 30 are used and 10 of these are pages of files; the group above may have ten times as much.
+        ({"memory/a": 10**8, "memory": 10**9}, "4:memory:/a\n0::/\n", 80_000_000),
+        ({"memory/a": 10**9, "memory/a/b": 10**8}, "4:memory:/a/b\n", 80_000_000),
+        ({"memory": 10**8}, "4:memory:/\n", 80_000_000),
+        (
+            {"job/memory.max": "1000", "job/memory.current": "990", "job/memory.stat": "active_file 900"},
+            "0::/job\n",
+            910,
+        ),
     ],
 )
-def test_the_memory_of_a_group_of_version_1_is_read(tmp_path, files, line):
-    # 100 MB, of which 30 are used and 10 of these are pages of files; 9: ten times as much.
+def test_the_memory_of_a_container_is_read(tmp_path, files, line, found):
     written = {}
-    for name, more in files.items():
-        written[name.format("limit_in_bytes")] = f"10000000{'0' if more else ''}0\n"
-        written[name.format("usage_in_bytes")] = "30000000\n"
-        written[name.format("stat")] = "total_inactive_file 4000000\ntotal_active_file 6000000\n"
-    assert resources.available_memory(*cgroup(tmp_path, written, line)) == 80_000_000
+    for name, value in files.items():
+        if isinstance(value, str):
+            written[name] = value + "\n"
+        else:
+            sizes = {"limit_in_bytes": value, "usage_in_bytes": 30_000_000, "stat": STAT}
+            written |= {f"{name}/memory.{key}": f"{text}\n" for key, text in sizes.items()}
+    assert resources.available_memory(*cgroup(tmp_path, written, line)) == found
+    if "job/memory.max" in written:
+        written["job/memory.max"] = "max\n"
+        assert resources.available_memory(*cgroup(tmp_path, written, line)) > 1 << 20
 
 
 @pytest.mark.parametrize(("quota", "cores", "wanted"), [(1.5, 8, 2), (0.2, 8, 1), (16.0, 4, 4), (None, 3, 3)])
@@ -98,6 +111,24 @@ def test_without_memfd_a_small_shared_memory_falls_back_to_files(monkeypatch, tm
     assert not [path for path in made if os.path.exists(path)]
 
 
+def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
+    script = f"""
+        import os, resource, signal, tempfile
+        from tdmap.memory import shm
+        shm._fallback_folder = lambda nbytes: {str(tmp_path)!r}
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        before = os.listdir("/proc/self/fd")
+        try:
+            shm.anonymous_file(1 << 21)
+        except OSError as error:
+            print(type(error).__name__, len(os.listdir("/proc/self/fd")) - len(before))
+    """
+    ran = interpreters.run(["-c", textwrap.dedent(script)], cwd=tmp_path)
+    assert ran.stdout.split() == ["OSError", "0"], ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_threads_that_hold_locks_do_no_harm():
     lock, stop = threading.Lock(), threading.Event()
 
@@ -117,21 +148,3 @@ def test_other_threads_that_hold_locks_do_no_harm():
         stop.set()
         for thread in threads:
             thread.join()
-
-
-def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
-    script = f"""
-        import os, resource, signal, tempfile
-        from tdmap.memory import shm
-        shm._fallback_folder = lambda nbytes: {str(tmp_path)!r}
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        before = os.listdir("/proc/self/fd")
-        try:
-            shm.anonymous_file(1 << 21)
-        except OSError as error:
-            print(type(error).__name__, len(os.listdir("/proc/self/fd")) - len(before))
-    """
-    ran = interpreters.run(["-c", textwrap.dedent(script)], cwd=tmp_path)
-    assert ran.stdout.split() == ["OSError", "0"], ran.stderr
-    assert not list(tmp_path.iterdir())

@@ -77,21 +77,6 @@ def test_what_is_no_mask_is_named(predicate, found):
     assert any("rows" in note for note in caught.value.__notes__)
 
 
-def test_rows_on_which_the_predicate_raises_are_left_out():
-    data = make()
-
-    def picky(td):
-        if 13 in td["x"].tolist():
-            raise ValueError("unlucky")
-        return td["x"] < 20
-
-    errors = tdmap.RowErrors()
-    kept = tdmap.filter(data, picky, num_workers=2, chunksize=16, on_error=errors)
-    assert kept["x"].tolist() == [*range(13), *range(14, 20)] and errors.rows == [13]
-    with pytest.raises(ValueError, match="unlucky"):
-        tdmap.filter(data, picky, num_workers=2)
-
-
 def test_a_predicate_that_draws_gives_the_same_rows_for_any_workers():
     data = make()
     draws = [

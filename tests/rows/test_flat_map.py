@@ -159,18 +159,6 @@ def test_empty_results_may_look_as_they_like():
     assert rows["x"].tolist() == list(range(50, 200))
 
 
-def test_rows_that_raise_give_no_rows():
-    errors = tdmap.RowErrors()
-
-    def picky(td):
-        if 13 in td["x"].tolist():
-            raise ValueError("unlucky")
-        return td.select("x")[td["x"] % 2 == 1]
-
-    rows = tdmap.flat_map(make(), picky, num_workers=2, chunksize=16, on_error=errors)
-    assert rows["x"].tolist() == [i for i in range(1, 200, 2) if i != 13] and errors.rows == [13]
-
-
 @tuning.use(copy_bytes=1000)
 def test_pieces_larger_than_a_task_are_cut(tmp_path):
     data = make()

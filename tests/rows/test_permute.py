@@ -14,7 +14,6 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.ops.permute import permute
 from tdmap.output import scatter
@@ -146,27 +145,6 @@ def test_the_caller_reads_a_file_that_was_removed(tmp_path):
     shutil.rmtree(tmp_path / "data")
     order = torch.arange(4000).flip(0)
     assert permute(data, order, num_workers=0, method="scatter")["x"].equal(order)
-
-
-def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):
-    (tmp_path / "own").write_text("0::/job\n")
-    job = tmp_path / "job"
-    job.mkdir()
-    for name, text in {
-        "memory.max": "1000",
-        "memory.current": "990",
-        "memory.stat": "anon 90\nactive_file 900",
-    }.items():
-        (job / name).write_text(text + "\n")
-    assert available_memory(tmp_path, tmp_path / "own") == 910
-    (job / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path, tmp_path / "own") > 1 << 20
-    old = tmp_path / "memory"
-    old.mkdir()
-    (old / "memory.limit_in_bytes").write_text("500\n")
-    (old / "memory.usage_in_bytes").write_text("400\n")
-    (old / "memory.stat").write_text("total_inactive_file 300\n")
-    assert available_memory(tmp_path, tmp_path / "own") == 400
 
 
 def test_members_of_a_lazy_stack_that_differ_are_named():

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import textwrap
 
 import pytest
 
@@ -11,7 +10,6 @@ import tdmap
 from tdmap import tuning
 from tdmap.memory import rowfiles
 from tdmap.output import scatter
-from tests import interpreters
 
 from .conftest import Killer, bits, make
 
@@ -58,29 +56,3 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
         with tdmap.WorkerPool(2, start_method="fork") as pool:
             got = tdmap.shuffle(data, 7, out=out, method="scatter", pool=pool, callbacks=[deaths])
         assert deaths.deaths == 1 and bits(got) == wanted
-
-
-def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
-    # The limit holds for shared memory too, so threads do the work here.
-    script = f"""
-        import resource, signal, torch, tdmap
-        from tensordict_lite import TensorDict
-        data = TensorDict({{"x": torch.zeros(1000, 100)}}, [1000])
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
-        threads = dict(num_workers=2, executor="thread")
-        for name, call in {{
-            "flat_map": lambda out: tdmap.flat_map(data, lambda td: td, out=out, **threads),
-            "filter": lambda out: tdmap.filter(data, lambda td: td["x"][:, 0] == 0, out=out, **threads),
-            "shuffle": lambda out: tdmap.shuffle(data, 1, out=out, method="scatter", **threads),
-        }}.items():
-            try:
-                call({str(tmp_path)!r} + "/" + name)
-            except OSError as error:
-                print(name, error)
-    """
-    done = interpreters.run(["-c", textwrap.dedent(script)], cwd=tmp_path)
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["flat_map", "filter", "shuffle"], done.stderr
-    assert all(str(tmp_path / line.split()[0]) in line for line in lines), lines
-    assert list(tmp_path.iterdir()) == []  # nothing half-made stays
