@@ -1,7 +1,5 @@
 """Epochs that are set, lengths that are known, orders that are drawn, and shares of one size for every rank."""
 
-import warnings
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -53,20 +51,6 @@ def test_an_epoch_counts_for_all_that_was_made_from_the_pipeline(rows):
     assert order(batches.iter(num_workers=0)) == order(batches.iter(epoch=3, num_workers=0))
     with pytest.raises(ValueError, match="epoch must be an integer"):
         base.set_epoch(-1)
-
-
-def test_the_same_epoch_twice_warns_once_it_matters(rows):
-    shuffled, plain = rows.pipeline().shuffle(seed=1).batch(5), rows.pipeline().batch(5)
-    order(shuffled)
-    with pytest.warns(UserWarning, match=r"set_epoch\(n\)"):
-        order(shuffled)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for pipeline in (plain, plain):
-            order(pipeline)
-        for epoch in range(3):
-            shuffled.set_epoch(epoch)
-            order(shuffled)
 
 
 def test_an_order_is_drawn_where_no_seed_is_given(rows):
@@ -148,24 +132,6 @@ def test_every_rank_has_as_many_batches(rows, make, even, count):
         assert set(seen) == set(whole)
     else:
         assert len(seen) <= len(whole) and set(seen) <= set(whole)
-
-
-def test_a_padded_share_goes_on_in_the_middle(rows):
-    def share():
-        kept = rows.pipeline().filter(lambda c: c["x"] % 3 > 0)
-        return kept.shard(2, 4, even="pad").batch(2).iter(num_workers=0)
-
-    elements = share()
-    next(elements), next(elements)
-    saved, rest = elements.state_dict(), order(elements)
-    later = share()
-    later.load_state_dict(saved)
-    assert order(later) == rest
-
-
-def test_what_is_no_way_to_be_even(rows):
-    with pytest.raises(ValueError, match="even=.*'drop' or 'pad'"):
-        rows.pipeline().shard(0, 2, even="yes")
 
 
 def test_an_order_that_a_part_has_drawn_is_refused_for_ranks(rows, monkeypatch):

@@ -1,10 +1,6 @@
 """Pipelines as loaders: torch's DataLoader, devices, positions."""
 
-import contextlib
-import itertools
-import os
 import pickle
-import signal
 import warnings
 
 import numpy as np
@@ -101,36 +97,6 @@ def test_random_streams_do_not_depend_on_workers(data, workers):
     assert here["x"].tolist() != other["x"].tolist()
 
 
-def test_an_augmented_epoch_goes_on_anywhere_with_the_same_bits(data):
-    pipeline = data.pipeline(seed=11).shuffle(4).repeat(2).batch(6).map(noisy)
-    whole = list(pipeline.iter(num_workers=2))
-    for position in range(len(whole) + 1):
-        first = pipeline.iter(num_workers=2)
-        assert len(list(itertools.islice(first, position))) == position
-        saved = pickle.loads(pickle.dumps(first.state_dict()))
-        first.close()
-        later = pipeline.iter(num_workers=1)
-        later.load_state_dict(saved)
-        rest = list(later)
-        assert len(rest) == len(whole) - position
-        assert all(torch.equal(a["noise"], b["noise"]) for a, b in zip(rest, whole[position:], strict=True))
-
-
-def test_a_shuffle_buffer_goes_on_anywhere(data):
-    pipeline = data.pipeline().filter(lambda td: td["x"] % 3 != 0).shuffle(5, buffer=8).batch(3)
-    whole = [batch["x"].tolist() for batch in pipeline.iter(num_workers=0)]
-    assert sorted(itertools.chain(*whole)) == [row for row in range(40) if row % 3]
-    assert list(itertools.chain(*whole)) != sorted(itertools.chain(*whole))
-    for position in range(len(whole) + 1):
-        first = pipeline.iter(num_workers=0)
-        list(itertools.islice(first, position))
-        saved = first.state_dict()
-        list(itertools.islice(first, 2))  # what goes on must not change what was saved
-        later = pipeline.iter(num_workers=0)
-        later.load_state_dict(saved)
-        assert [batch["x"].tolist() for batch in later] == whole[position:]
-
-
 def test_a_state_of_another_pipeline_is_refused(data):
     saved = data.pipeline().batch(4).iter(num_workers=0).state_dict()
     other = data.pipeline().batch(5).iter(num_workers=0)
@@ -182,48 +148,6 @@ def test_rows_come_one_by_one_without_batch(data, workers):
     rows = list(data.pipeline().take(5).iter(**workers))
     assert [int(row["x"]) for row in rows] == list(range(5))
     assert rows[0].batch_size == torch.Size([])
-
-
-def test_a_worker_that_dies_costs_nothing(data, tmp_path):
-    def dies_once(td):
-        if 20 in td["x"]:
-            with contextlib.suppress(FileExistsError):
-                (tmp_path / "died").touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
-        return noisy(td)
-
-    for number, pipeline in enumerate(
-        (
-            data.pipeline(seed=2).shuffle(1).batch(6).map(dies_once),
-            data.pipeline(seed=2).shuffle(1).map(dies_once).filter(lambda td: td["noise"] > 0.3).batch(6),
-        )
-    ):
-        got = torch.cat(list(pipeline.iter(num_workers=2)))
-        assert (tmp_path / "died").exists(), "nobody died"
-        assert torch.equal(got["noise"], torch.cat(list(pipeline.iter(num_workers=0)))["noise"])
-        (tmp_path / "died").unlink()
-        written = pipeline.write(tmp_path / f"out{number}", num_workers=2)
-        assert (tmp_path / "died").exists(), "nobody died"
-        assert torch.equal(written["noise"], pipeline.collect(num_workers=0)["noise"])
-        (tmp_path / "died").unlink()
-
-
-def test_after_an_exception_the_position_is_still_that_of_the_last_batch(data, workers, tmp_path):
-    def broken(td):
-        if td["x"][0] == 20 and not (tmp_path / "mended").exists():
-            raise ValueError("bad picture")
-        return td
-
-    pipeline = data.pipeline().batch(5).map(broken)
-    elements, got = pipeline.iter(**workers), []
-    with pytest.raises(ValueError, match="bad picture") as caught:
-        for batch in elements:
-            got.append(int(batch["x"][0]))
-    assert "rows 20:25" in "\n".join(caught.value.__notes__)
-    (tmp_path / "mended").touch()
-    later = pipeline.iter(**workers)
-    later.load_state_dict(elements.state_dict())
-    assert got + [int(batch["x"][0]) for batch in later] == list(range(0, 40, 5))
 
 
 def test_the_state_of_an_iteration_without_a_seed_holds_the_one_that_it_drew():

@@ -1,10 +1,6 @@
 """`out=folder, rows_per_shard=`: whole or not there, the same rows, and resumed after any interruption."""
 
 import os
-import runpy
-import signal
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,6 @@ import torch
 import tdmap
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.errors import DatasetNotFoundError
-from tests import interpreters
 from tests.stores.kinds import KINDS, numbers, same
 
 
@@ -52,15 +47,6 @@ def test_a_seed_gives_the_bits_that_one_folder_gets(tmp_path: Path) -> None:
     alone = tdmap.map(data, draw, num_workers=2, seed=5, chunksize=4)
     shards = tdmap.map(data, draw, num_workers=2, seed=5, chunksize=4, out=tmp_path / "set", rows_per_shard=8)
     assert torch.equal(shards["r"], alone["r"])
-
-
-def test_functions_get_the_numbers_of_their_rows(tmp_path: Path) -> None:
-    def fn(chunk: Any, rows: torch.Tensor) -> TensorDict:
-        return TensorDict({"row": rows}, [len(rows)])
-
-    out = tmp_path / "set"
-    result = tdmap.map(numbers(0, 20), fn, num_workers=2, chunksize=3, with_indices=True, out=out, rows_per_shard=8)
-    assert result["row"].tolist() == list(range(20))
 
 
 def fail_on(rows: set[int]) -> Any:
@@ -165,44 +151,24 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert len(tdmap.map(numbers(0, 20), fail_on(set()), num_workers=2, out=out, rows_per_shard=4)) == 20
 
 
-PROGRAM = """
-    import os, sys
-    import torch, tdmap
-    from pathlib import Path
-    from tests.stores.kinds import numbers
+def test_shards_that_are_whole_are_not_made_again(tmp_path: Path) -> None:
+    out, log, mended = tmp_path / "set", tmp_path / "log", tmp_path / "mended"
 
-    out, log = sys.argv[1:3]
-
-    def fn(chunk):
-        first = int(chunk["x"][0])
+    def fn(chunk: Any) -> Any:
         with open(log, "a") as file:
-            file.write(f"{first}\\n")
-        if first == 20 and not os.path.exists(log + ".died"):
-            open(log + ".died", "w").close()
-            os.kill(os.getpid(), 9)
+            print(int(chunk["x"][0]), file=file)
+        if int(chunk["x"][0]) == 20 and not mended.exists():
+            raise KeyboardInterrupt
         return chunk.select("x")
 
-    if __name__ == "__main__":
-        tdmap.map(numbers(0, 40), fn, num_workers=0, chunksize=4, out=out, rows_per_shard=8, resume=True, seed=1)
-"""
-
-
-def test_a_program_that_is_killed_goes_on_with_the_shards_that_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, log, program = tmp_path / "set", tmp_path / "log", tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    command = [str(program), str(out), str(log)]
-    assert interpreters.run([*command]).returncode == -signal.SIGKILL
+    how: Any = {"num_workers": 0, "chunksize": 4, "out": out, "rows_per_shard": 8, "resume": True}
+    with pytest.raises(KeyboardInterrupt):
+        tdmap.map(numbers(0, 40), fn, **how)
     with pytest.raises(DatasetNotFoundError, match="is unfinished"):
         tdmap.open(out)
-    assert log.read_text().split() == ["0", "4", "8", "12", "16", "20"]
-    monkeypatch.setattr(sys, "argv", command)
-    runpy.run_path(str(program), run_name="__main__")
-    assert tdmap.open(out)["x"].tolist() == list(range(40))
-    assert log.read_text().split()[6:] == ["16", "20", "24", "28", "32", "36"], (
-        "shards that are whole are not made again"
-    )
+    mended.touch()
+    assert tdmap.map(numbers(0, 40), fn, **how)["x"].tolist() == list(range(40))
+    assert log.read_text().split() == ["0", "4", "8", "12", "16", "20", "16", "20", "24", "28", "32", "36"]
     assert not list((out / ".tdmap").glob("*/*"))
 
 
