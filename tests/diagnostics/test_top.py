@@ -136,15 +136,6 @@ def test_what_is_no_folder_of_yours_is_refused(tmp_path):
         assert answer.exit_code == 2 and why in answer.stderr
 
 
-def test_another_users_folder_says_so(tmp_path, monkeypatch):
-    def refuse(folder):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(jobfiles, "read_jobs", refuse)
-    answer = CliRunner().invoke(app, ["top", str(tmp_path)])
-    assert answer.exit_code == 2 and "belongs to another user" in answer.stderr
-
-
 def files_seen_by(folder, **options):
     """The jobs that a callback finds in a folder while a job runs."""
     seen = []

@@ -53,64 +53,56 @@ def same(chunk):
     return chunk
 
 
-def run_fn(tmp_path):
-    tdmap.map(torch.zeros(100, 8), computes, num_workers=2, chunksize=1)
+def on_rows(fn, rows, columns=8, **options):
+    return lambda: tdmap.map(torch.zeros(rows, columns), fn, num_workers=2, **{"chunksize": 1, **options})
 
 
-def run_waits(tmp_path):
-    tdmap.map(torch.zeros(100, 8), sleeps, num_workers=2, chunksize=1)
+def iterated(data, fn, seconds, **options):
+    """The consumer takes so long over each chunk."""
 
+    def run():
+        for _ in tdmap.map_iter(data, fn, num_workers=2, **options):
+            time.sleep(seconds)
 
-def run_memory(tmp_path):
-    tdmap.map(torch.zeros(60, 8), allocates, num_workers=2, chunksize=2)
-
-
-def run_reading(tmp_path):
-    data = torch.zeros(40_000, 2048).share_memory_()
-    for _ in tdmap.map_iter(data, first_column, num_workers=2, chunksize=1000, shuffle=True):
-        pass
-
-
-def run_writing(tmp_path):
-    out = torch.zeros(640, 1 << 16).share_memory_()
-    tdmap.map(torch.zeros(640, 8), transposed, num_workers=2, chunksize=16, out=out)
-
-
-def run_dispatch(tmp_path):
-    tdmap.map(torch.zeros(60_000, 1), same, num_workers=2, chunksize=1)
-
-
-def run_consumer(tmp_path):
-    for _ in tdmap.map_iter(torch.zeros(60, 8), same, num_workers=2, chunksize=1):
-        time.sleep(0.01)
-
-
-def run_chunks(tmp_path):
-    tdmap.map(torch.zeros(100, 8), lambda chunk: spin(0.3) or chunk, num_workers=2, chunksize=100)
+    return run
 
 
 JOBS = {
-    "fn": (run_fn, "fn", "all cores are used|set num_workers="),
-    "fn that waits": (run_waits, "fn", "waits most of its time: set num_workers=8"),
-    "memory": (run_memory, "memory", "new pages"),
-    "reading": (run_reading, "reading", "shuffle once"),
-    "writing": (run_writing, "writing", "results are written at"),
-    "dispatch": (run_dispatch, "dispatch", r"set chunksize=\d+"),
-    "consumer": (run_consumer, "consumer", "loop over the results faster.*set num_workers=1"),
-    "too few chunks": (run_chunks, "chunks", "1 chunk for 2 workers: set chunksize=12|2 workers for 1 cores"),
+    "fn": (on_rows(computes, 100), "fn", "all cores are used|set num_workers="),
+    "fn that waits": (on_rows(sleeps, 100), "fn", "waits most of its time: set num_workers=8"),
+    "memory": (on_rows(allocates, 60, chunksize=2), "memory", "new pages"),
+    "reading": (
+        lambda: iterated(torch.zeros(40_000, 2048).share_memory_(), first_column, 0, chunksize=1000, shuffle=True)(),
+        "reading",
+        "shuffle once",
+    ),
+    "writing": (
+        lambda: on_rows(transposed, 640, chunksize=16, out=torch.zeros(640, 1 << 16).share_memory_())(),
+        "writing",
+        "results are written at",
+    ),
+    "dispatch": (on_rows(same, 60_000, 1), "dispatch", r"set chunksize=\d+"),
+    "consumer": (
+        iterated(torch.zeros(60, 8), same, 0.01, chunksize=1),
+        "consumer",
+        "loop over the results faster.*set num_workers=1",
+    ),
+    "too few chunks": (
+        on_rows(lambda chunk: spin(0.3) or chunk, 100, chunksize=100),
+        "chunks",
+        "1 chunk for 2 workers: set chunksize=12|2 workers for 1 cores",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_verdict_names_what_bounds_a_job(name, tmp_path):
+def test_the_verdict_names_what_bounds_a_job(name):
     run, bound, advice = JOBS[name]
     tdmap.map(torch.zeros(4), same, num_workers=2, chunksize=1)  # workers are there
     quiet = False
-    for attempt in range(5):  # other programs may have the cores for a part of a job, which then is bound by them
-        place = tmp_path / str(attempt)
-        place.mkdir()
+    for _ in range(5):  # other programs may have the cores for a part of a job, which then is bound by them
         with tdmap.Profiler() as prof:
-            run(place)
+            run()
         verdict = prof.verdict
         if verdict.bound == bound and re.search(advice, verdict.advice):
             break
@@ -124,9 +116,9 @@ def test_the_verdict_names_what_bounds_a_job(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fn", "dispatch", "consumer", "writing"])
-def test_the_parts_of_a_workers_time_are_all_of_it(name, tmp_path):
+def test_the_parts_of_a_workers_time_are_all_of_it(name):
     with tdmap.Profiler() as prof:
-        JOBS[name][0](tmp_path)
+        JOBS[name][0]()
     for job in prof.jobs:
         assert sum(job.parts.values()) == pytest.approx(job.worker_seconds, rel=0.02)
         assert all(seconds >= 0 for worker in job.workers.values() for seconds in worker.seconds.values())

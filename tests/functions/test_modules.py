@@ -1,6 +1,5 @@
 """Any module stands where a function is expected, stays as it was, and is not copied for each worker."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,11 +70,6 @@ def test_a_module_on_entries(run, data):
     assert torch.equal(result["x"], data["x"]) and "total" not in data["meta"].keys()
     alone = run(data, OnKeys(model, ["x", ("meta", "y")], ["a", "b"], keep=False))
     assert sorted(alone.keys()) == ["a", "b"]
-
-
-def test_functions_on_entries(run, data):
-    result = run(data, torch.neg, in_keys="x")
-    assert torch.equal(result["x"], -data["x"]) and torch.equal(result["row"], data["row"])
 
 
 def test_a_module_on_a_collection_gets_it_whole(run, data):
@@ -223,15 +217,3 @@ def test_a_picture_is_found_by_its_shape():
         image_key(TensorDict({"a": picture, "mask": mask}, [2]))
     with pytest.raises(ValueError, match="0 of these"):
         image_key(TensorDict({"a": torch.zeros(2, 8, 8, 3)}, [2]))
-
-
-def test_modules_of_the_reference_library(data):
-    if importlib.util.find_spec("tensordict") is None:
-        pytest.skip("tensordict is not installed")
-    from tensordict import TensorDict as Reference
-    from tensordict.nn import TensorDictModule
-
-    module = TensorDictModule(nn.Linear(5, 2), in_keys=["x"], out_keys=["z"])
-    theirs = module(Reference({"x": data["x"]}, [24]))
-    ours = tdmap.map(data, module.module, in_keys="x", out_keys="z", num_workers=2)
-    assert torch.allclose(ours["z"], theirs["z"])

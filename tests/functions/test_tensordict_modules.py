@@ -9,7 +9,6 @@ from torch import nn
 import tdmap
 from tensordict_lite import TensorDict
 from tensordict_lite.nn import (
-    EnsembleModule,
     ProbabilisticTensorDictModule,
     TensorDictModule,
     TensorDictSequential,
@@ -76,13 +75,6 @@ def test_the_other_maps_and_pipelines_take_modules(data: TensorDict, module: Any
     batches = list(stages.iter())
     assert [batch.batch_size[0] for batch in batches] == [7, 7, 7, 3] and "x" not in batches[0].keys()
     torch.testing.assert_close(torch.cat([batch["out", "z"] for batch in batches]), wanted)
-
-
-def test_an_ensemble_is_wrapped_so_that_rows_come_first(data: TensorDict, module: Any) -> None:
-    ensemble = EnsembleModule(module, 3)
-    out = data.map(lambda td: ensemble(td).transpose(0, 1), num_workers=2, chunksize=5)
-    assert out.batch_size == (24, 3)
-    torch.testing.assert_close(out["out", "z"][:, 1], ensemble(data)["out", "z"][1].detach())
 
 
 def test_an_absent_key_is_named_with_the_module(data: TensorDict) -> None:

@@ -86,13 +86,6 @@ def test_checksum_of_many_blocks_is_that_of_the_definition() -> None:
     assert tdmap.reduce(x, r.Checksum(), num_workers=0, chunksize=1000) == wanted
 
 
-def test_sums_of_small_integers_are_exact() -> None:
-    for dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
-        x = numbers(dtype, 200_000)
-        got = tdmap.reduce(x, r.Sum(), num_workers=0)
-        assert got.dtype == torch.int64 and int(got) == int(x.sum(dtype=torch.int64))
-
-
 def test_reducing_in_inference_mode_first_spoils_nothing_afterwards() -> None:
     x = torch.randn(100)
     blocks._of_thread.buffer = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -43,27 +41,6 @@ def test_the_answer_has_the_same_bits_for_any_workers_and_executor(data: TensorD
     assert bits(tdmap.reduce(data, ALL, chunksize=7, **options)) == bits(wanted)
     torch.testing.assert_close(wanted["var"], data["x"].double().var(0))
     assert int(wanted["n"]) == 1000
-
-
-def test_a_killed_worker_changes_nothing(data: TensorDict, tmp_path: Path) -> None:
-    flag = tmp_path / "died"
-
-    def mapper(td: TensorDict) -> TensorDict:
-        if 500 in range(int(td["row"][0]), int(td["row"][-1]) + 1) and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return td
-
-    rows = data.clone()
-    rows["row"] = torch.arange(1000)
-    wanted = tdmap.map_reduce(rows, None, r.Var("x"), num_workers=0, chunksize=9)
-    got = tdmap.map_reduce(rows, mapper, r.Var("x"), num_workers=2, chunksize=9)
-    assert flag.exists() and torch.equal(got, wanted)
-
-
-def test_rows_are_numbered_over_the_whole_dataset(data: TensorDict) -> None:
-    top = data.map_reduce(None, r.TopK("k", 3, largest=False), 2, chunksize=10)
-    assert top["row"].tolist() == torch.nonzero(data["k"] == data["k"].min())[:3, 0].tolist()
 
 
 def test_a_plain_function_folds_in_row_order() -> None:
