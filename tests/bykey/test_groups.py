@@ -190,23 +190,6 @@ def test_memory_that_is_used_again_keeps_nothing_of_the_chunk_before() -> None:
         torch.testing.assert_close(answers[0].exclude("k").to_dict(), other.exclude("k").to_dict(), equal_nan=True)
 
 
-def test_nan_is_smallest_and_largest_of_its_group() -> None:
-    data = table("few")
-    data["v"][5] = torch.nan
-    found = tdmap.group_by(data, "k").reduce({"r": MinMax("v")}, num_workers=0)
-    of_it = found["k"] == data["k"][5]
-    assert (found["r", "min"].isnan() == of_it).all() and (found["r", "max"].isnan() == of_it).all()
-
-
-def test_sums_too_large_for_float64_stay_exact() -> None:
-    data = TensorDict({"k": torch.arange(LARGE) % 3, "n": torch.full((LARGE,), 2**48 + 1)}, [LARGE])
-    found = tdmap.group_by(data, "k").reduce({"s": Sum("n")}, num_workers=0)
-    assert found["s"].tolist() == [len(range(k, LARGE, 3)) * (2**48 + 1) for k in range(3)]
-    data["n"] = torch.full((LARGE,), 2**62)
-    with pytest.raises(OverflowError, match="the sum of a group"):
-        tdmap.group_by(data, "k").reduce({"s": Sum("n")}, num_workers=0)
-
-
 @tuning.use(unseen_share=1.0, kept_bytes=16_000)
 def test_chunks_with_more_keys_than_the_sample_told_go_through_files() -> None:
     data = table("few, far apart")

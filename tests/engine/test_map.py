@@ -44,12 +44,6 @@ def test_changed_and_returned_rows_are_both_seen(run, data, through_numpy):
     assert torch.equal(data["x"], before["x"] + 1)
 
 
-def test_other_row_counts_are_concatenated_in_order(run, data):
-    result = run(data, lambda td: td[: td.shape[0] // 2], chunksize=7)
-    expected = torch.cat([part[: len(part) // 2] for part in data["x"].split(7)])
-    assert torch.equal(result["x"], expected)
-
-
 def test_row_counts_that_differ_only_later(run, data):
     result = run(data, lambda td: td[td["x"][:, 0] % 9 != 0] if td["x"][0, 0] > 50 else td, chunksize=3)
     parts = [p[p[:, 0] % 9 != 0] if p[0, 0] > 50 else p for p in data["x"].split(3)]

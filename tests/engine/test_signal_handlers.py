@@ -84,14 +84,14 @@ def test_an_exception_of_a_handler_at_any_step_comes_as_itself_and_leaves_order(
     threads, processes = set(threading.enumerate()), len(psutil.Process().children())
     came = 0
     with handling(handler):
-        for step in at_steps(30, interrupt, work):
+        for step in at_steps(16, interrupt, work):
             with step:
                 try:
                     work()
                 except TimeUp:
                     came += 1
             assert torch.equal(work(), 2 * X)
-    assert came > 15
+    assert came > 7
     gc.collect()  # a traceback may hold a pool that was lost on its way to the job
     assert comes_true(lambda: set(threading.enumerate()) <= threads)
     # At most one pool that this job has made.
@@ -105,7 +105,7 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
     run("fork", False)
     ended = 0
     with handling(handler):
-        for step in at_steps(20, interrupt, lambda: run("fork", False)):
+        for step in at_steps(10, interrupt, lambda: run("fork", False)):
             run("fork", False)
             with step:
                 try:
@@ -113,7 +113,7 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
                 except RuntimeError as error:
                     assert "closed" in str(error)
                     ended += 1
-    assert ended > 5
+    assert ended > 2
 
 
 class Interrupting:

@@ -18,25 +18,8 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import reducers as r
 from tdmap.errors import SerializationError
-from tdmap.reducers import (
-    Checksum,
-    Count,
-    CovarianceMatrix,
-    Histogram,
-    Max,
-    Mean,
-    Min,
-    MinMax,
-    Quantile,
-    Reducer,
-    Std,
-    Sum,
-    TopK,
-    Unique,
-    ValueCounts,
-    Var,
-)
 from tdmap.run.values import modules_of, pack, unpack
 from tensordict_lite import NonTensorData, TensorDict, lazy_stack, tensorclass
 from tensordict_lite.memmap.load import DTYPES
@@ -112,49 +95,15 @@ SLOTS = Slots()
 SLOTS.a, SLOTS.b = 1, "b"
 
 VALUES = [
-    2**63 - 1,
-    2**63,
-    -(2**63),
-    -(2**63) - 1,
-    2**500,
-    -1.5,
-    1 + 2j,
-    "half a character \ud800",
-    b"\0\xff",
-    bytearray(b"x"),
-    [],
-    [1, 2, 2**70],
-    [1.0, -0.0, float("inf")],
-    ["a", ""],
-    [True, 1, 1.0, None, "x"],
-    (),
-    ((1,), [2]),
-    {1: "a", "b": [1, {2: (3,)}], (4, 5): None},
-    {1, 2},
-    frozenset("ab"),
-    torch.Size([2, 3]),
-    range(1, 9, 2),
-    slice(None, 3),
-    datetime.datetime(2020, 1, 2, 3, 4, 5, 6, datetime.UTC),
-    datetime.date(2020, 1, 2),
-    datetime.timedelta(1, 2, 3),
-    decimal.Decimal("1.50"),
-    fractions.Fraction(1, 3),
-    uuid.UUID(int=7),
-    pathlib.Path("a/b"),
-    collections.Counter("aab"),
-    collections.OrderedDict([("b", 1), ("a", 2)]),
-    collections.defaultdict(int, {"a": 1}),
-    collections.deque([1, 2], 5),
-    torch.float32,
-    torch.device("cpu"),
-    np.float32(3),
-    np.datetime64("2020-01-01"),
-    Point(1, "a"),
-    Frozen(1, [2]),
-    SLOTS,
-    Color.RED,
-]
+    2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**500, -1.5, 1 + 2j, "half a character \ud800", b"\0\xff",
+    bytearray(b"x"), [], [1, 2, 2**70], [1.0, -0.0, float("inf")], ["a", ""], [True, 1, 1.0, None, "x"], (),
+    ((1,), [2]), {1: "a", "b": [1, {2: (3,)}], (4, 5): None}, {1, 2}, frozenset("ab"), torch.Size([2, 3]),
+    range(1, 9, 2), slice(None, 3), datetime.datetime(2020, 1, 2, 3, 4, 5, 6, datetime.UTC),
+    datetime.date(2020, 1, 2), datetime.timedelta(1, 2, 3), decimal.Decimal("1.50"), fractions.Fraction(1, 3),
+    uuid.UUID(int=7), pathlib.Path("a/b"), collections.Counter("aab"), collections.OrderedDict([("b", 1), ("a", 2)]),
+    collections.defaultdict(int, {"a": 1}), collections.deque([1, 2], 5), torch.float32, torch.device("cpu"),
+    np.float32(3), np.datetime64("2020-01-01"), Point(1, "a"), Frozen(1, [2]), SLOTS, Color.RED,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -252,22 +201,22 @@ def test_bytes_that_were_cut_or_changed_are_a_value_or_an_error(share):
 # -- states of reducers ---------------------------------------------------------------------------------------
 
 REDUCERS = {
-    "count": Count(),
-    "sum": Sum("x"),
-    "mean": Mean("x"),
-    "var": Var("x"),
-    "std": Std("x"),
-    "min": Min("x"),
-    "max": Max("x"),
-    "min and max": MinMax("x"),
-    "histogram": Histogram("x", 4, (0.0, 1.0)),
-    "quantile": Quantile("x", 0.5),
-    "values": ValueCounts("k"),
-    "unique": Unique("k"),
-    "top": TopK("x", 3),
-    "checksum": Checksum("k"),
-    "covariance": CovarianceMatrix("m"),
-    "several": {"n": Count(), "mean": Mean("x"), "var": Var("x")},
+    "count": r.Count(),
+    "sum": r.Sum("x"),
+    "mean": r.Mean("x"),
+    "var": r.Var("x"),
+    "std": r.Std("x"),
+    "min": r.Min("x"),
+    "max": r.Max("x"),
+    "min and max": r.MinMax("x"),
+    "histogram": r.Histogram("x", 4, (0.0, 1.0)),
+    "quantile": r.Quantile("x", 0.5),
+    "values": r.ValueCounts("k"),
+    "unique": r.Unique("k"),
+    "top": r.TopK("x", 3),
+    "checksum": r.Checksum("k"),
+    "covariance": r.CovarianceMatrix("m"),
+    "several": {"n": r.Count(), "mean": r.Mean("x"), "var": r.Var("x")},
 }
 
 
@@ -296,7 +245,7 @@ def test_a_reduction_goes_on_from_its_states_with_the_same_bits(tmp_path, name):
         assert pack(other) == pack(wanted)
 
 
-class Handle(Reducer):
+class Handle(r.Reducer):
     """A state that is no data."""
 
     def init(self):
@@ -359,4 +308,4 @@ def test_modules_of_what_an_operation_puts_around_a_function():
         "json",
     }
     assert modules_of(Associative(runs)) == {__name__}
-    assert modules_of(Mean("x"), None, 3, "x") == frozenset()
+    assert modules_of(r.Mean("x"), None, 3, "x") == frozenset()

@@ -165,22 +165,6 @@ def test_a_run_of_which_nothing_is_done_gives_way_to_another(first, second, kill
     assert (call(second, rows, torch.clone, tmp_path / "out") == wanted).all()
 
 
-def test_a_complete_run_is_not_done_again(data, tmp_path):
-    calls = tmp_path / "calls"
-
-    def fn(td):
-        with open(calls, "a") as file:
-            file.write(".")
-        return double(td)
-
-    first = tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
-    before = calls.read_text()
-    with pytest.warns(AlreadyComplete, match="nothing was done"):
-        again = tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
-    assert calls.read_text() == before
-    assert (again == first).all()
-
-
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
 def test_in_place_work_goes_on_and_is_done_once(data, tmp_path, executor):
     fn = failing(increment, 100, str(tmp_path / "mark"))
@@ -266,18 +250,6 @@ class Ordered(Reducer):
 
     def merge(self, a, b):
         return f"({a} {b})"
-
-
-def test_a_reduction_goes_on_with_the_same_tree(data, tmp_path):
-    fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
-    wanted = tdmap.map_reduce(data, None, Ordered(), **OPTIONS)
-    with pytest.raises(Interrupt):
-        tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
-    assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
-    with pytest.warns(AlreadyComplete):
-        assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
-    with pytest.raises(ResumeMismatch, match=r"it was a call of map_reduce\(.*, and is one of reduce"):
-        tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
 @pytest.mark.parametrize(

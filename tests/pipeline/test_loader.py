@@ -144,12 +144,6 @@ def test_batches_may_be_anything(data, workers):
     assert images.shape == (16, 3, 4) and rows.tolist() == list(range(16)) and name == "name"
 
 
-def test_rows_come_one_by_one_without_batch(data, workers):
-    rows = list(data.pipeline().take(5).iter(**workers))
-    assert [int(row["x"]) for row in rows] == list(range(5))
-    assert rows[0].batch_size == torch.Size([])
-
-
 def test_the_state_of_an_iteration_without_a_seed_holds_the_one_that_it_drew():
     data = TensorDict({"x": torch.arange(60)}, [60])
     pipeline = data.pipeline().shuffle(0).map(noisy).batch(10)

@@ -19,14 +19,6 @@ def tenfold(td):
     return td.clone(False).set("y", td["x"] * 10)
 
 
-def test_write_keeps_order_and_schema(data, workers, tmp_path):
-    written = data.pipeline().shuffle(1).map(tenfold).write(tmp_path / "out", **workers)
-    again = TensorDict.load_memmap(tmp_path / "out")
-    assert again["y"].tolist() == written["y"].tolist() == [10 * x for x in written["x"].tolist()]
-    assert sorted(written["x"].tolist()) == list(range(40))
-    assert written["image"].shape == (40, 3, 4)
-
-
 def test_write_into_a_dataset(data, workers):
     for pipeline in (
         data.pipeline().map(tenfold).take(30),
@@ -201,19 +193,6 @@ def test_reduce_has_the_bits_of_map_reduce(data, workers):
     assert int(got["n"]) == 1000
 
 
-def test_reduce_after_stages_that_change_the_rows(data, workers):
-    kept = sum(x for x in range(40) if x % 3)
-    reducers = {"sum": Sum("x"), "n": Count()}
-    for pipeline in (
-        data.pipeline().filter(not_third),
-        data.pipeline().shuffle(1).filter(not_third).batch(3),
-        data.pipeline().filter(not_third).take(100),
-    ):
-        answer = pipeline.reduce(reducers, **workers)
-        assert (int(answer["sum"]), int(answer["n"])) == (kept, 26)
-    assert int(data.pipeline().filter(lambda td: td["x"] < 0).reduce(Count(), **workers)) == 0
-
-
 def test_count_runs_nothing_where_the_number_is_known(data):
     def never(td):
         raise AssertionError("called")
@@ -224,13 +203,6 @@ def test_count_runs_nothing_where_the_number_is_known(data):
     assert pipeline.batch(4, drop_last=True).repeat(5).count() == 10
     assert pipeline.repeat(5).batch(4).count() == 13
     assert pipeline.concat(data).count() == 50
-
-
-def test_count_runs_the_stages_where_it_must(data, workers):
-    assert data.pipeline().filter(not_third).count(**workers) == 26
-    assert data.pipeline().filter(not_third).batch(4).count(**workers) == 7
-    assert data.pipeline().batch(4).filter(lambda td: bool(td["x"][0] > 10)).count(**workers) == 7
-    assert data.pipeline().flat_map(lambda td: None).count(**workers) == 0
 
 
 def test_no_rows_at_every_ending(workers, tmp_path):

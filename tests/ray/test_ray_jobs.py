@@ -226,19 +226,6 @@ class Deaths(tdmap.events.Callback):
         self.nodes.add(event.node)
 
 
-@pytest.mark.soak
-def test_rows_that_kill_every_worker_are_named(cluster: Any, transport: str) -> None:
-    if transport != "store":
-        pytest.skip("one is enough: a worker of processes is tested elsewhere")
-
-    def fatal(chunk: TensorDict) -> None:
-        if int(chunk["x"][0]) == 500:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(tdmap.errors.WorkerLost, match="rows 500:510"):
-        tdmap.map(rows(), fatal, chunksize=10, retries=1, **on(transport))
-
-
 def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_path: Path) -> None:
     if transport != "store":
         pytest.skip("one is enough: a driver of processes is tested elsewhere")

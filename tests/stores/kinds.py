@@ -7,18 +7,9 @@ import torch
 from tensordict_lite import TensorClass, TensorDict, lazy_stack
 
 DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-]
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64,
+]  # fmt: skip
 
 
 class Pair(TensorClass):
