@@ -5,32 +5,26 @@ from tests.differential.harness import parse_cases
 CASES = parse_cases(
     "cast",
     r"""
-td.to("cpu").device
-td.to("cpu") is td
-td.to("cpu")["n"].device
+td.to("cpu").device, td.to("cpu") is td, td.to("cpu")["n"].device
 TD({"a": torch.ones(3)}, [3], device="cpu").to("cpu") is TD
 x = TD({"a": torch.ones(3)}, [3], device="cpu"); x.to("cpu") is x
 x = TD({"a": torch.ones(3)}, [3], device="cpu"); x.to(torch.device("cpu")) is x
 x = td.to(torch.int64); x is td
 td.select("a").to(torch.float32) is td
 x = td.select("a"); x.to(torch.float32) is x
-td.to("meta")
-td.to("cpu", torch.float16)
-td.to(dtype=torch.float16, device="cpu")
+td.to("meta"), td.to("cpu", torch.float16), td.to(dtype=torch.float16, device="cpu")
 td.to(torch.zeros(2, dtype=torch.int8))
 td.to(batch_size=[])
 td.to("cpu", non_blocking=True).device
 td.to("cpu", num_threads=1).device
 td.to(5)
 td.to("nonexistent")
-td.to()
-td.to(None)
+td.to(), td.to(None)
 td.lock_().to("cpu").is_locked
 td.lock_().to(torch.float64).is_locked
 td.lock_().float().is_locked
 td.cpu().device
-td.float()["b"]
-td.float() is td
+td.float()["b"], td.float() is td
 x = td.float(); x.float() is x
 td.half()["b"]
 td.bfloat16()["b"]
@@ -46,12 +40,8 @@ TD({}, []).dtype
 (td.is_cpu, td.is_cuda, td.is_meta)
 TD({}, [], device="cpu").is_cpu
 td.contiguous() is td
-nm.transpose(0, 1).is_contiguous()
-nm.transpose(0, 1).contiguous().is_contiguous()
-td.clone() is td
-td.clone()["n"] is td["n"]
-td.clone(False)["a"] is td["a"]
-td.clone(recurse=False)["n"] is td["n"]
+nm.transpose(0, 1).is_contiguous(), nm.transpose(0, 1).contiguous().is_contiguous()
+td.clone() is td, td.clone()["n"] is td["n"], td.clone(False)["a"] is td["a"], td.clone(recurse=False)["n"] is td["n"]
 td.lock_().clone().is_locked
 td.lock_().clone(False).is_locked
 td.lock_().clone(recurse=False)["n"].is_locked
@@ -59,33 +49,26 @@ td.share_memory_() is td
 td.share_memory_().is_shared()
 td.share_memory_().is_locked
 td.bytes(count_duplicates=False)
-TD({"a": td["a"], "b": td["a"]}, [3]).bytes()
-TD({"a": td["a"], "b": td["a"]}, [3]).bytes(count_duplicates=False)
+TD({"a": td["a"], "b": td["a"]}, [3]).bytes(), TD({"a": td["a"], "b": td["a"]}, [3]).bytes(count_duplicates=False)
 td.param_count(count_duplicates=False)
 (nt.bytes(), nt.param_count())
 td.data_ptr().keys()
 type(td.data_ptr())
 td.select("a").data_ptr() == {"a": td["a"].data_ptr()}
 list(td.data_ptr().items())[0][0]
-deep.to(torch.float32)
-deep.to("cpu").device
-deep.to("cpu")["p", "q"].device
+deep.to(torch.float32), deep.to("cpu").device, deep.to("cpu")["p", "q"].device
 deep.float()
-deep.clone()["p"] is deep["p"]
-deep.clone(False)["p", "q", "r"] is deep["p", "q", "r"]
+deep.clone()["p"] is deep["p"], deep.clone(False)["p", "q", "r"] is deep["p", "q", "r"]
 deep.contiguous()
 deep.is_contiguous()
 deep.double()["p", "q", "r"].dtype
 deep.share_memory_().is_shared()
 fl.half().float()
 fl.bfloat16()
-fl.to(torch.int32)
-fl.to(torch.complex64)
+fl.to(torch.int32), fl.to(torch.complex64)
 fl.bool()
 fl.int()
-fl.to(torch.float64) is fl
-fl.to(device="cpu", dtype=torch.float64)
-fl.to("cpu", torch.float64, True).device
+fl.to(torch.float64) is fl, fl.to(device="cpu", dtype=torch.float64), fl.to("cpu", torch.float64, True).device
 fl.to("cpu", inplace=True) is fl
 x = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3])); TD({"a": x}, [2]).bytes()
 x = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]), torch.tensor([1, 2]));
@@ -102,8 +85,7 @@ td.to("meta").to("meta").is_meta
 x = td.lock_().to("meta"); (x["n"].device, x["n"].is_locked, x.device)
 td.cpu()["a"] is td["a"], td.cpu().is_cpu
 nt.to("cpu").get("s").device
-td.to(torch.zeros((), dtype=torch.float16, device="meta"))
-td.to("meta", torch.float16, True)
+td.to(torch.zeros((), dtype=torch.float16, device="meta")), td.to("meta", torch.float16, True)
 td.to(device=None) is td
 td.to(batch_size=[]) is td
 td.to("cpu", batch_size=[])["n"].batch_size

@@ -6,14 +6,10 @@ CASES = parse_cases(
     "convert",
     r"""
 nm[:1, :1].tolist()
-td.tolist(convert_tensors="numpy")
-td.tolist(convert_nodes=False)
-td.tolist(tolist_first=True)
+td.tolist(convert_tensors="numpy"), td.tolist(convert_nodes=False), td.tolist(tolist_first=True)
 td.tolist(convert_tensors=True, tolist_first=True)
-td.to_dict(convert_tensors=True)
-td.to_dict(convert_tensors="numpy")
-TD({"a": None, "b": 1}, []).to_dict()
-TD({"a": None, "b": 1}, []).to_dict(retain_none=False)
+td.to_dict(convert_tensors=True), td.to_dict(convert_tensors="numpy")
+TD({"a": None, "b": 1}, []).to_dict(), TD({"a": None, "b": 1}, []).to_dict(retain_none=False)
 td.to_dict(convert_tensors=True, tolist_first=True)
 td.to_namedtuple()._fields
 TD.from_pytree([torch.ones(2), {"a": (torch.ones(2), 1)}]).to_pytree()
@@ -35,9 +31,7 @@ x = td.float().clone().requires_grad_(); x.detach().requires_grad
 x = td.float().clone().requires_grad_(); x.data.requires_grad
 x = td.float().clone().requires_grad_(); x.zero_()
 td.zero_grad() is td
-td.state_dict(flatten=False)
-td.state_dict(prefix="p.").keys()
-td.state_dict(keep_vars=True).keys()
+td.state_dict(flatten=False), td.state_dict(prefix="p.").keys(), td.state_dict(keep_vars=True).keys()
 x = td.clone().zero_(); x.load_state_dict(td.state_dict())
 x = td.clone().zero_(); x.load_state_dict(td.state_dict()) is x
 x = td.clone().zero_(); x.load_state_dict(td.state_dict()); x["b"]
@@ -47,15 +41,13 @@ x = td.clone().zero_(); x.load_state_dict(td.select("a").state_dict())
 x = td.clone().zero_(); x.load_state_dict(td.select("a").state_dict(), strict=False)
 x = TD({}, []); x.load_state_dict(nm.state_dict(), assign=True); x
 pickle.loads(pickle.dumps(td.lock_())).is_locked
-copy.copy(td)["n"] is td["n"]
-copy.copy(td)["a"] is td["a"]
+copy.copy(td)["n"] is td["n"], copy.copy(td)["a"] is td["a"]
 copy.deepcopy(td)["a"] is td["a"]
 copy.deepcopy(td.lock_()).is_locked
 copy.copy(td.lock_()).is_locked
 import io; b = io.BytesIO(); torch.save(td, b); b.seek(0); torch.load(b, weights_only=False)
 import io; b = io.BytesIO(); torch.save(td, b); b.seek(0); torch.load(b, weights_only=True)
-td.to_tensordict() is td
-td.to_tensordict()["a"] is td["a"]
+td.to_tensordict() is td, td.to_tensordict()["a"] is td["a"]
 nt.to_tensordict(retain_none=False)
 TD({"a": None}, []).to_tensordict(retain_none=False)
 td.lock_().to_tensordict().is_locked
@@ -74,9 +66,7 @@ deep.param_count()
 deep.depth
 TD.from_dict(deep.to_dict(), batch_size=[2])
 deep.clone().zero_().load_state_dict(deep.state_dict())
-fl.clone().requires_grad_()
-fl.clone().requires_grad_().detach()
-(fl.clone().requires_grad_() * 2).requires_grad
+fl.clone().requires_grad_(), fl.clone().requires_grad_().detach(), (fl.clone().requires_grad_() * 2).requires_grad
 x = fl.clone().requires_grad_(); (x["a"].sum() + x["n", "c"].sum()).backward(); x.grad
 x = fl.clone().requires_grad_(); (x * x).sum(reduce=True).backward(); x.grad
 x = fl.clone().requires_grad_(); x.exp().sum().backward(); x.grad["n"]
@@ -116,9 +106,7 @@ nt.pack()
 nt.exclude("s", "o").pack()[0]
 x, p = nm.pack(1); (x.shape, x.is_contiguous(), p.nested, p.unpack(x))
 x, p = TD({"e": {}, "n": {"a": torch.ones(3)}}, [3]).pack(); (p.nested, p.unpack(x))
-TD({}, [3]).pack()[0]
-TD({"a": torch.ones(3, 0)}, [3]).pack()[0]
-TD({"a": torch.ones(0, 2)}, [0]).pack()[0]
+TD({}, [3]).pack()[0], TD({"a": torch.ones(3, 0)}, [3]).pack()[0], TD({"a": torch.ones(0, 2)}, [0]).pack()[0]
 TD({"a": torch.tensor(1.0), "b": torch.ones(2)}).pack()[0]
 TD({"a": torch.ones(3)}, [3], device="cpu").pack()[1].device
 TD({"a": torch.ones(3), "b": torch.ones(3, device="meta")}, [3]).pack()
@@ -135,8 +123,7 @@ c.set("s", None).pack()[0]
 Params(TD(w=torch.ones(3), b=torch.zeros(2))).pack()[0].requires_grad
 x, p = Only(torch.ones(3, 2), torch.zeros(3), batch_size=[3]).pack(); (p.keys, p.cls, p.unpack(x))
 x, p = TD({"o": Only(torch.ones(3, 2), batch_size=[3])}, [3]).pack(); (p.nested, p.unpack(x))
-lib.PackLayout(("a", ("n", "b")), ((), [2])).unpack(torch.ones(4, 3))
-lib.PackLayout(["a"], [[2]]).shapes
+lib.PackLayout(("a", ("n", "b")), ((), [2])).unpack(torch.ones(4, 3)), lib.PackLayout(["a"], [[2]]).shapes
 td.tolist(convert_tensors=True, convert_nodes=False)
 x = td.tolist(as_linked_list=True); x[0] = {"b": torch.tensor(9)}; td["b"]
 td.numpy()["a"][0, 0] = 7; td["a"][0]
@@ -168,8 +155,7 @@ x = TD({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}});
 merge_tensordicts(TD(x=1, n=TD(y=1)), TD(x=5, n=TD(y=6, z=7)), callback_exist={("n", "y"): lambda *v: sum(v)})
 x = TD(x=1, n=TD(y=1)); merge_tensordicts(x, TD(n=TD(z=7))); x
 lib.utils.strtobool(True)
-lib.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}])
-lib.collate(td) is td
+lib.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}]), lib.collate(td) is td
 lib.collate([td, td], mask_key="m")
 lib.collate([td, td], pad_keys={"a": 0}, nested_keys=["a"])
 x = TD({"n": TD({"d": [["a", "b"], ["c", "d"]]}, [2])}, [2]); y = x.to_dict(); y["n"]["d"][0][0] = "Z";

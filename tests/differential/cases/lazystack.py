@@ -10,31 +10,17 @@ lz["b"]
 lz.get("a", None)
 lz.get("k0")
 lz["k0"]
-lz.get("k0", None)
-lz.get("a", as_list=True)
-lz.get("a", as_nested_tensor=True).is_nested
-lz.get("a", as_nested_tensor=True, layout=torch.jagged).is_nested
-lz.get("a", as_padded_tensor=True)
+lz.get("k0", None), lz.get("a", as_list=True), lz.get("a", as_nested_tensor=True).is_nested
+lz.get("a", as_nested_tensor=True, layout=torch.jagged).is_nested, lz.get("a", as_padded_tensor=True)
 lz.get("a", as_padded_tensor=True, padding_value=7.0, padding_side="left")[0]
 lz.get_nestedtensor("a").is_nested
 td.get("a", as_list=True)
-lz[0] is lz.tensordicts[0]
-lz[0:2]
+lz[0] is lz.tensordicts[0], lz[0:2]
 lz[3]
-lz[0, 0]
-lz[..., 0]
-lz[[0, 2]]
-lz[torch.tensor([True, False, True])]
-lz[torch.tensor([0, 2])]
-lz[:, None]
-lz[torch.tensor([[0, 1], [1, 2]])]
-lz[:, torch.tensor([0])]
-lz[torch.tensor([0, 1]), torch.tensor([0, 1])]
-lz[torch.ones(3, 2, dtype=torch.bool)]
-lz[range(2)]
-ds[0]["a"] is ds.tensordicts[0]["a"]
-ds["n"]
-ds["n", "c"]
+lz[0, 0], lz[..., 0], lz[[0, 2]], lz[torch.tensor([True, False, True])]
+lz[torch.tensor([0, 2])], lz[:, None], lz[torch.tensor([[0, 1], [1, 2]])], lz[:, torch.tensor([0])]
+lz[torch.tensor([0, 1]), torch.tensor([0, 1])], lz[torch.ones(3, 2, dtype=torch.bool)], lz[range(2)]
+ds[0]["a"] is ds.tensordicts[0]["a"], ds["n"], ds["n", "c"]
 lz["z"] = torch.arange(3); lz.tensordicts[2]["z"]
 lz["z"] = torch.ones(3, 2); lz.tensordicts[2]["z"]
 lz["z"] = torch.ones(2, 2)
@@ -49,37 +35,26 @@ lz.insert(0, lz.tensordicts[0].clone()); lz.batch_size
 lz.append(lz.tensordicts[0].clone()); lz.batch_size
 lz.append(TD({"a": torch.ones(3)}, [3]))
 lz.append(5)
-lz.unbind(0)[0] is lz.tensordicts[0]
-lz.unbind(1)[0]
-lz.clone()[0] is lz[0]
-lz.clone(False)[0]["a"] is lz[0]["a"]
-ds + ds
-ds * torch.ones(3, 2)
-ds.mean(1)
-ds.mean(reduce=True)
+lz.unbind(0)[0] is lz.tensordicts[0], lz.unbind(1)[0]
+lz.clone()[0] is lz[0], lz.clone(False)[0]["a"] is lz[0]["a"]
+ds + ds, ds * torch.ones(3, 2)
+ds.mean(1), ds.mean(reduce=True)
 lz.apply(lambda x: x + 1)
-ds.apply(lambda x: x.sum(), batch_size=[])
-ds.apply(lambda x, y: x + y, ds.contiguous())
+ds.apply(lambda x: x.sum(), batch_size=[]), ds.apply(lambda x, y: x + y, ds.contiguous())
 ds.reshape(6)
 lz.reshape(6)
 ds.permute(1, 0)
-lz.permute(1, 0)
-lz.permute(1, 0).stack_dim
+lz.permute(1, 0), lz.permute(1, 0).stack_dim
 ds.transpose(0, 1)
-ds.unsqueeze(0).stack_dim
-ds.unsqueeze(1).stack_dim
-ds.expand(4, 3, 2)["a"]
-ds.expand(4, 3, 2).batch_size
-lz.unflatten(0, (3, 1)).batch_size
-lz.unflatten(0, (3, 1))[1, 0]
-ds.split(2)
-ds.split(1, 1)
+ds.unsqueeze(0).stack_dim, ds.unsqueeze(1).stack_dim
+ds.expand(4, 3, 2)["a"], ds.expand(4, 3, 2).batch_size
+lz.unflatten(0, (3, 1)).batch_size, lz.unflatten(0, (3, 1))[1, 0]
+ds.split(2), ds.split(1, 1)
 ds.gather(0, torch.tensor([[0, 0]]))
 ds.repeat(2, 1)
 lz.select("k0")
 lz.select("k0", strict=False)
-ds.flatten_keys()
-ds.flatten_keys().unflatten_keys()
+ds.flatten_keys(), ds.flatten_keys().unflatten_keys()
 ds.pop("zz", None)
 lz.pop("k0")
 ds.update({"a": torch.zeros(3, 2)})
@@ -94,8 +69,7 @@ ds.lock_(); ds.append(ds[0])
 ds.lock_(); ds.insert(0, ds[0])
 (ds.is_contiguous(), lz.is_contiguous())
 (ds.is_empty(), ds.device, ds.numel(), ds.names)
-ds.to("cpu").device
-ds.to(torch.float64)["a"].dtype
+ds.to("cpu").device, ds.to(torch.float64)["a"].dtype
 ds.zero_()["a"].sum()
 ds.fill_("a", 3)["a"].sum()
 x = lazy_stack([td, td]); x.pop("a"), x
@@ -124,18 +98,13 @@ ds == ds.contiguous()
 ds.batch_size = [3]  #! may work
 ds.batch_size = [3, 2]; ds
 ds.names = ["x", "y"]; (ds.names, ds[0].names)
-torch.stack([ds, ds])
-torch.stack([lz, lz])
-torch.cat([ds, ds])
-torch.cat([lz, lz], 1)
-torch.cat([ds, ds.contiguous()])
+torch.stack([ds, ds]), torch.stack([lz, lz])
+torch.cat([ds, ds]), torch.cat([lz, lz], 1), torch.cat([ds, ds.contiguous()])
 lazy_stack([ds, ds], 2)
-torch.where(torch.ones(3, 2, dtype=torch.bool), ds, ds)
-torch.where(torch.ones(3, 2, dtype=torch.bool), ds, 0)
+torch.where(torch.ones(3, 2, dtype=torch.bool), ds, ds), torch.where(torch.ones(3, 2, dtype=torch.bool), ds, 0)
 torch.clone(lz)
 lz.to_lazystack(1)
-LazyStackedTensorDict(td, td, stack_dim=1)
-LazyStackedTensorDict()
+LazyStackedTensorDict(td, td, stack_dim=1), LazyStackedTensorDict()
 LazyStackedTensorDict(td, 5)
 LazyStackedTensorDict(td, td, stack_dim=5)
 LazyStackedTensorDict(td, td, stack_dim=-1).stack_dim
@@ -166,8 +135,7 @@ x = lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(60)], 0).view(3, 4,
 lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(6)], 0).unflatten(0, (2, 3))
 x = lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(6)], 0).view(-1, 2); (x, x.flatten(0, 1))
 (ds.tensordicts[0] in ds, td in ds, ds in ds, "a" in ds)
-lazy_stack([lz, lz.clone()], 0).get("a", as_list=True)
-lazy_stack([lz, lz.clone()], 1).get("a", as_list=True)
+lazy_stack([lz, lz.clone()], 0).get("a", as_list=True), lazy_stack([lz, lz.clone()], 1).get("a", as_list=True)
 lazy_stack([lz, lz.clone()], 0).get("a", as_padded_tensor=True)
 lazy_stack([lz, lz.clone()], 0).get("a", as_nested_tensor=True)
 lazy_stack([TD({"n": lz}, [3]), TD({"n": lz.clone()}, [3])], 0).get(("n", "a"), as_list=True)
@@ -175,9 +143,7 @@ lazy_stack([TD({"n": lz}, [3]), TD({"n": lz.clone()}, [3])], 1).get(("n", "a"), 
 lazy_stack([lz, lz.clone()], 0).get("missing", 5, as_list=True)
 ds.view(2, 3)  #! may work
 lz.view(2, 3)  #! may work
-ds[torch.tensor(False)].batch_size
-ds[0, torch.tensor(False)].batch_size
-ds[False, 0].batch_size
+ds[torch.tensor(False)].batch_size, ds[0, torch.tensor(False)].batch_size, ds[False, 0].batch_size
 ds[:, False].batch_size
 ds[torch.tensor(False)] = 1; ds
 ds[0, False] = 1; ds

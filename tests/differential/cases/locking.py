@@ -59,8 +59,7 @@ n = td["n"]; p1 = TD({"n": n}, [3]).lock_(); del p1; n.unlock_(); n.is_locked
 n = td["n"]; p1 = TD({"n": n}, [3]).lock_(); p2 = TD({"n": n}, [3]).lock_(); p1.unlock_()
 td.lock_(); td["n"] is td["n"]
 # lock_ and unlock_ as context managers
-locked_through(td, "lock_", {})
-locked_through(td, "unlock_", {})
+locked_through(td, "lock_", {}), locked_through(td, "unlock_", {})
 td.lock_(); locked_through(td, "unlock_", {"z": torch.ones(3), ("n", "z"): torch.ones(3)})
 td.lock_(); locked_through(td, "unlock_", {"z": torch.ones(4)})
 locked_through(td, "lock_", {"z": torch.ones(3)})
@@ -84,20 +83,17 @@ write_through(nm.permute(1, 0), {"z": torch.ones(3, 2)})
 write_through(nm.unsqueeze(0), {"z": torch.ones(1, 2, 3)})
 x = td.unsqueeze(0); write_through(x.squeeze(0), {"z": torch.ones(3)})
 x = td.unsqueeze(0); write_through(x.squeeze(), {"z": torch.ones(3)})
-write_through(td.expand(2, 3), {"z": torch.ones(2, 3)})
-write_through(td.select("a"), {"z": torch.ones(3)})
+write_through(td.expand(2, 3), {"z": torch.ones(2, 3)}), write_through(td.select("a"), {"z": torch.ones(3)})
 write_through(td.exclude("a"), {"z": torch.ones(3)})
 write_through(td.split(1), {})
 write_through(td, {})
 write_through(td.clone(), {})
 write_through(td.to(torch.float64), {"z": torch.ones(3)})
 write_through(td.to_module(torch.nn.Linear(1, 1)), {})
-write_through(td[0], {})
-write_through(td.rename("p"), {})
+write_through(td[0], {}), write_through(td.rename("p"), {})
 td.lock_(); write_through(td.view(-1), {"z": torch.ones(3)})
 write_through(nm.view(-1), None)
-delete_through(nm.view(-1), "n")
-delete_through(td.flatten_keys("."), "n.c")
+delete_through(nm.view(-1), "n"), delete_through(td.flatten_keys("."), "n.c")
 td.lock_(); write_through(td.transpose(0, -1), {}); td.is_locked
 td.lock_(); write_through(td.permute(0), {}); td.is_locked
 td.lock_(); write_through(td.view(3), {}); td.is_locked

@@ -5,38 +5,30 @@ from tests.differential.harness import Case, parse_cases
 GET = parse_cases(
     "get",
     r"""
-td.get("zz", None)
-td.get("zz", 5)
+td.get("zz", None), td.get("zz", 5)
 td["n", "zz"]
 td["zz", "c"]
 td["a", "c"]
 td.get(("a", "c"))
-td.get(("n", "c"))
-td.get(("n", "zz"))
-td.get(("zz", "c"), 1)
-td["n", "c"]
-td["n", ("c",)]
+td.get(("n", "c")), td.get(("n", "zz")), td.get(("zz", "c"), 1)
+td["n", "c"], td["n", ("c",)]
 td.get(("a",))
 td.get(5)
 td.get(None)
 td.get(())
 td[()]
-td.get("a", "b")
-td.get("")
+td.get("a", "b"), td.get("")
 td.get(("n", 5))
 td["a", 0]  #! any error
 td[b"a"]  #! any error
-nt["s"]
-nt["o"]
+nt["s"], nt["o"]
 nt.get("o")
 type(nt.get("s"))
 nt.get_non_tensor("a")
 nt.get_non_tensor("zz")
 nt.get_non_tensor("zz", 1)
 nt.get_at("s", 0)
-td.get_at("zz", 0)
-td.get_at("zz", 0, default=1)
-td.get_at(("n", "c"), slice(0, 2))
+td.get_at("zz", 0), td.get_at("zz", 0, default=1), td.get_at(("n", "c"), slice(0, 2))
 td.get_item_shape("n")
 nt.get_item_shape("s")
 td.entry_class("n")
@@ -141,9 +133,7 @@ td.update_at_({"a": torch.zeros(4)}, 0) is td
 td.update_at_({"a": torch.zeros(4)}, 0)["a"]
 td.update_at_(TD({"a": torch.zeros(2, 4)}, [2]), slice(0, 2))["a"].sum()
 td.update_at_({"zz": torch.zeros(4)}, 0)
-td.replace({"a": torch.zeros(3, 5)})
-td.replace(a=torch.zeros(3, 5))
-td.replace({"z": torch.zeros(3, 5)})
+td.replace({"a": torch.zeros(3, 5)}), td.replace(a=torch.zeros(3, 5)), td.replace({"z": torch.zeros(3, 5)})
 td.replace({"a": torch.zeros(3, 5)}) is td
 td.rename_key_("a", "z") is td
 td.rename_key_("a", "z"); td
@@ -158,10 +148,7 @@ td.rename_keys({"a": "z"}) is td
 td.rename_keys({"zz": "z"})
 td.rename_keys({"zz": "z"}, strict=False)
 # deeper trees
-deep["p", "q", "r"]
-deep["p"]["q"]["r"]
-deep["p", ("q", ("r",))]
-deep[("p",), "q"]
+deep["p", "q", "r"], deep["p"]["q"]["r"], deep["p", ("q", ("r",))], deep[("p",), "q"]
 deep["p", "q", "r"] = torch.zeros(2); deep
 deep["p", "q", "s", "t"] = torch.zeros(2); deep
 deep["p"] = torch.zeros(2); deep
@@ -180,8 +167,7 @@ deep.setdefault(("p", "q", "u"), torch.ones(2))
 deep.rename_key_(("p", "q"), ("p", "w"))
 deep.rename_key_(("p", "q", "r"), "top")
 deep.rename_key_("p", ("z2", "p"))
-deep.get(("p", "zz", "y"))
-deep.get(("p", "zz", "y"), "default")
+deep.get(("p", "zz", "y")), deep.get(("p", "zz", "y"), "default")
 td["t"] = td.select("a"); td["t", "a"]
 td["t"] = td.clone(); td["t"]["a"] = torch.zeros(3); td
 td["t"] = TD({"x": torch.ones(3, 2)}, [3, 2]); td["t"].batch_size
@@ -302,20 +288,14 @@ td[:2] = TD({"a": torch.zeros(4)}, [])
 KEYS = parse_cases(
     "keys",
     r"""
-list(td.keys(leaves_only=True))
-list(td.keys(True, sort=True))
+list(td.keys(leaves_only=True)), list(td.keys(True, sort=True))
 list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).keys(True, sort=True))
 list(TD({"b": 1, "a": 1}, []).keys(sort=True))
-list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).values(True, sort=True))
-list(td.values(True))
-list(td.items(True))
-list(nt.keys(leaves_only=True))
-list(nt.keys(True, True, is_leaf=is_leaf_nontensor))
-list(nt.items(True, True, is_leaf=is_leaf_nontensor))
-list(td.keys(True, True, is_leaf=lambda cls: True))
+list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).values(True, sort=True)), list(td.values(True))
+list(td.items(True)), list(nt.keys(leaves_only=True)), list(nt.keys(True, True, is_leaf=is_leaf_nontensor))
+list(nt.items(True, True, is_leaf=is_leaf_nontensor)), list(td.keys(True, True, is_leaf=lambda cls: True))
 list(td.keys(is_leaf=lambda cls: issubclass(cls, torch.Tensor), leaves_only=True))
-len(td.keys())
-len(td.keys(True))
+len(td.keys()), len(td.keys(True))
 "a" in td.keys()
 ("n", "c") in td.keys()
 ("n", "c") in td.keys(True)
@@ -333,21 +313,13 @@ None in td.keys(True)
 set(td.keys()) == {"a", "b", "n"}
 reversed(list(td.keys())) is None
 list(reversed(td.keys()))  #! may work
-TD({}, []).depth
-TD({"a": {"b": {"c": 1}}}, []).depth
-TD({}, []).is_empty()
-TD({"n": {}}, []).is_empty()
-TD({"s": "x"}, []).is_empty()
+TD({}, []).depth, TD({"a": {"b": {"c": 1}}}, []).depth
+TD({}, []).is_empty(), TD({"n": {}}, []).is_empty(), TD({"s": "x"}, []).is_empty()
 for k in td.keys(): td[k + "_"] = 1
 for k in td.keys(): td.pop(k)  #! may work
-list(TD({"n": nt}, [3]).non_tensor_items(True))
-list(deep.keys(True))
-list(deep.keys(True, True))
-list(deep.items(True))
-list(deep.values(True, True))
-list(deep.keys(True, sort=True))
-list(deep.keys(True, True, sort=True))
-list(deep.items(True, True, sort=True))
+list(TD({"n": nt}, [3]).non_tensor_items(True)), list(deep.keys(True)), list(deep.keys(True, True))
+list(deep.items(True)), list(deep.values(True, True)), list(deep.keys(True, sort=True))
+list(deep.keys(True, True, sort=True)), list(deep.items(True, True, sort=True))
 list(deep.keys(True, is_leaf=lambda cls: True))
 ("p", "q") in deep.keys(True)
 ("p", "q", "r") in deep.keys(True, True)

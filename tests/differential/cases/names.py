@@ -32,36 +32,22 @@ td.refine_names("p") is td
 nm.refine_names(None, "y").names
 nm.refine_names(..., "y").names
 td.refine_names(...).names
-nm.rename("p", "q").names
-nm.rename("p", "q") is nm
-nm.rename(x="p").names
+nm.rename("p", "q").names, nm.rename("p", "q") is nm, nm.rename(x="p").names
 nm.rename(z="p")
 nm.rename("p")
 nm.rename(None).names
 nm.rename_("p", "q") is nm
 nm.rename_(x="p").names
 td.rename("p").names
-nm["n"].names
-nm[0].names
-nm[:, 0].names
-nm[..., 0].names
-nm[None].names
-nm[:, None].names
-nm[torch.tensor([0, 1])].names
-nm[torch.ones(2, 3, dtype=torch.bool)].names
-nm[torch.ones(2, dtype=torch.bool)].names
-nm[:, [0, 1]].names
-nm[[0, 1], [0, 1]].names
-nm[0:1].names
+nm["n"].names, nm[0].names, nm[:, 0].names, nm[..., 0].names
+nm[None].names, nm[:, None].names, nm[torch.tensor([0, 1])].names, nm[torch.ones(2, 3, dtype=torch.bool)].names
+nm[torch.ones(2, dtype=torch.bool)].names, nm[:, [0, 1]].names, nm[[0, 1], [0, 1]].names, nm[0:1].names
 nm[...].names
 nm.clone().names
 nm.transpose(0, 1).names
 (nm + 1).names
-nm.sum(0).names
-nm.sum().batch_size
-nm.sum(0, keepdim=True).names
-nm.apply(lambda x: x).names
-nm.apply(lambda x: x, batch_size=[2]).names
+nm.sum(0).names, nm.sum().batch_size, nm.sum(0, keepdim=True).names
+nm.apply(lambda x: x).names, nm.apply(lambda x: x, batch_size=[2]).names
 nm.apply(lambda x: x.sum(), batch_size=[]).names
 (nm.select("a").names, nm.exclude("a").names, nm.flatten_keys().names)
 torch.zeros_like(nm).names
@@ -83,8 +69,7 @@ copy.deepcopy(nm).names
 nm.empty().names
 torch.stack([nm, nm], dim=2).names
 nm.state_dict().keys()
-lazy_stack([nm, nm]).names
-lazy_stack([nm, nm], 1).names
+lazy_stack([nm, nm]).names, lazy_stack([nm, nm], 1).names
 nm.to_tensordict().names
 x = lazy_stack([nm, nm.clone()], 0); x.unflatten(0, (1, -1)).names, x.unflatten(1, (1, -1)).names
 x = lazy_stack([nm, nm.clone()], 1); x.flatten(0, 1).names, x.unsqueeze(0).flatten(0, 1).names, x.flatten(0, 0).names

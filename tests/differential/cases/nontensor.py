@@ -5,26 +5,20 @@ from tests.differential.harness import parse_cases
 CASES = parse_cases(
     "nontensor",
     r"""
-NonTensorData("x")
-NonTensorData("x", batch_size=[3])
+NonTensorData("x"), NonTensorData("x", batch_size=[3])
 (NonTensorData("x").data, NonTensorData("x").tolist(), NonTensorData("x", batch_size=[2]).tolist(),
     NonTensorData([1, 2]).tolist())
-NonTensorData(NonTensorData("x")).data
-NonTensorData(data=torch.ones(3)).data
+NonTensorData(NonTensorData("x")).data, NonTensorData(data=torch.ones(3)).data
 (NonTensorData("x").batch_size, NonTensorData("x").shape, NonTensorData("x").device)
-NonTensorData("x", batch_size=[3])[0]
-NonTensorData("x", batch_size=[3])[0:2]
+NonTensorData("x", batch_size=[3])[0], NonTensorData("x", batch_size=[3])[0:2]
 NonTensorData("x", batch_size=[3])[torch.tensor([True, False, True])]
 len(NonTensorData("x", batch_size=[3]))
-NonTensorData("x") == NonTensorData("x")
-NonTensorData("x", batch_size=[2]) == NonTensorData("y", batch_size=[2])
+NonTensorData("x") == NonTensorData("x"), NonTensorData("x", batch_size=[2]) == NonTensorData("y", batch_size=[2])
 NonTensorData("x") == "x"
 NonTensorData("x").to_dict()
-NonTensorData("x").clone()
-NonTensorData("x").clone() is NonTensorData("x")
+NonTensorData("x").clone(), NonTensorData("x").clone() is NonTensorData("x")
 d = [1]; NonTensorData(d).clone().data is d
-torch.stack([NonTensorData("x"), NonTensorData("x")])
-torch.stack([NonTensorData("x"), NonTensorData("y")])
+torch.stack([NonTensorData("x"), NonTensorData("x")]), torch.stack([NonTensorData("x"), NonTensorData("y")])
 torch.stack([NonTensorData("x", batch_size=[2]), NonTensorData("y", batch_size=[2])])
 torch.stack([NonTensorData("x", batch_size=[2]), NonTensorData("y", batch_size=[2])], 1)
 torch.cat([NonTensorData("x", batch_size=[2]), NonTensorData("y", batch_size=[2])])
@@ -34,15 +28,11 @@ NonTensorStack("x", "y")
 NonTensorStack("x", "y").tolist()
 NonTensorStack("x", "y").data
 NonTensorStack("x", "x").data
-NonTensorStack("x", "y")[0]
-NonTensorStack("x", "y")[0].data
-NonTensorStack("x", "y")[:1]
+NonTensorStack("x", "y")[0], NonTensorStack("x", "y")[0].data, NonTensorStack("x", "y")[:1]
 NonTensorStack("x", "y", stack_dim=0).batch_size
-NonTensorStack.from_list(["a", "b"])
-NonTensorStack.from_list([["a", "b"], ["c", "d"]])
+NonTensorStack.from_list(["a", "b"]), NonTensorStack.from_list([["a", "b"], ["c", "d"]])
 NonTensorStack.from_list([["a", "b"], ["c", "d"]]).tolist()
-NonTensorStack("x", "y") == NonTensorStack("x", "z")
-NonTensorStack("x", "y") == "x"
+NonTensorStack("x", "y") == NonTensorStack("x", "z"), NonTensorStack("x", "y") == "x"
 NonTensorStack("x", "y").unbind(0)
 NonTensorStack("x", "y").to_dict()
 x = NonTensorStack("x", "y"); x[0] = "z"; x.tolist()

@@ -5,22 +5,14 @@ from tests.differential.harness import parse_cases
 CASES = parse_cases(
     "shape",
     r"""
-td.view(3, 1)
-td.view(1, -1)
-td.view((3, 1))
-td.view(size=(3, 1))
+td.view(3, 1), td.view(1, -1), td.view((3, 1)), td.view(size=(3, 1))
 td.view(2)
 td.view(batch_size=[3, 1])  #! may work
 td.view(3) is td
-nm.view(6)
-nm.view(6).names
-nm.view(2, 3).names
-nm.view(2, 3, 1).names
-nm.view(-1)["n"].batch_size
-nm.view(3, 2).names
+nm.view(6), nm.view(6).names, nm.view(2, 3).names, nm.view(2, 3, 1).names
+nm.view(-1)["n"].batch_size, nm.view(3, 2).names
 td.view(torch.int32)  #! may work
-td.reshape(3, 1)
-td.reshape((1, 3))
+td.reshape(3, 1), td.reshape((1, 3))
 td.reshape(2)
 td.reshape(3) is td
 nm.reshape(3, 2)
@@ -28,46 +20,32 @@ nm.flatten(0, -1)
 nm.flatten(1, 0)
 nm.flatten(0, 5)
 nm.flatten(0)
-td.flatten() is td
-td.flatten(0, 0) is td
+td.flatten() is td, td.flatten(0, 0) is td
 TD({"a": 1}, []).flatten()
 nm.flatten().unflatten(0, (2, 3))
-td.unflatten(0, (1, 3))
-td.unflatten(0, [3, 1])
-td.unflatten(-1, (3, 1))
-td.unflatten(0, (-1, 1))
+td.unflatten(0, (1, 3)), td.unflatten(0, [3, 1]), td.unflatten(-1, (3, 1)), td.unflatten(0, (-1, 1))
 td.unflatten(0, (2, 2))
 nm.unflatten(1, (3, 1)).names
-td.expand(2, 3)
-td.expand(-1)
-td.expand(2, -1)
-td.expand((2, 3))
+td.expand(2, 3), td.expand(-1), td.expand(2, -1), td.expand((2, 3))
 td.expand(torch.Size([2, 3]))
 td.expand(4)
 td.expand()
 nm.expand(4, 2, 3).names
-td.expand_as(torch.zeros(2, 3))
-td.expand_as(td.expand(2, 3))
+td.expand_as(torch.zeros(2, 3)), td.expand_as(td.expand(2, 3))
 td.broadcast_to((2, 3))
 td.unsqueeze(0).expand(5, 3)["n"].batch_size
-nm.permute(1, 0)
-nm.permute((1, 0))
-nm.permute(dims=(1, 0))
-nm.permute(-1, 0)
+nm.permute(1, 0), nm.permute((1, 0)), nm.permute(dims=(1, 0)), nm.permute(-1, 0)
 nm.permute(0)
 nm.permute(0, 0)
 nm.permute(0, 2)
 nm.permute(0, 1) is nm
 TD({"a": 1}, []).permute()
-nm.transpose(0, 1)
-nm.transpose(0, 0) is nm
+nm.transpose(0, 1), nm.transpose(0, 0) is nm
 nm.transpose(0, 2)
 nm.swapdims(0, 1)
-nm.movedim(0, 1)
-nm.movedim((0, 1), (1, 0))
+nm.movedim(0, 1), nm.movedim((0, 1), (1, 0))
 nm.movedim(0, 3)
-nm.squeeze(0) is nm
-nm.squeeze() is nm
+nm.squeeze(0) is nm, nm.squeeze() is nm
 TD({"a": torch.ones(1, 3, 1)}, [1, 3, 1], names=["x", "y", "z"]).squeeze()
 TD({"a": torch.ones(1, 3, 1)}, [1, 3, 1], names=["x", "y", "z"]).squeeze(0)
 TD({"a": torch.ones(1, 3, 1)}, [1, 3, 1], names=["x", "y", "z"]).squeeze(-1)
@@ -96,18 +74,14 @@ td.split(2, dim=-1)
 td.split(2, 1)
 td.split(0)
 td.split(-1)
-td.split(5)
-td.split((1, 2))
+td.split(5), td.split((1, 2))
 nm.split(1, 1)
 type(td.split(2))
 td.split(torch.tensor(2))
 td.chunk(5)
 td.chunk(0)
 nm.chunk(2, dim=1)
-td.tensor_split([1, 2])
-td.tensor_split(torch.tensor([1, 2]))
-td.tensor_split((1,))
-td.tensor_split(5)
+td.tensor_split([1, 2]), td.tensor_split(torch.tensor([1, 2])), td.tensor_split((1,)), td.tensor_split(5)
 nm.tensor_split(2, dim=1)
 nm.unbind(1)[0].names
 nm.unbind(2)
@@ -120,32 +94,23 @@ td.repeat((2,))
 nm.repeat(2, 1)
 nm.repeat(2)
 td.repeat()
-td.repeat_interleave(2)
-td.repeat_interleave(torch.tensor([1, 2, 0]))
-nm.repeat_interleave(2)
-nm.repeat_interleave(2, dim=1)
-nm.repeat_interleave(2, dim=-1)
-td.tile((2, 2))
-td.tile(2)
-td.roll(1)["b"]
-td.roll(1, 0)["b"]
-nm.roll(1)["a"].flatten()[:4]
-nm.roll((1, 1), (0, 1))
+td.repeat_interleave(2), td.repeat_interleave(torch.tensor([1, 2, 0]))
+nm.repeat_interleave(2), nm.repeat_interleave(2, dim=1), nm.repeat_interleave(2, dim=-1)
+td.tile((2, 2)), td.tile(2)
+td.roll(1)["b"], td.roll(1, 0)["b"]
+nm.roll(1)["a"].flatten()[:4], nm.roll((1, 1), (0, 1))
 nm.roll(1, 2)
 nm.roll((1, 1))
 td.roll(1, inplace=True) is td
-nm.rot90(2)
-nm.rot90(1, (1, 0))
-td.flip(0)["b"]
-td.flip((0,))["b"]
+nm.rot90(2), nm.rot90(1, (1, 0))
+td.flip(0)["b"], td.flip((0,))["b"]
 td.flip(1)
 nm.flip((0, 1)).names
 nm.flip(0, 1)  #! may work
 td.flipud()["b"]
 td.gather(0, torch.tensor([0, 2]))
 td.gather(0, torch.tensor([[0, 2]]))
-nm.gather(1, torch.tensor([[0], [1]]))
-nm.gather(-1, torch.tensor([[0], [1]]))
+nm.gather(1, torch.tensor([[0], [1]])), nm.gather(-1, torch.tensor([[0], [1]]))
 td.gather(1, torch.tensor([0, 2]))
 td.gather(dim=0, index=torch.tensor([0, 2]))
 td.masked_select(torch.tensor([True, False, True]))
@@ -157,30 +122,26 @@ c.masked_select(torch.tensor([True, False, True]), inplace=True)
 lz.masked_select(torch.tensor([True, False, True]), inplace=True)
 td.clear_refs_for_compile_() is td
 ds.clear_refs_for_compile_() is ds
-nm.masked_select(torch.ones(2, 3, dtype=torch.bool))
-nm.masked_select(torch.ones(2, dtype=torch.bool))
+nm.masked_select(torch.ones(2, 3, dtype=torch.bool)), nm.masked_select(torch.ones(2, dtype=torch.bool))
 nm.masked_select(torch.ones(2, 1, dtype=torch.bool))
 td.masked_fill(torch.tensor([True, False, True]), 0)["a"].sum()
 td.masked_fill(torch.tensor([True, False, True]), 0.5)["b"]
 td.masked_fill_(torch.tensor([True, False, True]), 0) is td
 nm.masked_fill(torch.ones(2, dtype=torch.bool), 0)["a"].sum()
-td.where(torch.tensor([True, False, True]), 0)["a"]
-td.where(torch.tensor([True, False, True]), td * 0)["b"]
+td.where(torch.tensor([True, False, True]), 0)["a"], td.where(torch.tensor([True, False, True]), td * 0)["b"]
 td.where(torch.tensor([True, False, True]), td.select("a"))
 td.where(torch.tensor([True, False, True]), td.select("a"), pad=0)
 td.where(torch.tensor([True, False, True]), torch.zeros(3))
 td.where(torch.tensor([True, False, True]), torch.tensor(0.0))["b"]
 torch.where(torch.tensor([True, False, True]), td, td * 0)["b"]
-torch.where(torch.tensor([True, False, True]), td, 0)["b"]
-torch.where(torch.tensor([True, False, True]), 0, td)
+torch.where(torch.tensor([True, False, True]), td, 0)["b"], torch.where(torch.tensor([True, False, True]), 0, td)
 td.where(torch.ones(3, 1, dtype=torch.bool), 0)
 td.where(torch.ones(3, 1, dtype=torch.bool), td, update_batch_size=True)
 td.where(torch.tensor([True, False, True]), 0, out=td.clone())
 td.movedim((0,), (1, 2))
 td.movedim(0, (1, 2))
 nm.movedim((0, 1), 1)
-td[0].repeat_interleave(2, dim=0)
-td[0].repeat_interleave(torch.tensor(3), dim=-1)
+td[0].repeat_interleave(2, dim=0), td[0].repeat_interleave(torch.tensor(3), dim=-1)
 td[0].repeat_interleave(2, dim=1)
 TD({"a": torch.tensor(1.0)}).repeat_interleave(2, 0)
 nm.lock_().reshape(2, 3, inplace=True) is nm

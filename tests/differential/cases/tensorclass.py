@@ -5,17 +5,11 @@ from tests.differential.harness import parse_cases
 CASES = parse_cases(
     "tensorclass",
     r"""
-C(torch.ones(3))
-C(x=torch.ones(3))
-C(torch.ones(3), batch_size=[3])
-C(torch.ones(3), None, "s", batch_size=[3])
+C(torch.ones(3)), C(x=torch.ones(3)), C(torch.ones(3), batch_size=[3]), C(torch.ones(3), None, "s", batch_size=[3])
 C()
 C(torch.ones(3), zz=1)
 C(torch.ones(3), batch_size=[4])
-C(1, batch_size=[])
-C("str", batch_size=[])
-C([1, 2], batch_size=[2])
-C(None, batch_size=[2])
+C(1, batch_size=[]), C("str", batch_size=[]), C([1, 2], batch_size=[2]), C(None, batch_size=[2])
 (c.x, c.y, c.s)
 (c.batch_size, c.shape, c.device, c.names, len(c), c.ndim, c.numel())
 c.zz
@@ -32,18 +26,13 @@ c.x = None; c
 del c.x
 c.batch_size = []; c
 c["x"]
-c[0:2]
-c[torch.tensor([True, False, True])]
-c[0].s
+c[0:2], c[torch.tensor([True, False, True])], c[0].s
 c["x"] = torch.ones(3)
 c[0] = c[1].clone(); c
 c[0] = TD({"x": torch.zeros(4)}, [])
 c[0] = C(torch.zeros(4), s="other", batch_size=[]); (c.s, c.x[0])
 c[0] = D(torch.zeros(4), batch_size=[])
-c.get("x")
-c.get("y")
-c.get("zz", None)
-c.get("zz", 5)
+c.get("x"), c.get("y"), c.get("zz", None), c.get("zz", 5)
 c.set("x", torch.zeros(3, 4)) is c
 c.set("zz", torch.zeros(3))
 c.set("s", "new").s
@@ -53,33 +42,25 @@ c.update({"x": torch.zeros(3, 4)}).x.sum()
 c.update({"zz": torch.zeros(3, 4)})
 c.update({"s": "up"}).s
 c.update_({"x": torch.zeros(3, 4)}).x.sum()
-C.from_dict({"x": torch.ones(3)}, batch_size=[3])
-C.from_dict({"x": torch.ones(3)}, auto_batch_size=True)
+C.from_dict({"x": torch.ones(3)}, batch_size=[3]), C.from_dict({"x": torch.ones(3)}, auto_batch_size=True)
 [f.name for f in C.fields()]
 [f.name for f in dataclasses.fields(C)]
 dataclasses.is_dataclass(C)
 dataclasses.fields(c)[0].name
 dataclasses.replace(c, x=torch.zeros(3, 4))
 dataclasses.asdict(c)
-c == c
-c == C(torch.ones(3, 4), s="other", batch_size=[3])
+c == c, c == C(torch.ones(3, 4), s="other", batch_size=[3])
 (c == c).all()
 c != c
 c == D(torch.ones(3, 4), batch_size=[3])
 c > 0
-c + c
-c * torch.ones(3)
-c + D(torch.ones(3, 4), batch_size=[3])
+c + c, c * torch.ones(3), c + D(torch.ones(3, 4), batch_size=[3])
 c.mean(reduce=True)
 (c.all(), c.any())
-c.apply(lambda x: x + 1)
-c.apply(lambda x: None)
-c.apply(lambda x, y: x + y, c)
+c.apply(lambda x: x + 1), c.apply(lambda x: None), c.apply(lambda x, y: x + y, c)
 c.apply(lambda x: x.sum(), batch_size=[])
 c.named_apply(lambda k, x: x * 0)
-torch.stack([c, c])
-torch.stack([c, c]).s
-torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).s
+torch.stack([c, c]), torch.stack([c, c]).s, torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).s
 torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).get("s")
 torch.cat([c, c])
 torch.stack([c, D(torch.ones(3, 4), batch_size=[3])])
@@ -98,8 +79,7 @@ c.flatten_keys()
 x = c.clone().zero_(); x.load_state_dict(c.state_dict()); x.x.sum()
 pickle.loads(pickle.dumps(NonTensorData("x", batch_size=[2])))
 list(c)
-repr(c)
-repr(C(torch.ones(3), batch_size=[3], device="cpu"))
+repr(c), repr(C(torch.ones(3), batch_size=[3], device="cpu"))
 text_with(set_printoptions(compact=False), c)
 hash(c)
 (isinstance(c, TensorDictBase), is_tensorclass(c), is_tensor_collection(c), isinstance(D(torch.ones(3)), TensorClass))
@@ -116,18 +96,15 @@ td["c"] = c; td["c"] is c
 td["c"] = c; td.flatten_keys()
 td["c"] = c; td.clone()["c"]
 td["c"] = c; torch.stack([td, td])["c"]
-D(torch.ones(3)).n
-D(torch.ones(3), n=5, batch_size=[3]).n
+D(torch.ones(3)).n, D(torch.ones(3), n=5, batch_size=[3]).n
 D(torch.ones(3), 5, batch_size=[3]).get("n")
-Auto(torch.ones(3), n=5)
-Auto(torch.ones(3), n="5")
+Auto(torch.ones(3), n=5), Auto(torch.ones(3), n="5")
 Auto([1.0, 2.0], n=5).x
 Auto(torch.ones(3), n=torch.tensor(4)).n
 Auto(torch.ones(3), s=5).s
 NoCast(torch.ones(3), n=5).n
 NoCast(5, n=5)
-NoCast([1, 2]).x
-NoCast(np.ones(3)).x
+NoCast([1, 2]).x, NoCast(np.ones(3)).x
 Frozen(torch.ones(3))
 f = Frozen(torch.ones(3)); f.x = torch.zeros(3)
 f = Frozen(torch.ones(3), batch_size=[3]); f[0] = 0
@@ -139,13 +116,10 @@ f = Frozen(torch.ones(3), batch_size=[3]); f.zero_().x
 f = Frozen(torch.ones(3), batch_size=[3]); f.unlock_()
 f = Frozen(torch.ones(3), batch_size=[3]); (f + 1).is_locked
 f = Frozen(torch.ones(3), batch_size=[3]); f[0].is_locked
-Only(torch.ones(3))
-Only(5)
-Only(np.ones(3)).x
-Only([1, 2]).x
+Only(torch.ones(3)), Only(5)
+Only(np.ones(3)).x, Only([1, 2]).x
 Only(torch.ones(3)).y
-Only(torch.ones(3), torch.zeros(3), batch_size=[3])
-Only(torch.ones(3), TD({}, []))
+Only(torch.ones(3), torch.zeros(3), batch_size=[3]), Only(torch.ones(3), TD({}, []))
 (TensorClass["nocast"], TensorClass["nocast", "frozen"])
 from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
 TD.from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
@@ -157,9 +131,7 @@ c.names = ["q"]; c.names
 C(torch.ones(3, 4), batch_size=[3], names=["t"]).names
 C(torch.ones(3, 4), batch_size=[3], device="cpu").device
 (c.data, c.grad)
-c.to_lazystack().batch_size
-c.to_lazystack().x
-c.to_lazystack()[0]
+c.to_lazystack().batch_size, c.to_lazystack().x, c.to_lazystack()[0]
 type(c.to_lazystack()[0])
 c.replace(x=torch.zeros(3, 4))
 c.rename_key_("x", "q")
@@ -210,11 +182,9 @@ o.get(("inner", "x"))
 o.set(("inner", "x"), torch.zeros(3, 4)).inner.x
 # to and from tensordicts
 c.to_tensordict(retain_none=False)
-C.from_tensordict(TD({"x": torch.ones(3)}, [3]))
-C.from_tensordict(TD({"x": torch.ones(3), "s": "z"}, [3]))
+C.from_tensordict(TD({"x": torch.ones(3)}, [3])), C.from_tensordict(TD({"x": torch.ones(3), "s": "z"}, [3]))
 C.from_tensordict(TD({"x": torch.ones(3), "q": torch.ones(3)}, [3]))
-C.from_tensordict(TD({"y": torch.ones(3)}, [3]))
-C.from_tensordict(TD({"x": torch.ones(3)}, [3]), safe=False)
+C.from_tensordict(TD({"y": torch.ones(3)}, [3])), C.from_tensordict(TD({"x": torch.ones(3)}, [3]), safe=False)
 c == c.to_tensordict()
 c + c.to_tensordict()
 torch.stack([c, c.to_tensordict()])  #! any error
@@ -228,16 +198,14 @@ within(set_list_to_stack(False), lambda: c.set("s", [1, 2, 3])).s
 within(set_list_to_stack(False), lambda: Auto(x=torch.ones(3), n=[1, 2, 3], s=["a"], batch_size=[3])).s
 o.split_keys([("inner", "x")])
 o.split_keys([("inner", "x"), ("inner", "n")], inplace=True)
-o.split_keys({("inner", "x"): ("z", "q")})
-o.split_keys([("inner", "x")], reproduce_struct=True)
+o.split_keys({("inner", "x"): ("z", "q")}), o.split_keys([("inner", "x")], reproduce_struct=True)
 o.separates(("inner", "x"))["inner", "x"]
 o.rename_keys({("inner", "x"): ("z", "q")})
 o.rename_key_("z", ("z", "q"))  #! any error
 o.rename_key_("inner", ("inner", "q")); o.inner["q"]
 o.rename_key_("inner", ("z", "q")); o.z["q"]
 lazy_stack([o, o]).split_keys([("inner", "x")])
-list(C.from_dict(c.to_dict()).keys())
-list(c.from_dict_instance(c.to_dict()).keys())
+list(C.from_dict(c.to_dict()).keys()), list(c.from_dict_instance(c.to_dict()).keys())
 x = TD(c=c, batch_size=[3]); list(x.from_dict_instance(x.to_dict())["c"].keys())
 x = TD(c=c, batch_size=[3]); x[0] = x[0].to_dict(); list(x["c"].keys()), x["c"].y
 x = TD(c=c, batch_size=[3]); list(x.update_(x.to_dict())["c"].keys())
@@ -276,8 +244,7 @@ C.fromkeys(["x"], 1).x
 C.from_any({"x": torch.zeros(3), "s": "n"}).s
 C.from_dict({"zz": 1})
 c.zero_().load_state_dict(C(torch.ones(3, 4) * 2, batch_size=[3]).state_dict()).x
-C.from_tensordict(TD({"x": torch.zeros(3)}, [3], names=["rows"])).names
-C.from_tensordict(TD(x=1).lock_()).is_locked
+C.from_tensordict(TD({"x": torch.zeros(3)}, [3], names=["rows"])).names, C.from_tensordict(TD(x=1).lock_()).is_locked
 C.from_tensordict(TD(x=torch.zeros(3))).s
 (c == c).x, type(c == c)
 B = define("class B(TensorClass):\n  i: int\n  f: float = 0.5\n  o: int | None = None")(globals()); x = B(1, 2.0, 3);

@@ -16,25 +16,20 @@ torch.zeros_like(td.lock_()).is_locked
 torch.clone(td)
 torch.unbind(td, 0)[0]
 torch.unbind(td)[0]  #! may work
-torch.split(td, 2)
-torch.split(td, 2, 0)
+torch.split(td, 2), torch.split(td, 2, 0)
 torch.chunk(td, 2)
 torch.gather(td, 0, torch.tensor([0]))
-torch.squeeze(td.unsqueeze(0))
-torch.squeeze(td.unsqueeze(0), 0)
+torch.squeeze(td.unsqueeze(0)), torch.squeeze(td.unsqueeze(0), 0)
 torch.unsqueeze(td, 0)
 torch.permute(nm, (1, 0))
 torch.transpose(nm, 0, 1)
 torch.reshape(nm, (6,))
-torch.flatten(nm)
-torch.flatten(nm, 0, 1)
+torch.flatten(nm), torch.flatten(nm, 0, 1)
 torch.unflatten(td, 0, (3, 1))
 torch.masked_select(td, torch.tensor([True, False, True]))
 torch.masked_fill(td, torch.tensor([True, False, True]), 0)  #! may work
-torch.sum(td)
-torch.sum(td, 0)
-torch.mean(nm)
-torch.mean(nm, 0)
+torch.sum(td), torch.sum(td, 0)
+torch.mean(nm), torch.mean(nm, 0)
 torch.var(nm, 0)
 torch.std(nm, 0)
 torch.prod(nm, 0)  #! may work
@@ -49,9 +44,7 @@ torch.isfinite(td).all()
 torch.abs(td)["b"]
 torch.exp(td)["b"]
 torch.neg(td)["b"]
-torch.add(td, 1)["b"]
-torch.add(td, td)["b"]
-torch.add(td, td, alpha=2)["b"]
+torch.add(td, 1)["b"], torch.add(td, td)["b"], torch.add(td, td, alpha=2)["b"]
 torch.sub(td, 1)["b"]
 torch.mul(td, 2)["b"]
 torch.div(td, 2)["b"]
@@ -81,8 +74,7 @@ torch.norm(nm)  #! may work
 torch.flip(td, (0,))["b"]
 torch.fliplr(nm)
 torch.flipud(td)["b"]
-torch.roll(td, 1)["b"]
-torch.roll(td, 1, 0)["b"]
+torch.roll(td, 1)["b"], torch.roll(td, 1, 0)["b"]
 torch.rot90(nm)
 torch.tile(td, (2,))
 torch.repeat_interleave(td, 2)
@@ -123,13 +115,10 @@ torch.index_select(td, 0, torch.tensor([0]))  #! may work
 torch.take_along_dim(td, torch.tensor([0]), 0)  #! may work
 torch.autograd.grad(td.float().clone().requires_grad_().sum(reduce=True), td)  #! may work
 x = td.float().clone().requires_grad_(); torch.autograd.grad(x.sum(reduce=True), x)  #! may work
-torch.utils._pytree.tree_map(lambda x: x + 1, td)["b"]
-torch.utils._pytree.tree_leaves(td)
+torch.utils._pytree.tree_map(lambda x: x + 1, td)["b"], torch.utils._pytree.tree_leaves(td)
 torch.utils._pytree.tree_flatten(td)[1].num_leaves
-torch.vmap(lambda x: x + 1)(td)["b"]
-torch.vmap(lambda x: x["a"].sum())(td)
-torch.vmap(lambda x: x.apply(lambda y: y + 1), (0,))(td)
-torch.vmap(lambda x, y: x + y, (0, None))(td, 1)["b"]
+torch.vmap(lambda x: x + 1)(td)["b"], torch.vmap(lambda x: x["a"].sum())(td)
+torch.vmap(lambda x: x.apply(lambda y: y + 1), (0,))(td), torch.vmap(lambda x, y: x + y, (0, None))(td, 1)["b"]
 torch.vmap(lambda x: x, in_dims=1, out_dims=1)(nm)
 """,
 )
