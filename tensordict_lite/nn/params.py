@@ -277,17 +277,24 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
             out = here.to(*args, **kwargs)
         if out is here and out._batch_size == self._batch_size:
             return self
-        olds = iter(here._leaves())
+        return self._wrap_params(self._alike(out), lambda module: copy.deepcopy(module).to(*args, **kwargs))
+
+    def _alike(self, out: Any) -> Any:
+        """``out``, which has the keys of this collection, with parameters and buffers where they are here."""
+        olds = iter(self._plain()._leaves())
         known: dict[int, Any] = {}
 
-        def moved(new: Tensor) -> Tensor:
+        def converted(new: Tensor) -> Tensor:
             old = next(olds)
             found = known.get(id(old))  # tied parameters stay tied
             if found is None:
                 found = known[id(old)] = new if new is old else _like(old, new)
             return found
 
-        return self._wrap_params(out._map_leaves(moved), lambda module: copy.deepcopy(module).to(*args, **kwargs))
+        return out._map_leaves(converted)
+
+    def _become(self, out: Any) -> None:
+        super()._become(self._alike(out))
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         for leaf in self._leaves():

@@ -76,6 +76,12 @@ x = TD({"x": "a"}, [2]).lock_(); x.set_("x", ["b", "c"]); x["x"] == ["b", "c"]
 [MetaData[t](v).data for t, v in ((list[int], [1]), (int | None, None))] == [[1], None]
 x = TD({"m": MetaData("x")}, [2, 1]); x[0] = TD({"m": MetaData("y")}, [1]); x.get("m").tolist() == [["y"], ["x"]]
 x = TD({"m": MetaData("x")}, [2]); x.update_at_({"m": MetaData("y")}, 0); x.get("m").tolist() == ["y", "x"]
+# in place
+p = Params(TD({"a": torch.ones(3), "n": {"b": torch.ones(3)}, "i": torch.arange(3)}, [3])).requires_grad_(False);
+    p.repeat(2, inplace=True); [(k, v.requires_grad) for k, v in p.named_parameters()] == [("a", False),
+    ("n.b", False)] and [k for k, _ in p.named_buffers()] == ["i"]
+x = nn.Parameter(torch.ones(3)); p = Params(TD({"a": x, "b": x}, [3])).reshape(3, 1, inplace=True); p["a"] is p["b"]
+m = list(ds.tensordicts); ds.roll(1, 0, inplace=True); all(any(x is y for y in ds.tensordicts) for x in m)
 # unbatched tensors
 x = TD({"a": torch.zeros(3, 5), "u": UnbatchedTensor(torch.ones(7))}, [3]); x.batch_size = [3, 5];
     x["u"].batch_size == (3, 5)
