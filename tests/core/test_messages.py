@@ -42,7 +42,6 @@ ERRORS = [
     ("td.set_at_('a', [[1], [2, 3]], 0)", ValueError, "Failed to update 'a'"),
     ("td.set_at_('a', object(), 0)", ValueError, "Failed to update 'a'"),
     ("td.set_at_('a', [1, 2], 0)", RuntimeError, "expanded size"),
-    ("td[:2] = TD({'a': torch.zeros(5, 4)}, [5])", RuntimeError, "differs from the source batch size"),
     ("td[:2] = TD({'a': torch.zeros(4)}, [])", RuntimeError, "indexed destination TensorDict batch size is"),
     ("td.update(TD({}, [5]), update_batch_size=True)", RuntimeError, "must hold every key.*'a'"),
     ("td.repeat_interleave(2, inplace=True)", RuntimeError, "explicit dim"),
@@ -53,6 +52,10 @@ ERRORS = [
         for kind in ("nm", "ds")
         for call in ("squeeze(0", "unsqueeze(0", "permute(1, 0", "expand(2, 3, 2", "view(6")
     ),
+    ("ds.lock_().pad([1, 0, 0, 0], inplace=True)", RuntimeError, "locked"),
+    ("ds.repeat(2, 1, inplace=True)", NotImplementedError, r"repeat\(inplace=True\) is not supported"),
+    ("NonTensorData('x', batch_size=[2]).pad([0, 1], inplace=True)", RuntimeError, "identity"),
+    ("ds.pad([1])", RuntimeError, "pair"),
     # functions over leaves
     ("td.apply(lambda x, y: x + y, td.exclude('b'))", KeyError, '"b"'),
     ("td.apply(lambda x: x[:2])", RuntimeError, "key 'a'"),

@@ -156,6 +156,13 @@ nm.roll((1, -1), (0, 1), inplace=True) is nm, nm
 nm.pad([0, 1, 2, 0], 5.0, inplace=True) is nm, nm
 nm.pad([-1, 0, 0, -1], inplace=True) is nm, nm
 nm.lock_().flatten(0, 1, inplace=True)
+nm.lock_().roll(1, 0, inplace=True)
+nm.lock_().pad([1, 0, 0, 0], inplace=True)
+ds.lock_().roll(1, 0, inplace=True)
+n = nm["n"]; nm.reshape(-1, inplace=True).repeat(2, inplace=True); nm["n"] is n, n.batch_size
+x = TD({"a": torch.arange(24.0).view(4, 3, 2).permute(2, 1, 0), "n": {}}, [2, 3]); x.reshape(-1, inplace=True) is x, x
+x = TD({"a": torch.arange(24.0).view(4, 3, 2).permute(2, 1, 0), "n": {}}, [2, 3]);
+    x.unflatten(1, (3, 1), inplace=True)
 nm.squeeze(0, inplace=True)
 x = TD({"a": torch.ones(2)}, [2]); lazy_stack([x, x]).pad([0, 0, 0, 1], inplace=True).batch_size
 nm.gather(0, torch.tensor([[1, 0, 1]]), out=nm.clone(), inplace=True)

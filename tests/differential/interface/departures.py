@@ -212,6 +212,9 @@ RULES = [
     Rule("a nested tree is locked with its root", "unflatten_keys", how="is_locked: expected False, found True"),
     Rule("members are instances of their class", "tensordicts|from_list", "tensorclasses"),
     Rule("a namedtuple of no fields, and a module of no parameters", "to_namedtuple|to_module", "NonTensorData"),
+    Rule("nested parameters stay so in place, too", "inplace=True", "parameters", "expected Tensor, found Parameter"),
+    Rule("lazy stacks and objects follow in place", "inplace=True", "objects|lazy stack|0 dims", _ANSWERED),
+    Rule("rows that are made anew are dense", "inplace=True", _LAZY, "LazyStackedTensorDict, found a TensorDict"),
     Rule("hook_in and hook_out are internals of the reference", "hook_in"),
     Rule("rows leave out fields that are None at every level, not at the first alone", "tolist", _CLASS),
 ]

@@ -96,9 +96,12 @@ x.quantile(0.5, 0)
 x.norm()
 x.view(-1)
 x.reshape(-1)
+x.reshape(-1, inplace=True) is x
+x.lock_().reshape(-1, inplace=True)
 x.flatten()
 x.flatten(0, 1)
 x.unflatten(0, (1, -1))
+x.unflatten(-1, (-1, 1), inplace=True) is x
 x.permute(*reversed(range(x.ndim)))
 x.transpose(0, -1)
 x.swapaxes(0, 1)
@@ -126,13 +129,19 @@ x.repeat(*[2] * x.ndim)
 x.repeat_interleave(2, dim=0)
 x.tile((2,))
 x.roll(1, 0)
+x.roll(1, 0, inplace=True) is x
 x.rot90()
 x.flip(0)
 x.fliplr()
 x.flipud()
 x.gather(0, torch.zeros(size, dtype=torch.long))
+x.gather(0, torch.zeros(size, dtype=torch.long), inplace=True) is x
 x.scatter(0, torch.zeros(size, dtype=torch.long), y)  #! any error
 x.pad([0, 1] * x.ndim)
+x.pad([1, 0] * x.ndim, 5.0, inplace=True) is x
+x.repeat(*[2] * x.ndim, inplace=True) is x
+x.repeat_interleave(2, dim=0, inplace=True) is x
+x.contiguous(inplace=True) is x
 x.stack([x, y])
 x.stack([x, y], -1)
 x.cat([x, y])
