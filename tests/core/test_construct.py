@@ -78,17 +78,6 @@ def test_arrow_columns_come_by_dlpack_and_mapped_tensors_go(tmp_path):
     assert TensorDict.load_memmap(tmp_path / "data")["a"].sum() == 3
 
 
-def test_from_schema_allocates(tmp_path):
-    schema = {"obs": ([4], torch.uint8), ("n", "reward"): ([], torch.float32)}
-    td = TensorDict.from_schema(schema, batch_size=[5])
-    assert td["obs"].shape == (5, 4) and td["obs"].dtype is torch.uint8 and td["n", "reward"].shape == (5,)
-    assert TensorDict.from_schema(schema, storage="shared").is_shared()
-    mapped = TensorDict.from_schema(schema, batch_size=[5], storage="memmap", prefix=tmp_path)
-    assert mapped.is_memmap() and mapped["obs"].sum() == 0
-    with pytest.raises(ValueError, match="'tape'"):
-        TensorDict.from_schema(schema, storage="tape")
-
-
 def test_new_ones_with_empty_lazy_keep_lazy_stacks_to_be_filled():
     ragged = lazy_stack([TensorDict({"b": torch.ones(n + 1)}) for n in range(2)])
     td = TensorDict({"a": torch.zeros(2, 3), "l": ragged, "s": NonTensorStack(["x"], ["y"])}, [2])

@@ -12,12 +12,6 @@ import tensordict_lite.utils
 from tensordict_lite import TensorDict
 
 
-def test_collate_in_a_data_loader():
-    samples = [(TensorDict(x=torch.full((2,), float(i))), i) for i in range(5)]
-    td, labels = next(iter(DataLoader(samples, batch_size=4, collate_fn=tdl.collate)))
-    assert td.batch_size == (4,) and labels.tolist() == [0, 1, 2, 3]
-
-
 def test_collate_pads_masks_and_nests():
     samples = [
         TensorDict(ids=torch.ones(n, dtype=torch.long), points=torch.randn(n + 1, 3), score=torch.tensor(float(n)))

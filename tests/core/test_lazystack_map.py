@@ -43,15 +43,3 @@ def test_map_turns_ragged_rows_into_dense_ones_with_their_texts(size: int) -> No
     assert type(out) is TensorDict
     assert out["sum"].tolist() == [k % 3 + 1 for k in range(7)]
     assert out["text"] == [f"t{k}" for k in range(7)]
-
-
-def test_map_gives_ragged_rows_for_dense_ones() -> None:
-    out = TensorDict({"number": torch.arange(5)}, [5]).map(ragged, dim=0, num_workers=2, chunksize=2)
-    assert out.batch_size == (5,)
-    assert [len(value) for value in out.get("z", as_list=True)] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_objects_that_differ_from_chunk_to_chunk_are_all_kept(size: int) -> None:
-    out = TensorDict({"number": torch.arange(6)}, [6]).map(label, dim=0, num_workers=2, chunksize=size)
-    assert out["label"] == [f"from {k - k % size}" for k in range(6)]

@@ -1,9 +1,7 @@
 """Operations on tensorclasses: results keep the class, through stacks, pickles, processes and disk."""
 
 import copy
-import multiprocessing
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ from torch import Tensor
 from tensordict_lite import (
     LazyStackedTensorDict,
     TensorClass,
-    TensorDict,
     lazy_stack,
     tensorclass,
 )
-from tests import interpreters
 
 
 class Inner(TensorClass):
@@ -86,17 +82,6 @@ def test_a_lazy_stack_reads_and_writes_like_one_instance() -> None:
 # -- processes and disk -------------------------------------------------------------------------------------------
 
 
-def double(sample: Sample) -> Sample:
-    assert type(sample) is Sample and sample.caption == "none"
-    return sample * 2
-
-
-def test_instances_travel_to_a_spawned_process_and_back() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        back = pool.apply(double, (make(),))
-    assert type(back) is Sample and type(back.inner) is Inner and back.image.tolist() == [0.0, 2.0, 4.0]
-
-
 def test_a_local_class_cannot_be_pickled_but_copied() -> None:
     class Local(TensorClass):
         x: Tensor
@@ -105,20 +90,6 @@ def test_a_local_class_cannot_be_pickled_but_copied() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
         pickle.dumps(local)
     assert type(copy.deepcopy(local)) is Local
-
-
-def test_the_class_survives_saving_and_loading(tmp_path: Path) -> None:
-    sample = make()
-    mapped = sample.memmap(tmp_path / "one")
-    assert type(mapped) is Sample and mapped.is_memmap() and mapped.is_locked
-    for loaded in (TensorDict.load_memmap(tmp_path / "one"), Sample.load_memmap(tmp_path / "one")):
-        assert type(loaded) is Sample and type(loaded.inner) is Inner
-        assert loaded.caption == "none" and torch.equal(loaded.image, sample.image)
-    TensorDict({"s": sample}, [3]).memmap(tmp_path / "tree")
-    assert type(TensorDict.load_memmap(tmp_path / "tree")["s"]) is Sample
-    lazy_stack([sample, sample]).memmap(tmp_path / "lazy")
-    loaded = TensorDict.load_memmap(tmp_path / "lazy")
-    assert isinstance(loaded, Sample) and loaded.image.shape == (2, 3)
 
 
 def test_a_cast_filter_of_the_class_is_the_default() -> None:
@@ -131,13 +102,3 @@ def test_a_cast_filter_of_the_class_is_the_default() -> None:
     assert mixed.double().data.dtype == torch.float64 and mixed.double().rows.dtype == torch.float32
     assert mixed.to(torch.float16).rows.dtype == torch.float32
     assert mixed.to(torch.float16, cast_filter=None).rows.dtype == torch.float16
-
-
-def test_the_example_of_images_runs() -> None:
-    root = Path(__file__).parents[2]
-    command = ["examples/tensorclass_images.py", "--images", "20", "--side", "8"]
-    result = interpreters.run(command, cwd=root)
-    assert result.returncode == 0, result.stderr
-    assert "MyData(batch_size=[10,2]" in result.stdout and "with the same labels: True" in result.stdout
-    refused = interpreters.run([command[0], "--images", "7"], cwd=root)
-    assert refused.returncode == 2 and "multiple of 10, got 7" in refused.stderr

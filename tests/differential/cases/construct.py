@@ -174,6 +174,8 @@ P = dataclasses.make_dataclass("P", ["image", ("label", str, "none")]);
 TD.from_dataclass(3)
 TD.from_struct_array(np.zeros((2, 3), dtype=[("a", "f4", (2,)), ("n", [("u", "i8"), ("v", "?")])]))
 TD.from_schema({"a": ([4], torch.uint8)}, batch_size=[5], storage="shared").is_shared()
+x = TD.from_schema({"a": ([4], torch.uint8)}, batch_size=[5], storage="memmap"); (x.is_memmap(), x["a"].sum(),
+    x["a"].shape, x["a"].dtype)
 TD.from_schema({"a": ([4], torch.uint8)}, batch_size=[5], storage="tape")
 make_tensordict({"a": torch.zeros(3)}, a=torch.ones(1), b={"c": torch.zeros(3, 2)}, auto_batch_size=True)
 TD({"a": torch.ones(3, 2), "n": TD({"b": torch.ones(3, 4, 5)}, [3, 4]), "s": "x"}, [3]).new_zeros(2, 2)

@@ -156,6 +156,7 @@ merge_tensordicts(TD(x=1, n=TD(y=1)), TD(x=5, n=TD(y=6, z=7)), callback_exist={(
 x = TD(x=1, n=TD(y=1)); merge_tensordicts(x, TD(n=TD(z=7))); x
 lib.utils.strtobool(True)
 lib.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}]), lib.collate(td) is td
+lib.collate([(td, 1), (td, 2)])
 lib.collate([td, td], mask_key="m")
 lib.collate([td, td], pad_keys={"a": 0}, nested_keys=["a"])
 x = TD({"n": TD({"d": [["a", "b"], ["c", "d"]]}, [2])}, [2]); y = x.to_dict(); y["n"]["d"][0][0] = "Z";

@@ -174,6 +174,7 @@ x = lazy_stack([td, td.clone()], 1).lock_(); [y.is_locked for y in (x.unbind(0)[
     x[1]]), torch.cat([x, x]), x.to_lazystack(0), x.roll(1, 0))]
 x = lz.lock_(); [y.is_locked for y in (x.unbind(1)[0], torch.stack([x, x]), x[:, 0], x[:, :1][0], x.apply(lambda t: t
     + 1), x + 1)]
+x = lazy_stack([td, td.clone()]).lock_(); [y.is_locked for y in (x.narrow(1, 0, 2), *x.split(2, 1))]
 x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2].unlock_(); (x.is_locked, y.is_locked, y[0].is_locked)
 x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2]; y[0].set("z", torch.ones(2))
 x = lazy_stack([td, td.clone()]).lock_(); x.filter_empty_() is x
@@ -231,6 +232,7 @@ x = TD({"p": lazy_stack([C(torch.zeros(2)), C(torch.ones(3))])}, [2]);
 lazy_stack([C(torch.zeros(2)), C(torch.ones(3))]).x
 x = TD(a=torch.zeros(())); y = []; s = x.lock_(); t = x.unlock_(); t.__enter__(); y.append(x.is_locked);
     t.__exit__(None, None, None); y.append(x.is_locked); y
+with td.flatten_keys(".") as flat: flat.lock_().unlock_(); flat["n.q"] = torch.ones(3)
 with td.view(-1) as outer, outer.view(3, 1) as inner: inner["d"] = torch.ones(3, 1)
 x = TD({"x": lz}, [3]); x.get(("x", "a"), as_list=True), x.get(("x", "a"), as_nested_tensor=True).is_nested
 """,
