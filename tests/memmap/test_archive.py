@@ -488,14 +488,6 @@ def test_archive_of_more_than_four_gigabytes(tmp_path: Path) -> None:
     assert zipfile.ZipFile(tmp_path / "y.tdz").testzip() is None
 
 
-def test_more_entries_than_sixteen_bits_count(tmp_path: Path) -> None:
-    values = torch.arange(66_000).unbind()
-    TensorDict({f"k{i}": value for i, value in enumerate(values)}, []).memmap(tmp_path / "x.tdz")
-    assert len(zipfile.ZipFile(tmp_path / "x.tdz").infolist()) == 66_001
-    loaded = TensorDict.load_memmap(tmp_path / "x.tdz")
-    assert torch.stack([loaded[f"k{i}"] for i in range(66_000)]).equal(torch.arange(66_000))
-
-
 @pytest.mark.parametrize("lacking", ["nothing", "isal", "fallocate"])
 def test_data_is_written_in_parts_of_any_size(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if lacking == "isal":

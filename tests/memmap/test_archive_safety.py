@@ -1,5 +1,6 @@
 """Archives from outside are data: whatever a file holds, it loads whole or is an error that names what is wrong."""
 
+import contextlib
 import os
 import resource
 import struct
@@ -361,22 +362,18 @@ def test_fuzzed_archives_for_longer(
     fuzz(data, originals, tmp_path_factory.mktemp("fuzz"))
 
 
-def check_one(content: bytes, folder: Path) -> bool:
-    """Whether an archive loads, every byte of it; an error must be a DatasetError, and nothing may be made."""
+def check_one(content: bytes, folder: Path) -> None:
+    """An archive loads, every byte of it, or is a DatasetError; and nothing may be made."""
     path = folder / "x.tdz"
     path.write_bytes(content)
-    loads = True
-    try:
+    with contextlib.suppress(DatasetError):
         touch(TensorDict.load_memmap(path))
-    except DatasetError:
-        loads = False
     assert os.listdir(folder) == ["x.tdz"] and path.read_bytes() == content
     try:
         unpack_memmap(path, folder / "out" / "side")
     except DatasetError:
         assert not (folder / "out" / "side").exists()
     assert set(os.listdir(folder)) <= {"x.tdz", "out"}
-    return loads
 
 
 def test_entries_that_all_lie_outside_the_file_are_an_error(originals: list[bytes], tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import errno
 import os
-import random
 import re
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,39 +91,6 @@ def test_save_of_a_container_with_the_same_host_name_is_left_alone(tmp_path: Pat
     staging.abort()
     dataset(1).memmap(tmp_path / "ours too")
     assert not os.path.exists(elsewhere)
-
-
-LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
-
-
-@pytest.mark.parametrize(("kills", "seed"), [(25, 0), pytest.param(5000, 1, marks=LONG)])
-def test_saves_killed_at_random(tmp_path: Path, kills: int, seed: int) -> None:
-    path, chance = tmp_path / "d", random.Random(seed)
-    last, kill, longest = None, -1, 0.0
-    while kill + 1 < kills or last is None:  # until one save has come to its end, however slow it is by now
-        kill += 1
-        if kill % 50 == 0:  # how long a save takes now: a busy machine must not end them all at their beginning
-            start = time.perf_counter()
-            child = os.fork()  # which takes long where the tests of before have left much in memory
-            if child == 0:
-                for _ in range(3):
-                    dataset(0).memmap(path.with_name("timed"))
-                os._exit(0)
-            os.waitpid(child, 0)
-            longest = time.perf_counter() - start
-        child = os.fork()
-        if child == 0:
-            for version in range(kill * 100 + 1, kill * 100 + 100):
-                dataset(version).memmap(path, num_threads=version % 3)
-            os._exit(0)
-        time.sleep(chance.uniform(0.0, longest))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        version = version_at(path)
-        if version is not None or last is not None:
-            assert last is None or version >= last
-            last = version
-    assert last is not None
 
 
 # -- errors in the middle ------------------------------------------------------------------------------------------

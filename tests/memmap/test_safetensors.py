@@ -81,11 +81,8 @@ def test_roots_and_batch_sizes(tmp_path: Path) -> None:
                 [TensorDict({"a": torch.rand(*size, 2)}, size) for _ in range(2)], len(size), stack_dim_name="s"
             ),
             lazy_stack([lazy_stack([TensorDict({"a": torch.rand(size)}, size)] * 3)] * 2),
-            lazy_stack([Point(torch.rand(*size, 2), "l", batch_size=size)] * 2).apply(lambda x: x),
         ]
-        for root in roots[: -1 if size != [1] else None]:
-            if type(root).__name__ == "Point" and hasattr(root, "_stack_dim"):
-                continue  # its labels are objects a row
+        for root in roots:
             to_safetensors(root, tmp_path / "x")
             back = from_safetensors(tmp_path / "x")
             assert type(back) is type(root) and back.batch_size == root.batch_size and back.names == root.names

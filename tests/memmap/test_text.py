@@ -120,16 +120,6 @@ def test_what_was_looked_at_and_what_was_changed_travels(tmp_path: Path) -> None
     assert list(TensorDict.load_memmap(tmp_path / "changed")["in", "word"]) == wanted
 
 
-def test_a_dataset_that_was_replaced_is_not_mistaken(tmp_path: Path) -> None:
-    data = save(tmp_path / "data", WORDS)
-    sent = pickle.dumps(data)
-    save(tmp_path / "data", WORDS[::-1])
-    assert list(data["in", "word"]) == WORDS  # its own files, which nobody else sees any more
-    assert list(pickle.loads(pickle.dumps(data.get(("in", "word")))).tolist()) == WORDS
-    with pytest.raises(DatasetError, match="has been replaced"):
-        pickle.loads(sent)
-
-
 def test_a_whole_column_is_replaced_in_one_step(tmp_path: Path) -> None:
     save(tmp_path / "data", WORDS)
     folder = tmp_path / "data/in/word"
