@@ -95,11 +95,7 @@ ERRORS = [
     ("TD({'x': TD({}, [3], names=['a']), 'y': TD({}, [3], names=['z'])}, [3])", RuntimeError, "contradict"),
     ("nm.names = ['p', 'p']", ValueError, "non-unique.*p"),
     ("TD({'n': nm}, [2], names=['x']).names = ['y']", ValueError, "non-unique.*y is already taken"),
-    (
-        "TD({'b': TD({}, [3, 5])}, [3]).expand_as(TD({'b': TD({}, [3, 1])}, [3]))",
-        RuntimeError,
-        "expanded shape",
-    ),
+    ("TD({'b': TD({}, [3, 5])}, [3]).expand_as(TD({'b': TD({}, [3, 1])}, [3]))", RuntimeError, "expanded shape"),
     # making collections
     ("TD.from_dict({'a': torch.ones(3)}, batch_size=[3], batch_dims=1)", ValueError, "not both"),
     ("TD.from_dict({'b': {'c': torch.zeros(2)}}, batch_size=[3])", RuntimeError, "'c'"),
@@ -120,11 +116,7 @@ ERRORS = [
         r"from_tuple\(\) infers the batch size .* not both: \[3\]",
     ),
     ("TD({'a.b': 1, 'a': {'b': 1}}).state_dict()", KeyError, "flatten=False"),
-    (
-        "x = fl.clone(); x['n', 'c'] += 0.5; assert_close(fl, x)",
-        AssertionError,
-        r"\('n', 'c'\).*mse = 0.5000",
-    ),
+    ("x = fl.clone(); x['n', 'c'] += 0.5; assert_close(fl, x)", AssertionError, r"\('n', 'c'\).*mse = 0.5000"),
     ("assert_close(td, td.exclude(('n', 'c')))", KeyError, r"below \('n',\).*\['c'\]"),
     ("assert_close(td, td.to(torch.float64))", AssertionError, "dtype"),
     ("assert_close(TD(a=torch.zeros(3)), TD(a=torch.zeros(2)))", RuntimeError, r"\[3\] and \[2\]"),
@@ -218,11 +210,7 @@ ERRORS = [
         RuntimeError,
         "unbatched",
     ),
-    (
-        "mods.distributions.Delta(torch.zeros(4, 2), batch_shape=(3,))",
-        ValueError,
-        r"batch shape \[3\].*\[4, 2\]",
-    ),
+    ("mods.distributions.Delta(torch.zeros(4, 2), batch_shape=(3,))", ValueError, r"batch shape \[3\].*\[4, 2\]"),
     ("NonTensorData('x')()", TypeError, "holds a str, which is not callable"),
     ("pickle.dumps(TD({'x': __import__('threading').Lock()}))", TypeError, "lock"),
 ]

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import (
-    MetaData,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    lazy_stack,
-)
+from tensordict_lite import MetaData, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 
 def _tree(value: Any = "cm") -> TensorDict:

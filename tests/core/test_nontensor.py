@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    TensorDict,
-)
+from tensordict_lite import LazyStackedTensorDict, NonTensorData, TensorDict
 
 
 @pytest.mark.parametrize("change", ["append", "insert", "pop", "remove", "sort", "reverse", "del", "+="])

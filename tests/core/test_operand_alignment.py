@@ -92,12 +92,7 @@ TERNARY = {
     "addcmul": lambda td, a, b: td.addcmul(a, b),
     "addcdiv": lambda td, a, b: td.addcdiv(a, b),
 }
-ON_TENSORS = {
-    "clamp": torch.clamp,
-    "lerp": torch.lerp,
-    "addcmul": torch.addcmul,
-    "addcdiv": torch.addcdiv,
-}
+ON_TENSORS = {"clamp": torch.clamp, "lerp": torch.lerp, "addcmul": torch.addcmul, "addcdiv": torch.addcdiv}
 
 
 @pytest.mark.parametrize("name", TERNARY)

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from tensordict_lite import (
-    TensorDict,
-    get_printoptions,
-    parse_tensor_dict_string,
-    set_printoptions,
-)
+from tensordict_lite import TensorDict, get_printoptions, parse_tensor_dict_string, set_printoptions
 
 
 @pytest.fixture

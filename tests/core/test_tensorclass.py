@@ -13,14 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict_lite import (
-    TensorClass,
-    TensorDict,
-    TypedTensorDict,
-    from_dataclass,
-    is_tensorclass,
-    tensorclass,
-)
+from tensordict_lite import TensorClass, TensorDict, TypedTensorDict, from_dataclass, is_tensorclass, tensorclass
 
 
 class Inner(TensorClass):

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict_lite import (
-    LazyStackedTensorDict,
-    TensorClass,
-    lazy_stack,
-    tensorclass,
-)
+from tensordict_lite import LazyStackedTensorDict, TensorClass, lazy_stack, tensorclass
 
 
 class Inner(TensorClass):

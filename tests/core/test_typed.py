@@ -10,13 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict_lite import (
-    LazyStackedTensorDict,
-    TensorDict,
-    TypedTensorDict,
-    lazy_stack,
-    tensorclass,
-)
+from tensordict_lite import LazyStackedTensorDict, TensorDict, TypedTensorDict, lazy_stack, tensorclass
 
 
 class State(TypedTensorDict):

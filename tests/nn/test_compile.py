@@ -9,14 +9,7 @@ from torch import distributions as D
 from torch import nn
 from torch._dynamo.utils import counters
 
-from tensordict_lite import (
-    LazyStackedTensorDict,
-    TensorClass,
-    TensorCollection,
-    TensorDict,
-    lazy_stack,
-    tensorclass,
-)
+from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorCollection, TensorDict, lazy_stack, tensorclass
 from tensordict_lite.nn import (
     CudaGraphModule,
     EnsembleModule,

@@ -175,13 +175,7 @@ def circles() -> Iterator[str]:
 
 CHECKS: dict[str, Callable[[], Iterator[str]]] = {
     check.__name__.replace("_", " "): check
-    for check in (
-        modules_without_a_layer,
-        circles,
-        patched_classes,
-        private_slots,
-        imports_inside_functions,
-    )
+    for check in (modules_without_a_layer, circles, patched_classes, private_slots, imports_inside_functions)
 }
 
 

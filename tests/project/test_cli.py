@@ -127,12 +127,7 @@ def test_info_shows_what_is_not_a_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [
-        ("nowhere", "does not exist"),
-        ("work.py", "is a file"),
-        (".", "or numbers?"),
-        ("broken", "cannot be opened"),
-    ],
+    [("nowhere", "does not exist"), ("work.py", "is a file"), (".", "or numbers?"), ("broken", "cannot be opened")],
 )
 def test_what_is_not_a_dataset_is_refused(folder: Path, path: str, reason: str) -> None:
     (folder / "broken").mkdir()

@@ -5,11 +5,10 @@ Lines without a mark must be clean.
 """
 
 import dataclasses
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, reveal_type
 
 import torch
 from torch import Tensor
-from typing import reveal_type
 
 from tensordict_lite import TensorClass, TensorDict, tensorclass
 

@@ -172,16 +172,7 @@ round sigmoid sign sin sinh sqrt tan tanh trunc isnan isfinite isreal isposinf i
 """.split()
 BINARY_NAMES = "add sub mul div pow maximum minimum clamp_max clamp_min".split()
 OPERATORS = ("+", "-", "*", "/", "%", "**", "==", "!=", "<", "<=", ">", ">=")
-OPERANDS = (
-    "2",
-    "2.5",
-    "True",
-    "torch.tensor(2)",
-    "torch.tensor(2.5)",
-    "torch.tensor([1, 2, 3])",
-    "fl",
-    "fl + 1",
-)
+OPERANDS = ("2", "2.5", "True", "torch.tensor(2)", "torch.tensor(2.5)", "torch.tensor([1, 2, 3])", "fl", "fl + 1")
 
 UNARY = parse_cases(
     "unary",

@@ -86,13 +86,7 @@ NAMES = """
 sum mean std var prod nansum nanmean amin amax min max logsumexp all any cummin cummax norm softmax
 """.split()
 ARGUMENTS = ("", "0", "1", "-1", "dim=0", "(0, 1)", "dim=0, keepdim=True", "keepdim=True", "reduce=True")
-ARGUMENTS += (
-    "dim=0, reduce=True",
-    "dim='feature'",
-    "dim='feature', reduce=True",
-    "dtype=torch.float64",
-    "None",
-)
+ARGUMENTS += ("dim=0, reduce=True", "dim='feature'", "dim='feature', reduce=True", "dtype=torch.float64", "None")
 
 # Where the reference reads a tuple of dims as its first dim, or a keepdim without a dim as keepdim of dim 0.
 NO_TUPLE = ("prod", "amin", "amax", "min", "max", "cummin", "cummax", "softmax")
