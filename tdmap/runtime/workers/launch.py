@@ -64,7 +64,7 @@ class Process(Protocol):
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends; -1 while `pid` is 0, and where the system has none."""
+        """A descriptor that is readable when `poll` has something to learn; -1 where the system has none."""
         ...
 
     def poll(self) -> int | None:
@@ -381,17 +381,13 @@ class TemplateChild:
         self.pid = 0
         os.set_blocking(reports, False)
         self._template = template
-        self._reports = reports
+        self.sentinel = reports
         self._status: int | None = None
-
-    @property
-    def sentinel(self) -> int:
-        return self._reports if self.pid else -1
 
     def poll(self) -> int | None:
         while self._status is None:
             try:
-                report = os.read(self._reports, NUMBER_BYTES)
+                report = os.read(self.sentinel, NUMBER_BYTES)
             except BlockingIOError:
                 break
             number = int.from_bytes(report, "little", signed=True)
@@ -414,9 +410,9 @@ class TemplateChild:
     def close(self) -> None:
         if self._status is None:
             self._status = 0
-        if self._reports >= 0:
-            os.close(self._reports)
-            self._reports = -1
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
 
 
 _template: Template | None = None

@@ -129,7 +129,6 @@ class PoolMember:
             message = pickle.loads(data)
             if isinstance(message, Hello):
                 self.ready = True
-                self.process.poll()  # its pid is known by now
                 self.block.close()
             yield message
 
@@ -311,10 +310,11 @@ class WorkerPool:
         return member.close(kill)
 
     def wait(self, timeout: float | None) -> list[PoolMember]:
-        """Members that have sent something, or ended, within `timeout` seconds.
+        """Members that have been forked, have sent something, or ended, within `timeout` seconds.
 
         Raises:
             RuntimeError: the pool was closed, so that no worker is left to wait for.
+            WorkerStartError: a worker could not be started.
         """
         self.check_open()
         poller = select.poll()
@@ -326,7 +326,10 @@ class WorkerPool:
                     poller.register(fd, select.POLLIN)
         events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
         self.check_open()  # by another thread, meanwhile
-        return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+        found = list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+        for member in found:
+            member.process.poll()  # takes in the pid, which comes before the first message
+        return found
 
     def check_open(self) -> None:
         """Raise RuntimeError when the pool was closed, by a signal handler or another thread, under a job."""
