@@ -14,6 +14,9 @@ from tdmap.stores.transport import Place, Range, ShortRead
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What the file systems of some stores are in."""
 
+_WRITES_IN_PLACE = {"local", "file", "sftp", "ssh"}
+"""File systems where an object that is being written can be seen, and stays torn when its writer is killed. Their `mv`
+replaces a file in one step."""
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -72,7 +75,13 @@ class FsspecFiles:
         }
 
     def put(self, objects: Mapping[str, bytes | bytearray]) -> None:
-        self.fs.pipe({self._path(url): data for url, data in objects.items()})
+        paths = {self._path(url): data for url, data in objects.items()}
+        if self.scheme not in _WRITES_IN_PLACE:
+            self.fs.pipe(paths)
+            return
+        self.fs.pipe({f"{path}.new": data for path, data in paths.items()})
+        for path in paths:
+            self.fs.mv(f"{path}.new", path)
 
     def send(self, files: Mapping[str, str]) -> None:
         self.fs.put(list(files.values()), [self._path(url) for url in files], recursive=False)

@@ -1,6 +1,7 @@
 """Which library carries the requests to a store, and with what it is told to."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,22 @@ def test_a_fork_of_the_users_reads_on(bucket: str, options: dict[str, Any]) -> N
     command = ["-c", FORKED, f"{bucket}/set", options["endpoint_url"]]
     done = interpreters.run(command)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_of_files_never_finds_half_an_object(tmp_path: Path) -> None:
+    files, url = FsspecFiles("local", {"auto_mkdir": True}), f"local://{tmp_path}/new/note"
+    contents = [b"a" * 100_000, b"b" * 300_000]
+    files.put({url: contents[0]})
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(200):
+            files.put({url: contents[number % 2]})
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert files.content(url) in contents
+    writer.join()
+    assert files.names(f"local://{tmp_path}/new") == ["note"]
