@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ALL = ("map_throughput", "memory", "core_ops", "serialization", "overhead", "mapreduce", "tables", "loader", "ingest")
-MORE = ("functional", "gpu", "device", "larger_than_memory", "object_store", "language")
+MORE = ("functional", "gpu", "device", "larger_than_memory", "object_store", "language", "arrays")
 
 
 def main() -> int:
