@@ -28,7 +28,6 @@ from tdmap.keys.keys import KeyReader
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.reducers.base import Key
 from tensordict_lite import Ragged, TensorDict, is_non_tensor
-from tensordict_lite.gathering import offsets_of
 from tensordict_lite.objects.column import numbers_of
 from tensordict_lite.ragged import is_ragged
 
@@ -91,8 +90,6 @@ def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -
         example, entries = value
         source = {key: rows_of_entry(entry, rows, missing) for key, entry in entries.items()}
         return with_entries(example, source, len(rows))
-    if isinstance(value, Ragged) and missing is not None:
-        return _ragged_rows(value, torch.from_numpy(rows), missing)
     if not isinstance(value, Tensor):
         return value[torch.from_numpy(rows)]
     if not len(value):
@@ -101,20 +98,6 @@ def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -
     if missing is not None:
         signed_view(found)[missing] = 0
     return found
-
-
-def _ragged_rows(value: Ragged, rows: Tensor, missing: Tensor) -> Ragged:
-    """Rows of a ragged entry; None among strings, and otherwise empty ones, where they are missing."""
-    kept: Ragged = value[rows[~missing]]
-    if value.kind == "str":
-        words = iter(kept.tolist())
-        found: Ragged = Ragged.from_list([*(None if gone else next(words) for gone in missing.tolist()), ""])[:-1]
-        return found
-    flat, offsets = kept.flat()
-    lengths = torch.zeros(len(rows), dtype=torch.int64)
-    lengths[~missing] = offsets.as_subclass(Tensor).diff()
-    made: Ragged = Ragged._over(value.kind, flat, offsets_of(lengths))
-    return made
 
 
 class JoinChunk:
