@@ -13,6 +13,7 @@ from typing import Any, TypedDict, TypeVar
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
 from tdmap.diagnostics.progress import ProgressBar
+from tdmap.errors import require_integer
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
@@ -117,8 +118,8 @@ class Execution:
         elif not isinstance(self.executor, Executor) and self.executor not in EXECUTORS:
             names = ", ".join(EXECUTORS)
             raise ValueError(f"executor must be one of {names}, a RayCluster or an Executor: got {self.executor!r}.")
-        workers = self.num_workers
-        if self.pool is None and workers is not None and not _is_count(workers):
+        workers = self.num_workers if self.pool is None else None
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
             raise ValueError(
                 f"num_workers must be 0 (run in the caller), a number of workers, or None (one for each core that this "
                 f"process may use, {usable_cores()} here): got {workers!r}."
@@ -127,8 +128,8 @@ class Execution:
             raise TypeError(f"pbar must be True or False: got {self.pbar!r}.")
         for name in ("worker_threads", "max_tasks_per_child", "max_memory"):
             value = getattr(self, name)
-            if not _is_count(value) and (value is not None or name == "worker_threads"):
-                raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
+            if value is not None or name == "worker_threads":
+                require_integer(name, value, 1)
         if self.mp_start_method is not None:
             require_start_method(self.mp_start_method)
         if self.pool is not None:
@@ -268,10 +269,6 @@ class Execution:
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
-
-
-def _is_count(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
 
 
 def _is_nested() -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from tdmap.errors import require_integer
+
 CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""
 
@@ -200,8 +202,7 @@ def make_plan(
             )
         return ChunkPlan(length, max(chunksize, 1), dim, unbind=chunksize == 0)
     if num_chunks is not None:
-        if isinstance(num_chunks, bool) or not isinstance(num_chunks, int) or num_chunks < 1:
-            raise ValueError(f"num_chunks must be an integer of at least 1: got {num_chunks!r}.")
+        require_integer("num_chunks", num_chunks, 1)
         return ChunkPlan(length, max(-(-length // num_chunks), 1), dim)
     size = default_chunk_size(length, row_bytes, min_chunks=min_chunks)
     if not most or length <= MIN_CHUNKS:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from tdmap.errors import require_integer
 from tdmap.process_state import on_host
 from tdmap.seeding import derive
 
@@ -33,8 +34,7 @@ class RowSampler(Sampler[int]):
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(f"num_samples must be an integer of at least 1: got {num_samples!r}.")
+        require_integer("num_samples", num_samples, 1)
         self.num_samples = num_samples
         self.seed = int(seed)
         self.epoch = 0

@@ -18,6 +18,7 @@ from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import objects_of
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
+from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors
@@ -249,8 +250,8 @@ def tokenise(
                 [99,  0,  0]])
     """
     for name, size in (("max_length", max_length), ("pack", pack)):
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name} must be a number of tokens, at least 1: got {size!r}.")
+        if size is not None:
+            require_integer(name, size, 1)
     if pad and (max_length is None or pack is not None):
         raise ValueError("pad=True needs max_length=, and pack=None.")
     if pack is None and columns:
@@ -368,7 +369,8 @@ def pack_rows(data: Data, key: Any, size: int, out: Any, *, columns: Sequence[st
     if not is_ragged(column) or column.kind != "tensor":
         raise TypeError(f"the column {joined(key)!r} must be a ragged column of numbers: it is {_kind_of(column)}.")
     flat, offsets = (tensor.as_subclass(Tensor) for tensor in column.flat())
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(flat) < size:
+    require_integer("size", size, 1)
+    if len(flat) < size:
         raise ValueError(f"{len(flat)} elements do not fill one block of {size!r}.")
     count = len(flat) // size
     numbers = TensorDict({"block": torch.arange(count)}, [count])

@@ -15,6 +15,7 @@ from tdmap.data.entries import with_room
 from tdmap.data.kinds import Data, is_dense, tensors_of
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.sizes import row_bytes_of
+from tdmap.errors import require_integer
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
@@ -60,8 +61,7 @@ def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> Chun
         ValueError: `chunksize` is out of range.
     """
     if chunksize is not None:
-        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
-            raise ValueError(f"chunksize must be an integer of at least 1: got {chunksize!r}.")
+        require_integer("chunksize", chunksize, 1)
         return ChunkPlan(length, chunksize)
     most = LARGE_CHUNK_ROWS if length >= 64 * LARGE_CHUNK_ROWS else CHUNK_ROWS
     spread = max(-(-length // 16), 1024)

@@ -22,6 +22,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.schema import Schema
+from tdmap.errors import require_integer
 from tdmap.functions import user_function
 from tdmap.keys.aggregates import grouped_form
 from tdmap.keys.group_jobs import Reduction, map_each_group, payload_of
@@ -274,8 +275,7 @@ class GroupBy:
             >>> group_by(data, "shop").top_k("sold", 1, num_workers=0)["sold"]
             tensor([2., 4.])
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
+        require_integer("k", k, 1)
         with self._spill(ctx) as spill:
             groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, descending=largest)
             return permute_rows(ctx, self.data, groups.first_rows(k))

@@ -39,7 +39,7 @@ from tdmap.data.failures import are_failures, row_errors
 from tdmap.data.kinds import Data
 from tdmap.data.objects import blank_like
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
+from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile, require_integer
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
@@ -117,8 +117,8 @@ class Shards:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         number = rows_per_shard
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"rows_per_shard must be a number of rows, at least 1: got {number!r}.")
+        if number is not None:
+            require_integer("rows_per_shard", number, 1)
         if not isinstance(out, (str, os.PathLike)):
             raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
         path = os.fspath(out)

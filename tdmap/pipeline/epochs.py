@@ -15,6 +15,7 @@ from tdmap.data.reader import InMemory
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.diagnostics.progress import StageBars
+from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import CudaLink
@@ -78,8 +79,7 @@ class RunSettings:
                 "chunksize must be a number of rows, at least 1: got 0. For a function of rows: .map_rows()."
             )
         make_plan(0, chunksize=chunksize, num_chunks=num_chunks)
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
+        require_integer("epoch", epoch, 0)
         return cls(
             ctx.execution.with_bars(StageBars),
             seed if ctx.function.seed is None else ctx.function.seed,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, Unpack, overload
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.devices import check_start_method
-from tdmap.errors import OutputMismatch
+from tdmap.errors import OutputMismatch, require_integer
 from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
@@ -356,8 +356,8 @@ class Pipeline(Chain):
             pipeline = self.shard(*rank, even=even)
         numbered = epoch is not None
         epoch = self._epochs.number if epoch is None else epoch
-        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
-            raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
+        if prefetch is not None:
+            require_integer("prefetch", prefetch, 1)
         target = None if device is None else resolve_device(device)
         settings = RunSettings.of(ctx, self._used_seed, epoch, prefetch)
         if settings.seed is None and self._calls:
@@ -402,8 +402,7 @@ class Pipeline(Chain):
             >>> orders[0] != orders[1], sorted(orders[1])
             (True, [0, 1, 2, 3])
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
+        require_integer("epoch", epoch, 0)
         self._epochs.set(epoch)
 
     def __getitem__(self, index: object) -> NoReturn:

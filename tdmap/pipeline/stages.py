@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from tdmap.errors import require_integer
 from tdmap.job import function_name
 from tdmap.output.outputfolder import require_no_tilde
 from tdmap.pipeline.shares import Share
@@ -34,6 +35,9 @@ class Stage:
     def __str__(self) -> str:
         shown = (repr(getattr(self, one.name)) for one in fields(self) if one.repr)
         return f"{self.name}({', '.join(shown)})"
+
+    def _require_integer(self, argument: str, least: int) -> None:
+        require_integer(f".{self.name}(): {argument}", getattr(self, argument), least)
 
 
 # -- functions of rows ---------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ class Take(Stage):
     count: int
 
     def __post_init__(self) -> None:
-        _whole(self, "count", 0)
+        self._require_integer("count", 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +122,7 @@ class Skip(Stage):
     count: int
 
     def __post_init__(self) -> None:
-        _whole(self, "count", 0)
+        self._require_integer("count", 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +135,8 @@ class Shard(Stage):
     even: str | None = None
 
     def __post_init__(self) -> None:
-        _whole(self, "count", 1)
-        _whole(self, "index", 0)
+        self._require_integer("count", 1)
+        self._require_integer("index", 0)
         if self.even not in (None, "drop", "pad"):
             raise ValueError(f".shard(even=) must be None, 'drop' or 'pad': got {self.even!r}.")
         if self.index >= self.count:
@@ -160,7 +164,7 @@ class Shuffle(Stage):
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f".shuffle(seed) takes an integer, so that the order can be had again: got {self.seed!r}.")
         if self.buffer is not None:
-            _whole(self, "buffer", 1)
+            self._require_integer("buffer", 1)
 
     def __str__(self) -> str:
         return f"shuffle(seed={self.seed}{'' if self.buffer is None else f', buffer={self.buffer}'})"
@@ -175,7 +179,7 @@ class Repeat(Stage):
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            _whole(self, "count", 1)
+            self._require_integer("count", 1)
 
     @property
     def epochs(self) -> int:
@@ -198,7 +202,7 @@ class Batch(Stage):
     drop_last: bool
 
     def __post_init__(self) -> None:
-        _whole(self, "size", 1)
+        self._require_integer("size", 1)
         if not isinstance(self.drop_last, bool):
             raise TypeError(f".batch(n, drop_last=): drop_last must be a bool: got {self.drop_last!r}.")
 
@@ -271,9 +275,3 @@ STAGES = frozenset(
     "map map_rows filter flat_map select take skip shard shuffle repeat batch unbatch zip concat cache".split()
 )
 """The calls that make stages."""
-
-
-def _whole(stage: Stage, name: str, least: int) -> None:
-    value = getattr(stage, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f".{stage.name}(): {name} must be an integer of at least {least}: got {value!r}.")

@@ -15,6 +15,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.data.reader import rows_of
 from tdmap.data.sizes import row_bytes_of
+from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.rowfiles import SharedTensors
@@ -239,8 +240,7 @@ def policy_for(options: Mapping[str, Any], skip: str) -> Policy:
         ValueError: an option is out of range.
     """
     retries, timeout = options.get("retries", 2), options.get("timeout")
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
+    require_integer("retries", retries, 0)
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
     mode = mode_of(options.get("on_error", "raise"), MODES if skip == PAD else LEAVING_OUT)

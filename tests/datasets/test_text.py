@@ -232,5 +232,5 @@ def test_a_tokenizer_that_returns_no_numbers_is_told(rows: Any, found: str) -> N
 
 @pytest.mark.parametrize("options", [{"pack": 0}, {"max_length": -1}, {"max_length": 1.5}, {"pack": True}])
 def test_numbers_of_tokens_are_checked_at_once(options: Any) -> None:
-    with pytest.raises(ValueError, match="must be a number of tokens, at least 1"):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
         tokenise(["text"], lambda texts: [[1]] * len(texts), num_workers=0, **options)

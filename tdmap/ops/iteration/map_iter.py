@@ -10,12 +10,13 @@ import torch
 
 from tdmap.data.kinds import Dataset, R
 from tdmap.devices import OUT_CHUNKS, check_start_method
+from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, called_with, check_placement
 from tdmap.job import Job, Source
 from tdmap.memory.links import Device, open_link, resolve_device
 from tdmap.ops.iteration.iterator import MapIterator
-from tdmap.ops.iteration.prefetch import check_prefetch, prefetch_over
+from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.ops.iteration.streams import stream_values
 from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.run.context import Context
@@ -143,7 +144,7 @@ def map_iter(
 
 def _target(device: Device | None, prefetch: int, execution: Execution) -> torch.device | None:
     """The device that results go to, once it has been checked; None: they stay."""
-    check_prefetch(prefetch)
+    require_integer("prefetch", prefetch, 0)
     target = None if device is None else resolve_device(device)
     if target is None or target.type == "cpu":
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.trees import rebuild, tensors_in
-from tdmap.errors import add_note
+from tdmap.errors import add_note, require_integer
 from tdmap.memory.links import CudaLink, CudaMark, Device, is_copied, open_link, resolve_device
 
 
@@ -40,16 +40,10 @@ def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2)
         [1, 2]
     """
     target = resolve_device(device)
-    check_prefetch(prefetch)
+    require_integer("prefetch", prefetch, 0)
     if target.type == "cpu":
         return iter(values)
     return prefetch_over(open_link(target), iter(values), prefetch)
-
-
-def check_prefetch(prefetch: int) -> None:
-    """Raise ValueError unless it is a number of values."""
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(f"prefetch must be an integer of at least 0: got {prefetch!r}.")
 
 
 class _Sent(NamedTuple):
