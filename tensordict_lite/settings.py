@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,44 +37,70 @@ def _from_environment(name: str, default: bool) -> bool:
 settings = Settings()
 
 
-class _SettingContext:
-    """Sets one value, as a context manager, a decorator, or permanently with :meth:`set`."""
+class Block:
+    """A change of settings: a context manager, which may be entered many times, and a decorator."""
+
+    def __init__(self) -> None:
+        self._saved: list[Any] = []
+
+    def _begin(self) -> Any:
+        """Make the change; return what :meth:`_end` needs to take it back."""
+        raise NotImplementedError
+
+    def _end(self, before: Any) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self._saved.append(self._begin())
+
+    def __exit__(self, *exc: object) -> None:
+        self._end(self._saved.pop())
+
+    def clone(self) -> Self:
+        """Another block with the same value, not entered."""
+        new = copy.copy(self)
+        new._saved = []
+        return new
+
+    def __call__(self, fn: F) -> F:
+        """Decorate a function: the change lasts while it runs."""
+
+        @functools.wraps(fn)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self.clone():  # each call, possibly in several threads, has its own block
+                return fn(*args, **kwargs)
+
+        return within  # type: ignore[return-value]
+
+
+class _Setting(Block):
+    """Sets one value, for a while or permanently with :meth:`set`."""
 
     _field: str
     _explicit: set[str] = set()  # the settings that were set
 
     def __init__(self, mode: bool) -> None:
+        super().__init__()
         self._mode = bool(mode)
-        self._saved: list[tuple[bool, bool]] = []
 
     def set(self) -> None:
         """Make the value permanent for this process."""
         self._explicit.add(self._field)
         setattr(settings, self._field, self._mode)
 
-    def __enter__(self) -> None:
-        self._saved.append((getattr(settings, self._field), self._field in self._explicit))
+    def _begin(self) -> tuple[bool, bool]:
+        before = (getattr(settings, self._field), self._field in self._explicit)
         self.set()
+        return before
 
-    def __exit__(self, *exc: object) -> None:
-        value, explicit = self._saved.pop()
+    def _end(self, before: tuple[bool, bool]) -> None:
+        value, explicit = before
         setattr(settings, self._field, value)
         if not explicit:
             self._explicit.discard(self._field)
 
-    def __call__(self, fn: F) -> F:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self._again():
-                return fn(*args, **kwargs)
 
-        return wrapper  # type: ignore[return-value]
-
-    def _again(self) -> _SettingContext:
-        return type(self)(self._mode)
-
-
-class set_get_defaults_to_none(_SettingContext):
+class set_get_defaults_to_none(_Setting):
     """Whether :meth:`TensorDict.get` returns ``None`` for a missing key (default) or raises KeyError.
 
     A plain call takes effect at once and permanently; a ``with`` statement restores the previous value.
@@ -88,27 +115,29 @@ class set_get_defaults_to_none(_SettingContext):
 
     def __init__(self, mode: bool) -> None:
         super().__init__(mode)
-        self._before = (settings.get_defaults_to_none, self._field in self._explicit)
+        self._before = super()._begin()
+
+    def _begin(self) -> tuple[bool, bool]:
         self.set()
+        return self._before
 
-    def __enter__(self) -> None:
-        self._saved.append(self._before)
-        self.set()
+    def clone(self) -> Self:
+        return type(self)(self._mode)
 
 
-class set_list_to_stack(_SettingContext):
+class set_list_to_stack(_Setting):
     """Whether a list assigned to a key is stacked along the batch dimensions."""
 
     _field = "list_to_stack"
 
 
-class set_capture_non_tensor_stack(_SettingContext):
+class set_capture_non_tensor_stack(_Setting):
     """Whether stacking equal non-tensor values keeps a stack (False) or one shared value (True)."""
 
     _field = "capture_non_tensor_stack"
 
 
-class set_lazy_legacy(_SettingContext):
+class set_lazy_legacy(_Setting):
     """Whether ``torch.stack`` and similar functions create lazy stacks, as old releases did. Deprecated.
 
     Views (``view``, ``permute``, ``squeeze``, ``unsqueeze``) are not affected.
@@ -126,14 +155,9 @@ class set_lazy_legacy(_SettingContext):
                 stacklevel=2,
             )
 
-    def _again(self) -> _SettingContext:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # a warning was given at its creation
-            return set_lazy_legacy(self._mode)
-
 
 def _current(field: str, allow_none: bool) -> bool | None:
-    if allow_none and field not in _SettingContext._explicit:
+    if allow_none and field not in _Setting._explicit:
         return None
     value: bool = getattr(settings, field)
     return value

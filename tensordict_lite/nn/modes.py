@@ -8,12 +8,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from tensordict_lite.settings import MISSING
+from tensordict_lite.settings import MISSING, Block
 
 __all__ = ["Mode", "Setting"]
 
@@ -53,28 +51,21 @@ class Setting:
             self._threads[thread] = before
 
 
-class Mode:
-    """Base of the blocks; a subclass names its setting. An object may be entered many times."""
+class Mode(Block):
+    """Base of the blocks; a subclass names its setting."""
 
     _setting: Setting
 
     def __init__(self, value: object, thread_local: bool) -> None:
+        super().__init__()
         self._value = value
         self._thread_local = thread_local
-        self._tokens: list[tuple[int | None, Any]] = []
 
-    def __enter__(self) -> None:
-        self._tokens.append(self._setting.enter(self._value, self._thread_local))
+    def _begin(self) -> tuple[int | None, Any]:
+        return self._setting.enter(self._value, self._thread_local)
 
-    def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
-        self._setting.leave(self._tokens.pop())
-
-    def clone(self) -> Any:
-        """Another block with the same value, not entered."""
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new._tokens = []
-        return new
+    def _end(self, before: tuple[int | None, Any]) -> None:
+        self._setting.leave(before)
 
     def set(self) -> None:
         """Set the value until :meth:`unset` is called."""
@@ -86,16 +77,6 @@ class Mode:
         Raises:
             RuntimeError: :meth:`set` was not called before.
         """
-        if not self._tokens:
+        if not self._saved:
             raise RuntimeError(f"{type(self).__name__}.unset() takes back what set() set: set() was not called")
-        self.__exit__(None, None, None)
-
-    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function: the value is set while it runs."""
-
-        @functools.wraps(func)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with self.clone():  # each call, possibly in several threads, has its own block
-                return func(*args, **kwargs)
-
-        return within
+        self.__exit__()

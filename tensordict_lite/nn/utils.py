@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tensordict_lite.keys import NestedKey, unravel_key_list
 from tensordict_lite.nn.modes import Mode, Setting
+from tensordict_lite.settings import F
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorDictBase
@@ -221,7 +222,7 @@ class set_skip_existing(Mode):
             raise RuntimeError("set_skip_existing(None) is for methods, as a decorator: a block needs a mode")
         super().__enter__()
 
-    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, func: F) -> F:
         in_keys, out_keys = self._attrs
         own = self._value
 
@@ -234,7 +235,7 @@ class set_skip_existing(Mode):
                     return tensordict
             return func(module, tensordict, *args, **kwargs)
 
-        return forward
+        return forward  # type: ignore[return-value]
 
 
 # -- how a composite distribution gives its log-probabilities ----------------------------------------------------

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import DeviceLike
+from tensordict_lite.settings import Block
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -52,7 +50,7 @@ SHORT_DTYPES: dict[torch.dtype, str] = {
 }
 
 
-class set_printoptions:
+class set_printoptions(Block):
     """What ``repr`` of a collection shows: in a ``with`` block, a decorated function, or permanently (:meth:`set`).
 
     Args:
@@ -75,6 +73,7 @@ class set_printoptions:
     """
 
     def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
+        super().__init__()
         unknown = sorted(set(kwargs) - set(_DEFAULTS))
         if unknown:
             raise TypeError(f"unknown print options {unknown}: expected any of {sorted(_DEFAULTS)}")
@@ -82,26 +81,18 @@ class set_printoptions:
         self._changes.update(kwargs)
         if "compact" not in kwargs and _DETAILED & set(kwargs):
             self._changes["compact"] = False
-        self._saved: list[dict[str, Any]] = []
 
     def set(self) -> None:
         """Apply the options for the rest of the program."""
         options.update(self._changes)
 
-    def __enter__(self) -> None:
-        self._saved.append(dict(options))
+    def _begin(self) -> dict[str, Any]:
+        before = dict(options)
         self.set()
+        return before
 
-    def __exit__(self, *exc: object) -> None:
-        options.update(self._saved.pop())
-
-    def __call__(self, fn: F) -> F:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return fn(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
+    def _end(self, before: dict[str, Any]) -> None:
+        options.update(before)
 
 
 def get_printoptions() -> dict[str, Any]:
