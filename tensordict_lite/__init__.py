@@ -38,7 +38,6 @@ from tensordict_lite.hooks import torch_function as _torch_function  # noqa: F40
 from tensordict_lite.hooks import vmapping as _vmapping
 from tensordict_lite.hooks.pytree import from_pytree
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
-from tensordict_lite.lazy import typed as _lazy_typed  # noqa: F401  (registers its part)
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import append_memmap, load, load_memmap, save

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.nn import Buffer
 
 from tensordict_lite.building.functions import is_bool, is_floating, is_inexact, is_integer
-from tensordict_lite.keys import NestedKey, require_path, unravel_key, unravel_key_list, unravel_key_to_tuple
+from tensordict_lite.keys import (
+    KEY_SEPARATOR,
+    NestedKey,
+    require_path,
+    unravel_key,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
 from tensordict_lite.memmap import TensorDictFuture
 from tensordict_lite.objects.data import is_non_tensor
 from tensordict_lite.objects.linkedlist import LinkedList
@@ -67,7 +74,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("tensordict_lite")
-KEY_SEPARATOR = "."
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:

@@ -18,9 +18,8 @@ from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.build import TensorClassMeta
-from tensordict_lite.tensorclass.fields import unknown_field_error
+from tensordict_lite.tensorclass.fields import METADATA, is_key, key_error, unknown_field_error
 
-_METADATA = frozenset(("batch_size", "shape", "device", "names"))
 _MAKERS = tuple(
     f"from_{source}"
     for source in ("any", "dataclass", "dict", "list", "namedtuple", "pytree", "struct_array", "tensordict", "tuple")
@@ -28,13 +27,11 @@ _MAKERS = tuple(
 _new_object = object.__new__
 
 
-class TypedLazyStack(LazyStackedTensorDict):
-    """Access by field to a lazy stack whose members are instances of ``_member_class``."""
+class StackOfInstances(LazyStackedTensorDict):
+    """A lazy stack whose members are instances of ``_member_class``, as it is itself."""
 
     __slots__ = ()
-    _member_class: Any = None
-    _field_specs: Any = {}
-    _stack_priority = LazyStackedTensorDict._stack_priority + 0.5
+    _blank: Any  # function of the class of the members: a stack without state, to be unpickled
 
     @classmethod
     def _class_for(cls, members: Any) -> Any:
@@ -47,9 +44,28 @@ class TypedLazyStack(LazyStackedTensorDict):
             return self._member_class._trusted(source, batch_size, self._device, names)
         return super()._rebuild(source, batch_size, names)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        if reduced[0] is not blank:
+            return reduced  # that of a consolidated stack
+        return self._blank, (self._member_class,), reduced[2]
+
+
+def _blank_lazy(cls: Any) -> Any:
+    return _new_object(typed_stack_class(cls))
+
+
+class TypedLazyStack(StackOfInstances):
+    """Access by field to a lazy stack of tensorclass instances."""
+
+    __slots__ = ()
+    _field_specs: Any = {}
+    _stack_priority = LazyStackedTensorDict._stack_priority + 0.5
+    _blank = staticmethod(_blank_lazy)
+
     def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
         """The value of the field attribute; keywords are those of :meth:`LazyStackedTensorDict.get`."""
-        if type(key) is str and key in _METADATA and key not in self._field_specs:
+        if type(key) is str and key in METADATA and key not in self._field_specs:
             return getattr(self, key)
         absent = None if default is MISSING or key in self._field_specs else default
         value = super().get(key, absent, **kwargs)
@@ -76,19 +92,14 @@ class TypedLazyStack(LazyStackedTensorDict):
             member._source.pop(name, None)
 
     def __getitem__(self, index: Any) -> Any:
-        self._refuse_key(index, "read")
+        if is_key(index):
+            raise key_error(type(self), index, "read", f"get({index!r})")
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: object) -> None:
-        self._refuse_key(index, "write")
+        if is_key(index):
+            raise key_error(type(self), index, "write", f"set({index!r}, value)")
         super().__setitem__(index, value)
-
-    def _refuse_key(self, index: Any, verb: str) -> None:
-        if isinstance(index, str) or (type(index) is tuple and index and isinstance(index[0], str)):
-            raise ValueError(
-                f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to {verb} a "
-                "field, use the attribute"
-            )
 
     def _check_member(self, value: Any) -> Any:
         if not isinstance(value, self._member_class):
@@ -106,16 +117,6 @@ class TypedLazyStack(LazyStackedTensorDict):
     def _none_fields(self) -> list[str]:
         present = set(self._key_list())
         return [name for name in self._field_specs if name not in present]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        if reduced[0] is not blank:
-            return reduced  # that of a consolidated stack
-        return _blank_lazy, (self._member_class,), reduced[2]
-
-
-def _blank_lazy(cls: Any) -> Any:
-    return _new_object(typed_stack_class(cls))
 
 
 def typed_stack_class(cls: Any) -> Any:

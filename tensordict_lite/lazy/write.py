@@ -80,7 +80,7 @@ class LazyWriteOps(Stacked):
             member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
         return self
 
-    _member_class: Any = None  # the tensorclass of the members, for stacks of one
+    _member_class: Any = None  # the class of the members, for stacks of one
 
     def _set_directly(self, key: str, item: Tensor, path: tuple[str, ...] = ()) -> bool:
         """Write a tensor that needs no conversion at ``path``; False if an entry needs the general code."""

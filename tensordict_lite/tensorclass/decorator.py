@@ -32,7 +32,7 @@ from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.tensorclass.build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass.convert import TensorClassConversions, from_dataclass
-from tensordict_lite.tensorclass.fields import FLAGS, FieldSpec, Flags, unknown_field_error
+from tensordict_lite.tensorclass.fields import FLAGS, METADATA, FieldSpec, Flags, is_key, key_error, unknown_field_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,6 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 __all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
-_METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 
 class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
@@ -198,7 +197,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         if type(key) is str:
             value = self._source.get(key, MISSING)
             if value is MISSING:
-                if key in _METADATA and key not in self._field_specs:
+                if key in METADATA and key not in self._field_specs:
                     return getattr(self, key)
                 return None if default is MISSING or key in self._field_specs else default
         else:
@@ -282,18 +281,12 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     def __getitem__(self, index: Any) -> Self:
         kind = type(index)
         if kind is str or (kind is tuple and index and isinstance(index[0], str)):
-            raise ValueError(
-                f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to read a "
-                f"field, use the attribute or get({index!r})"
-            )
+            raise key_error(type(self), index, "read", f"get({index!r})")
         return _dense_getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if _is_key(index):
-            raise ValueError(
-                f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to write a "
-                f"field, use the attribute or set({index!r}, value)"
-            )
+        if is_key(index):
+            raise key_error(type(self), index, "write", f"set({index!r}, value)")
         if not isinstance(value, (Tensor, TensorCollection, int, float, complex)):
             raise ValueError(
                 f"{type(self).__name__}[index] = value takes tensorclasses, tensordicts, numbers and tensors, got a "
@@ -331,11 +324,6 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
 
 
 _dense_getitem = TensorClassConversions.__getitem__
-
-
-def _is_key(index: Any) -> bool:
-    """Whether an index is a field name, or a tuple of them, by mistake."""
-    return isinstance(index, str) or (type(index) is tuple and bool(index) and isinstance(index[0], str))
 
 
 @functools.cache

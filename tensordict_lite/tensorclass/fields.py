@@ -42,6 +42,7 @@ if sys.version_info >= (3, 14):
 
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
+METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 _UNION_TYPES = (Union, getattr(types, "UnionType", Union))
 _CAST_TYPES = (int, float, bool, str, bytes, complex, dict, list, tuple, set, frozenset)
@@ -344,6 +345,19 @@ def unknown_field_error(cls: type, name: str) -> Exception:
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return AttributeError(
         f"cannot set the attribute {name!r}: {cls.__name__} has no such field. Its fields are {known}.{hint}"
+    )
+
+
+def is_key(index: Any) -> bool:
+    """Whether an index is a field name, or a tuple of them, by mistake."""
+    return isinstance(index, str) or (type(index) is tuple and bool(index) and isinstance(index[0], str))
+
+
+def key_error(cls: type, index: Any, verb: str, call: str) -> Exception:
+    """The error for such an index."""
+    return ValueError(
+        f"invalid index {index!r}: a {cls.__name__} is indexed along its batch dimensions; to {verb} a field, use the "
+        f"attribute or {call}"
     )
 
 

@@ -19,6 +19,7 @@ from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
+from tensordict_lite.lazy.typed import StackOfInstances
 from tensordict_lite.tensorclass.fields import own_annotations
 
 _OPTIONS = ("shadow", "frozen", "autocast", "nocast", "tensor_only")
@@ -224,22 +225,15 @@ def _field_property(name: str) -> property:
 # -- around a lazy stack -----------------------------------------------------------------------------------------
 
 
-class _LazyTyped(LazyStackedTensorDict):
-    """The lazy stack behind an instance; its members are instances too."""
-
-    __slots__ = ()
-    _member_class: Any = None
-
-    @classmethod
-    def _class_for(cls, members: Any) -> Any:
-        return cls if all(isinstance(member, cls._member_class) for member in members) else LazyStackedTensorDict
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank_lazy, (self._member_class,), super().__reduce_ex__(protocol)[2]
-
-
 def _blank_lazy(cls: Any) -> Any:
     return _new_object(_lazy_class(cls))
+
+
+class _LazyTyped(StackOfInstances):
+    """The lazy stack behind an instance."""
+
+    __slots__ = ()
+    _blank = staticmethod(_blank_lazy)
 
 
 def _lazy_class(cls: Any) -> Any:

@@ -148,6 +148,9 @@ def test_lazy_stacks_of_them_and_beside_others() -> None:
     lazy = State.from_tensordict(lazy_stack([_plain(), _plain()]))
     again = pickle.loads(pickle.dumps(lazy))
     assert isinstance(again, State) and again.total() == 0
+    again = pickle.loads(pickle.dumps(lazy.consolidate()))
+    assert isinstance(again, State) and again.total() == 0
+    assert type(lazy.densify()) is State and type(lazy.new_zeros(3)) is State
     assert type(torch.stack([state, state.to_tensordict()])) is State
     item = Item.from_tensordict(state)
     item.a = torch.ones(2, 3)
