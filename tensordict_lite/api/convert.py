@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import keyword
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -769,32 +769,28 @@ class ConvertOps(Kernel):
                 UserWarning,
                 stacklevel=2,
             )
-        return self._new_tensor(data, dtype, device, requires_grad, pin_memory)
 
-    def _new_tensor(self, data: Any, dtype: Any, device: Any, requires_grad: bool, pin_memory: bool | None) -> Self:
-        kwargs: dict[str, Any] = {"requires_grad": requires_grad}
-        if dtype is not None:
-            kwargs["dtype"] = dtype
-        if pin_memory:
-            kwargs["pin_memory"] = pin_memory
+        def copied(leaf: Tensor, source: Tensor, place: Any) -> Tensor:
+            new = source.detach().to(device=place, dtype=dtype or leaf.dtype, copy=True)
+            return (new.pin_memory() if pin_memory else new).requires_grad_(requires_grad)
+
+        return self._new_tensor(data, device, copied)
+
+    def _new_tensor(self, data: Any, device: Any, copied: Callable[[Tensor, Tensor, Any], Tensor]) -> Self:
         tree = isinstance(data, Kernel)
         data = data if tree or isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
         target = (data.device if device is MISSING else device) if not tree or device is not MISSING else data.device
-
-        def copied(leaf: Tensor, source: Tensor) -> Tensor:
-            place = source.device if target is None else target
-            return source.detach().to(device=place, dtype=dtype or leaf.dtype, copy=True).requires_grad_(requires_grad)
-
         size = data.batch_size if tree else data.shape
         out: dict[str, Any] = {}
         for key, value in self._entries():
             if isinstance(value, Tensor):
-                out[key] = copied(value, data._get_str(key) if tree else data)
+                source = data._get_str(key) if tree else data
+                out[key] = copied(value, source, source.device if target is None else target)
             elif value._is_non_tensor:
                 out[key] = resized(value, torch.Size(size))
             else:
                 below = data._get_str(key) if tree else data
-                out[key] = value._new_tensor(below, dtype, device, requires_grad, pin_memory)
+                out[key] = value._new_tensor(below, device, copied)
         new = self._rebuild(out, torch.Size(size), None)
         new._device = None if target is None else torch.device(target)
         return new

@@ -44,3 +44,13 @@ def test_words_of_a_configuration_are_bools() -> None:
 
     for word in ("yes", "Y", "t", "True", "on", "1", "no", "N", "f", "false", "OFF", "0", "", " yes", "maybe", True):
         assert answer(tensordict_lite.utils, word) == answer(reference, word), word
+
+
+def test_new_tensor_is_pinned_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, 3)}}, [2])
+    new = td.new_tensor([1, 2], pin_memory=True, requires_grad=True)
+    assert len(pinned) == 2 and new["a"].requires_grad and new["n", "b"].tolist() == [1, 2]
+    td.new_tensor([1, 2])
+    assert len(pinned) == 2
