@@ -13,8 +13,9 @@ import tdmap
 from tdmap import tuning
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports import flame
-from tdmap.reducers import Count, Mean
 from tensordict_lite import TensorDict
+from tests.cells.kinds import plain, rows_of
+from tests.cells.operations import OPERATIONS
 
 
 @pytest.fixture
@@ -26,23 +27,9 @@ def add(chunk):
     return TensorDict({"x": chunk["x"] + 1}, chunk.batch_size)
 
 
-OPERATIONS = {
-    "map": lambda d, **o: d.map(add, chunksize=20, **o),
-    "map out": lambda d, **o: tdmap.map(d, add, chunksize=20, out=d.select("x").clone(), **o),
-    "map_iter": lambda d, **o: list(d.map_iter(add, chunksize=20, **o)),
-    "reduce": lambda d, **o: tdmap.reduce(d, {"n": Count(), "mean": Mean("x")}, chunksize=20, **o),
-    "map_reduce": lambda d, **o: d.map_reduce(lambda c: c["x"].sum(), lambda a, b: a + b, chunksize=20, **o),
-    "filter": lambda d, **o: tdmap.filter(d, lambda c: c["x"] > 9, **o),
-    "flat_map": lambda d, **o: tdmap.flat_map(d, lambda c: c["x"], **o),
-    "sort": lambda d, **o: tdmap.sort(d, "x", **o),
-    "shuffle": lambda d, **o: tdmap.shuffle(d, 1, **o),
-    "join": lambda d, **o: tdmap.join(d, d[:7].select("key"), "key", **o),
-    "group reduce": lambda d, **o: tdmap.group_by(d, "key").reduce(Count(), **o),
-    "map_groups": lambda d, **o: tdmap.group_by(d, "key").map_groups(lambda g: g[:1], **o),
-    "collect": lambda d, **o: d.pipeline().map(add).collect(**o),
-    "iter": lambda d, **o: list(d.pipeline().map(add).batch(50).iter(**o)),
-    "pipeline reduce": lambda d, **o: d.pipeline().map(add).reduce(Mean("x"), **o),
-}
+SMALLER = {"join", "group_by.map_groups"}
+"""Whose jobs see fewer rows than the dataset has."""
+
 WORKERS = {
     "process": {"num_workers": 2},
     "thread": {"num_workers": 2, "executor": "thread"},
@@ -52,24 +39,16 @@ WORKERS = {
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_can_be_profiled(name, workers, data, tmp_path):
+def test_every_operation_can_be_profiled(name, workers, tmp_path):
+    operation, rows = OPERATIONS[name], plain(400)
     with tdmap.Profiler() as prof:
-        OPERATIONS[name](data, **WORKERS[workers])
+        profiled = operation.read(operation.call(rows, **WORKERS[workers]))
+    assert profiled == operation.expected(rows_of(rows))
     assert prof.jobs and all(job.state == "complete" for job in prof.jobs)
-    assert sum(job.rows_here for job in prof.jobs) >= 400 or name in ("join", "map_groups")
+    assert sum(job.rows_here for job in prof.jobs) >= 400 or name in SMALLER
     assert prof.verdict.bound != "nothing"
-    OPERATIONS[name](data, **WORKERS[workers], profile=tmp_path / "p.txt")
+    operation.read(operation.call(rows, **WORKERS[workers], profile=tmp_path / "p.txt"))
     assert "rows/s" in (tmp_path / "p.txt").read_text()
-
-
-@pytest.mark.parametrize("name", ["map", "map_iter", "reduce", "sort", "collect"])
-def test_results_are_the_same_with_a_profiler(name, data):
-    plain = OPERATIONS[name](data, num_workers=2)
-    with tdmap.Profiler():
-        profiled = OPERATIONS[name](data, num_workers=2)
-    if isinstance(plain, list):
-        plain, profiled = torch.cat(plain), torch.cat(profiled)
-    assert (plain == profiled).all()
 
 
 def test_the_processes_of_a_foreign_pool_are_measured_too(data):
