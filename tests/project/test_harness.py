@@ -15,33 +15,22 @@ def scripted(*seconds: float):
     return lambda: left.pop(0)
 
 
-def test_speed_ratio_is_the_median_within_rounds() -> None:
+@pytest.mark.parametrize(
+    ("floor", "ours", "units", "options", "ratio", "met", "rate"),
+    [
+        ((1.0, 10.0, 1.0), (2.0, 20.0, 1.0), 100, {"wanted": 0.9}, 0.5, False, 50),  # the median within rounds
+        ((1.0,), (1.0,), 10, {"wanted": 0.09}, 0.1, True, 10),  # of a tenth of the work
+        ((4.0,), (1.0,), 100, {"measure": "time", "wanted": 0.6}, 0.25, True, 100),  # time has a ceiling
+    ],
+)
+def test_a_ratio_is_that_of_work_and_seconds(floor, ours, units, options, ratio, met, rate) -> None:
     bench = Benchmark("b")
-    bench.add("floor", scripted(9.0, 1.0, 10.0, 1.0), units=100, kind="floor")
-    bench.add("ours", scripted(9.0, 2.0, 20.0, 1.0), units=100, against="floor", wanted=0.9)
-    bench.run(rounds=3, quiet=True)
-    assert bench.results["ours"].ratio == pytest.approx(0.5)
-    assert bench.results["ours"].met is False
-    assert bench.results["ours"].rate == pytest.approx(50.0)
-
-
-def test_speed_ratio_accounts_for_different_amounts_of_work() -> None:
-    bench = Benchmark("b")
-    bench.add("reference", scripted(1.0, 1.0), units=10)
-    bench.add("ours", scripted(1.0, 1.0), units=100, against="reference", wanted=10)
-    bench.run(rounds=1, quiet=True)
-    assert bench.results["ours"].ratio == pytest.approx(10.0)
-    assert bench.results["ours"].met is True
-
-
-def test_time_ratio_has_a_ceiling() -> None:
-    bench = Benchmark("b")
-    bench.add("reference", scripted(1.0, 4.0), units=1)
-    bench.add("ours", scripted(1.0, 1.0), units=1, against="reference", measure="time", wanted=0.6)
-    bench.run(rounds=1, quiet=True)
-    assert bench.results["ours"].ratio == pytest.approx(0.25)
-    assert bench.results["ours"].met is True
-    assert bench.geometric_mean() == pytest.approx(0.25)
+    bench.add("floor", scripted(9.0, *floor), units=100, kind="floor")
+    bench.add("ours", scripted(9.0, *ours), units=units, against="floor", **options)
+    bench.run(rounds=len(floor), quiet=True)
+    found = bench.results["ours"]
+    assert found.ratio == pytest.approx(ratio) == bench.geometric_mean()
+    assert found.met is met and found.rate == pytest.approx(rate)
 
 
 def test_a_case_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
