@@ -97,24 +97,6 @@ def test_rows_by_a_string_into_an_output_that_is_there(workers):
     assert rows_of(tdmap.sort(data, "name", out=blank(), num_workers=workers)) == picked(rows, by_name)
 
 
-@pytest.mark.parametrize("how", ["inner", "left"])
-def test_join(workers, how, tmp_path):
-    data = full_table()
-    labels = {"n0": "zero", "n3": "three"}
-    other = type(data)({"name": list(labels), "label": list(labels.values()), "v": torch.tensor([1, 2])}, [2])
-    expected = [
-        (x, name, labels.get(name), list(labels).index(name) + 1 if name in labels else 0)
-        for x, name, *_ in rows_of(data)
-        if how == "left" or name in labels
-    ]
-
-    def read(result):
-        return [(int(row["x"]), row["name"], row["label"], int(row["v"])) for row in result.unbind(0)]
-
-    assert read(tdmap.join(data, other, "name", how, num_workers=workers)) == expected
-    assert read(tdmap.join(table(), other, "name", how, out=tmp_path / "out", num_workers=workers)) == expected
-
-
 def test_join_with_nothing_on_the_right(workers):
     none = table(1)[:0].select("name", "meta")
     result = tdmap.join(table(), none, "name", "left", num_workers=workers)
