@@ -82,6 +82,9 @@ p = Params(TD({"a": torch.ones(3), "n": {"b": torch.ones(3)}, "i": torch.arange(
     ("n.b", False)] and [k for k, _ in p.named_buffers()] == ["i"]
 x = nn.Parameter(torch.ones(3)); p = Params(TD({"a": x, "b": x}, [3])).reshape(3, 1, inplace=True); p["a"] is p["b"]
 m = list(ds.tensordicts); ds.roll(1, 0, inplace=True); all(any(x is y for y in ds.tensordicts) for x in m)
+x, y = TD(a=torch.zeros(2)), TD(a=torch.ones(2)); z = lazy_stack([x, y, x]).roll(1, 0, inplace=True);
+    z["a"][:, 0].tolist() == [0, 0, 1]
+n = nm["n"].lock_(); nm.reshape(-1, inplace=True); nm["n"] is not n and n.batch_size == (2, 3, 5)
 # unbatched tensors
 x = TD({"a": torch.zeros(3, 5), "u": UnbatchedTensor(torch.ones(7))}, [3]); x.batch_size = [3, 5];
     x["u"].batch_size == (3, 5)

@@ -159,7 +159,11 @@ nm.lock_().flatten(0, 1, inplace=True)
 nm.lock_().roll(1, 0, inplace=True)
 nm.lock_().pad([1, 0, 0, 0], inplace=True)
 ds.lock_().roll(1, 0, inplace=True)
-n = nm["n"]; nm.reshape(-1, inplace=True).repeat(2, inplace=True); nm["n"] is n, n.batch_size
+n = nm["n"]; nm.reshape(-1, inplace=True).repeat(2, inplace=True).roll(1, 0, inplace=True).pad([1, 1],
+    inplace=True).unflatten(0, (2, 7), inplace=True).flatten(0, 1, inplace=True).repeat_interleave(2, dim=0,
+    inplace=True).gather(0, torch.tensor([1, 0]), inplace=True); nm["n"] is n, n.batch_size
+x = lazy_stack([nm, nm.clone()], 2); m = x.tensordicts; x.roll(1, 0, inplace=True).pad([1, 0], inplace=True);
+    [y is z for y, z in zip(m, x.tensordicts)], x.batch_size
 x = TD({"a": torch.arange(24.0).view(4, 3, 2).permute(2, 1, 0), "n": {}}, [2, 3]); x.reshape(-1, inplace=True) is x, x
 x = TD({"a": torch.arange(24.0).view(4, 3, 2).permute(2, 1, 0), "n": {}}, [2, 3]);
     x.unflatten(1, (3, 1), inplace=True)
