@@ -36,7 +36,7 @@ def test_columns_are_those_of_the_reference(separator: str | None, dtype: Any) -
     for key in keys:
         assert found[key].dtype is expected[key].dtype and torch.equal(found[key], expected[key]), key
     assert found.batch_size == expected.batch_size == torch.Size([3])
-    assert found["s"].tolist() if hasattr(found["s"], "tolist") else found["s"] == ["u", "", "größer"]
+    assert list(found["s"]) == ["u", "", "größer"]
     again, theirs = (data.exclude("s", "c", "t").to_pandas(separator=separator) for data in (found, expected))
     assert again.equals(theirs[list(again.columns)])
 
@@ -48,11 +48,8 @@ def test_files_go_out_and_come_back(tmp_path: Path, kind: str) -> None:
     )
     name: Any = {"jsonl": "json"}.get(kind, kind)
     extra: Any = {"lines": True} if kind == "jsonl" else {}
-    if name == "json":
-        extra_out: Any = {**extra, "double_precision": 15}
-    else:
-        extra_out = extra
-    getattr(data, f"to_{name}")(tmp_path / "d", separator=".", **extra_out)
+    digits: Any = {"double_precision": 15} if name == "json" else {}
+    getattr(data, f"to_{name}")(tmp_path / "d", separator=".", **extra, **digits)
     found = getattr(TensorDict, f"from_{name}")(tmp_path / "d", separator=".", **extra)
     assert torch.equal(found["x"], data["x"]) and torch.allclose(found["deep", "y"], data["deep", "y"])
     assert found[2]["s"] == "c" and found.batch_size == data.batch_size
