@@ -77,6 +77,9 @@ x = TD({"x": "a"}, [2]).lock_(); x.set_("x", ["b", "c"]); x["x"] == ["b", "c"]
 x = TD({"m": MetaData("x")}, [2, 1]); x[0] = TD({"m": MetaData("y")}, [1]); x.get("m").tolist() == [["y"], ["x"]]
 x = TD({"m": MetaData("x")}, [2]); x.update_at_({"m": MetaData("y")}, 0); x.get("m").tolist() == ["y", "x"]
 # in place
+td.lock_().__enter__(); td.__exit__(None, None, None); td.__enter__(); td.__exit__(None, None, None); not td.is_locked
+td.lock_().unlock_().__enter__(); td.__exit__(None, None, None); td.__enter__(); td.__exit__(None, None, None);
+    td.is_locked
 p = Params(TD({"a": torch.ones(3), "n": {"b": torch.ones(3)}, "i": torch.arange(3)}, [3])).requires_grad_(False);
     p.repeat(2, inplace=True); [(k, v.requires_grad) for k, v in p.named_parameters()] == [("a", False),
     ("n.b", False)] and [k for k, _ in p.named_buffers()] == ["i"]

@@ -160,8 +160,9 @@ def test_own_init_sees_batch_size_and_must_set_fields() -> None:
             if fill:
                 self.x = torch.arange(n)
 
-    own = Own(3, batch_size=[3])  # type: ignore[call-arg]
+    own = Own(3, batch_size=[3], device="cpu", names=["rows"])  # type: ignore[call-arg]
     assert own.batch_size == (3,) and own.x.sum() == 3 and own.y == "default"
+    assert own.device == torch.device("cpu") and own.names == ["rows"]
     assert own[1:].x.tolist() == [1, 2]
     with pytest.raises(TypeError, match="Own.*'x'"):
         Own(3, fill=False)

@@ -157,6 +157,8 @@ x = TD(x=1, n=TD(y=1)); merge_tensordicts(x, TD(n=TD(z=7))); x
 lib.utils.strtobool(True)
 lib.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}]), lib.collate(td) is td
 lib.collate([(td, 1), (td, 2)])
+lib.collate([(TD(x=torch.ones(n)), n) for n in (1, 2)], pad_keys={"x": 0})
+lib.collate([{"d": TD(x=torch.ones(n))} for n in (1, 2)], pad_keys={"x": 0})
 lib.collate([td, td], mask_key="m")
 lib.collate([td, td], pad_keys={"a": 0}, nested_keys=["a"])
 x = TD({"n": TD({"d": [["a", "b"], ["c", "d"]]}, [2])}, [2]); y = x.to_dict(); y["n"]["d"][0][0] = "Z";

@@ -175,6 +175,7 @@ x = lazy_stack([td, td.clone()], 1).lock_(); [y.is_locked for y in (x.unbind(0)[
 x = lz.lock_(); [y.is_locked for y in (x.unbind(1)[0], torch.stack([x, x]), x[:, 0], x[:, :1][0], x.apply(lambda t: t
     + 1), x + 1)]
 x = lazy_stack([td, td.clone()]).lock_(); [y.is_locked for y in (x.narrow(1, 0, 2), *x.split(2, 1))]
+x = lazy_stack([td, td.clone()]).lock_(); x.split(1)[0].append(td.clone())
 x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2].unlock_(); (x.is_locked, y.is_locked, y[0].is_locked)
 x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2]; y[0].set("z", torch.ones(2))
 x = lazy_stack([td, td.clone()]).lock_(); x.filter_empty_() is x
@@ -230,8 +231,10 @@ x = lazy_stack([C(torch.zeros(2), s="cat"), C(torch.ones(2), s="dog")]); x.x = t
 x = TD({"p": lazy_stack([C(torch.zeros(2)), C(torch.ones(3))])}, [2]);
     (type(x[1]["p"]), [v.shape for v in x["p"].get("x", as_list=True)])
 lazy_stack([C(torch.zeros(2)), C(torch.ones(3))]).x
-x = TD(a=torch.zeros(())); y = []; s = x.lock_(); t = x.unlock_(); t.__enter__(); y.append(x.is_locked);
-    t.__exit__(None, None, None); y.append(x.is_locked); y
+td.lock_().__enter__(); td.unlock_().__enter__(); x = td.is_locked; td.__exit__(None, None, None); y = td.is_locked;
+    td.__exit__(None, None, None); x, y, td.is_locked
+ds.lock_().__enter__(); ds.unlock_().__enter__(); x = ds.is_locked; ds.__exit__(None, None, None); y = ds.is_locked;
+    ds.__exit__(None, None, None); x, y, ds.is_locked
 with td.flatten_keys(".") as flat: flat.lock_().unlock_(); flat["n.q"] = torch.ones(3)
 with td.view(-1) as outer, outer.view(3, 1) as inner: inner["d"] = torch.ones(3, 1)
 x = TD({"x": lz}, [3]); x.get(("x", "a"), as_list=True), x.get(("x", "a"), as_nested_tensor=True).is_nested
