@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import Pool
@@ -336,6 +337,17 @@ def test_rows_sent_before_their_files_were_replaced_are_refused(kind: str, tmp_p
     script = f"import pickle; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))"
     run = interpreters.run(["-c", script])
     assert "DatasetError" in run.stderr and "has been replaced" in run.stderr
+
+
+@pytest.mark.parametrize("file", ["values", "offsets"])
+def test_one_file_that_was_replaced_is_enough(file: str, tmp_path: Path) -> None:
+    made("numbers").memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    sent, path = pickle.dumps(data), tmp_path / "data" / files_of("numbers")[file]
+    shutil.copy(path, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path)
+    with pytest.raises(DatasetError, match="has been replaced"):
+        pickle.loads(sent)
 
 
 def test_saving_again_writes_no_file_that_is_in_place(tmp_path: Path) -> None:

@@ -467,6 +467,8 @@ def test_sizes_and_offsets_of_64_bits(tmp_path: Path, compression: str | None, m
     saved.memmap(path, compression=compression)
     raw = path.read_bytes()
     assert b"PK\6\6" in raw and b"PK\6\7" in raw
+    at = zipfile.ZipFile(path).getinfo("large.memmap").header_offset
+    assert raw[at + 18 : at + 26] == b"\xff" * 8  # both sizes are in the extension
     assert zipfile.ZipFile(path).testzip() is None
     assert_entries(TensorDict.load_memmap(path), saved)
     assert_entries(reference.TensorDict.load_memmap(path), saved, "theirs")
