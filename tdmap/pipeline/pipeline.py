@@ -41,7 +41,7 @@ from tdmap.pipeline.stages import (
     Unbatch,
     ZipWith,
 )
-from tdmap.pipeline.torchloader import Changed, for_loader, sendable, worker_place
+from tdmap.pipeline.torchloader import MappedIterator, for_loader, sendable, worker_place
 from tdmap.process_state import on_host
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
@@ -420,7 +420,7 @@ class Pipeline(Chain):
             settings = RunSettings(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
-            elements = Changed(
+            elements = MappedIterator(
                 PipelineIterator(chain._opened(settings), settings, chain.describe(), share=share), sendable
             )
         return for_loader(elements, sys._getframe(1))

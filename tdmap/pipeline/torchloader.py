@@ -99,10 +99,10 @@ def for_loader(elements: Iterator[Any], caller: FrameType | None) -> Iterator[An
         return elements
     if caller.f_locals.get("collate_fn") is not collate.default_convert:
         return elements
-    return Changed(elements, lambda value: Envelope(value) if isinstance(value, TensorDictBase) else value)
+    return MappedIterator(elements, lambda value: Envelope(value) if isinstance(value, TensorDictBase) else value)
 
 
-class Changed(Iterator[Any]):
+class MappedIterator(Iterator[Any]):
     """An iterator with a function of its elements; otherwise like the one that it wraps."""
 
     def __init__(self, elements: Iterator[Any], change: Callable[[Any], Any]) -> None:
