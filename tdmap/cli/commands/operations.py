@@ -381,7 +381,7 @@ def _of_checksums(source: Path) -> str:
 
     if not (source / CHECKSUMS).exists():
         return ""
-    return f"; its checksums are those of before (renew them: tdmap verify --store {shlex.quote(str(source))})"
+    return f"; its checksums are out of date (renew them: tdmap verify --store {shlex.quote(str(source))})"
 
 
 def _report_skipped(call: CommandLine, arguments: dict[str, Any], skipped: Any) -> None:
