@@ -211,6 +211,11 @@ def is_read_anew(value: object) -> bool:
     return hasattr(type(value), "_loaded")
 
 
+def concatenated(parts: Sequence[R]) -> R:
+    """The rows of parts, one after the other; of one part, the part itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))  # type: ignore[arg-type, return-value]
+
+
 def key_name(path: KeyPath, root: str = "the result") -> str:
     """How messages name a key."""
     return repr(path[0] if len(path) == 1 else path) if path else root

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, KeyPath, is_dense, key_name
+from tdmap.data.kinds import Data, KeyPath, concatenated, is_dense, key_name
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.memory.spill import Extent, Spill
@@ -451,7 +451,7 @@ def _joined(pieces: list[Piece]) -> RaggedPiece | None:
             entries.append(NonTensorStack._of_objects(piece.values))
         else:
             return None
-    joined: Data = torch.cat(entries) if len(entries) > 1 else entries[0]
+    joined = concatenated(entries)
     return RaggedPiece(joined) if type(joined) is Ragged else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -204,11 +204,6 @@ def plain(tensor: Tensor, path: KeyPath = ()) -> Tensor:
     if type(tensor) is not Tensor:
         tensor = tensor.as_subclass(Tensor)
     return tensor.resolve_conj().resolve_neg()
-
-
-def join_objects(pieces: Sequence[Any]) -> Any:
-    """One non-tensor entry from those of consecutive rows: one object where all are equal, else one a row."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 0)
 
 
 def join_pieces(pieces: list[Any]) -> Data:

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from tdmap.data.kinds import concatenated
 from tdmap.data.objects import objects_of
 from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
@@ -268,8 +268,7 @@ def write_numpy(path: str, parts: Iterator[Any]) -> None:
         TypeError: a column has lists of different lengths.
         ValueError: its text ends in zeros, or there are several columns for one array.
     """
-    found = list(parts)
-    rows = torch.cat(found) if len(found) > 1 else found[0]
+    rows = concatenated(list(parts))
     columns, types = columns_in(rows), types_in(rows)
     arrays = {joined(name): _array_of(joined(name), column, types.get(name)) for name, column in columns.items()}
     for name in arrays:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Dataset, is_data
+from tdmap.data.kinds import Dataset, concatenated, is_data
 from tdmap.datasets.arrow import rows_of, to_arrow
-from tdmap.datasets.formats import one_of
 from tdmap.ops.flat_map import flat_map
 from tdmap.output.outputfolder import OutputFolder, destination
 from tdmap.process_state import on_host
@@ -165,7 +164,7 @@ def from_huggingface(
         return from_arrow(arrow.features.arrow_schema.empty_table(), out, nulls=nulls, overwrite=overwrite)
     if out is None:
         starts = range(0, len(arrow), CHUNK_ROWS)
-        return one_of([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
+        return concatenated([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
     made: TensorDict = flat_map(index, fn, out=place, chunksize=CHUNK_ROWS, resume=resume, **options)

@@ -17,9 +17,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from tdmap.data.kinds import Data, Dataset, tensors_of
+from tdmap.data.kinds import Data, Dataset, concatenated, tensors_of
 from tdmap.data.objects import ragged_tensors
 from tdmap.data.sizes import row_bytes_of
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
@@ -171,7 +169,7 @@ def read(
             with stream() as batches:
                 return list(batches)
 
-        found = one_of(attempt(parts))
+        found = concatenated(attempt(parts))
         _tell_skipped(text, on_error)
         return found
     store = OutputFolder.of(place)
@@ -221,12 +219,6 @@ def _tell_skipped(text: TextTypes, on_error: Any) -> None:
         warn_user(SkippedLines(lines))
 
 
-def one_of(parts: Sequence[TensorDict]) -> TensorDict:
-    """The rows of several parts, one after the other."""
-    joined: Any = torch.cat(list(parts)) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
-    return joined  # type: ignore[no-any-return]
-
-
 def _text_types(
     format: str, columns: Sequence[str] | None, types: Mapping[str, Any] | None, on_error: Any
 ) -> TextTypes:
@@ -273,6 +265,7 @@ def write(
         ValueError: the format is unknown or has no nulls, or `data` has no columns.
 
     Example:
+        >>> import torch
         >>> data = TensorDict({"x": torch.arange(2), "word": ["ant", "bee"]}, [2])
         >>> write(data, "words.csv", columns=["word"])
         >>> list(read("words.csv")["word"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.columns import Shape, reordered, split_rows
-from tdmap.data.kinds import Data, entries_of, is_data, is_dense, signed_view
+from tdmap.data.kinds import Data, concatenated, entries_of, is_data, is_dense, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
 from tdmap.functions import plain_group
@@ -102,10 +102,10 @@ class MapPartition:
             waiting.append(result)
             nbytes += row_bytes * int(result.shape[0])
             if nbytes > BLOCK_BYTES:
-                yield _joined(waiting)
+                yield concatenated(waiting)
                 waiting, nbytes = [], 0
         if waiting:
-            yield _joined(waiting)
+            yield concatenated(waiting)
 
     def _groups(self, columns: list[Tensor], starts: list[int], stops: list[int]) -> Iterator[Data]:
         if not self.whole:
@@ -187,7 +187,3 @@ def _same_schema(schema: Schema | None, result: Data) -> Schema:
     if schema is not None and found.fields != schema.fields:
         raise not_alike(schema.difference(found))
     return found
-
-
-def _joined(results: list[Any]) -> Data:
-    return results[0] if len(results) == 1 else torch.cat(results, 0)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, KeyPath
+from tdmap.data.kinds import Data, KeyPath, concatenated
 from tdmap.data.objects import (
     Each,
     One,
@@ -37,7 +37,6 @@ from tdmap.data.objects import (
     two_forms,
     unspilled,
 )
-from tdmap.data.schema import join_objects
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -75,7 +74,7 @@ class SpilledColumn:
 
     def loaded(self) -> Ragged:
         """The rows in memory of this process."""
-        joined: Ragged = join_objects([unspilled(part, self.spill).entry for part in self.parts])
+        joined: Ragged = concatenated([unspilled(part, self.spill).entry for part in self.parts])
         return joined
 
     def allocate(self) -> Ragged:
@@ -154,7 +153,7 @@ def joined_rows(path: KeyPath, parts: Sequence[tuple[int, Any]], spill: Spill) -
         spill: where they wait.
     """
     if not any(isinstance(part, Spilled) for _, part in parts):
-        return join_objects([entry for _, entry in parts])
+        return concatenated([entry for _, entry in parts])
     pieces: list[tuple[int, Piece]] = [
         (rows, part if isinstance(part, Spilled) else piece_of(part, ChunkPlan(rows, rows))) for rows, part in parts
     ]

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Picks, Rows, tensors_of
+from tdmap.data.kinds import Data, Picks, Rows, concatenated, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
 from tdmap.memory.files import written_at
 from tdmap.memory.hidden import HIDDEN
@@ -52,8 +52,8 @@ class OpenRows:
         if not len(wanted):
             return self.read(0, 0, keys)
         runs = torch.tensor_split(wanted, torch.nonzero(wanted.diff() > 1)[:, 0] + 1)
-        found: list[Any] = [self.read(int(run[0]), int(run[-1]) + 1, keys) for run in runs]
-        return (torch.cat(found) if len(found) > 1 else found[0])[places]
+        found = [self.read(int(run[0]), int(run[-1]) + 1, keys) for run in runs]
+        return concatenated(found)[places]
 
     def like(self) -> Data:
         """A collection with the entries, dtypes and row shapes of the source, of any number of rows."""

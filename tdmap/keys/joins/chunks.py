@@ -18,10 +18,10 @@ from torch import Tensor
 from tdmap.data import kinds
 from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.data.entries import with_types
-from tdmap.data.kinds import Data, is_dense, signed_view, with_entries
+from tdmap.data.kinds import Data, concatenated, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
 from tdmap.data.reader import narrow, select
-from tdmap.data.schema import Schema, join_objects, take_apart
+from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.joins.lookup import Lookup
 from tdmap.keys.keys import KeyReader
@@ -63,7 +63,7 @@ class SharedRagged:
         numbers = index[0].index_select(0, numbers) if self.first is None else numbers + self.first
         if not len(rows) or missing is None or not bool(missing.any()):
             return column[numbers]  # type: ignore[no-any-return]
-        found: Ragged = join_objects([column[numbers[~missing]], blank_rows(column, 1)])
+        found: Ragged = concatenated([column[numbers[~missing]], blank_rows(column, 1)])
         places = (~missing).cumsum(0) - 1
         places[missing] = len(found) - 1
         return found[places]  # type: ignore[no-any-return]
