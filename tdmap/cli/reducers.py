@@ -130,24 +130,26 @@ def short(value: Any, written: Callable[[Any], str] | None = None) -> str:
 
     from tdmap.memory.hidden import printable
 
-    one = written or _number
+    one = written or number_text
     if isinstance(value, torch.Tensor):
         if not value.dim():
             return one(value.item())
-        flat = value.reshape(-1)
-        more = [f"... {flat.numel() - SHOWN:,} more"] if flat.numel() > SHOWN else []
-        shape = f" {list(value.shape)}" if value.dim() > 1 else ""
-        return f"[{', '.join([*map(one, flat[:SHOWN].tolist()), *more])}]{shape}"
+        return listed(value.reshape(-1), one) + (f" {list(value.shape)}" if value.dim() > 1 else "")
     if hasattr(value, "keys"):
         return "  ".join(f"{name} {short(value.get(name), written)}" for name in sorted(value.keys()))
     if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
-        objects = list(value.tolist() if hasattr(value, "tolist") else value)
-        more = [f"... {len(objects) - SHOWN:,} more"] if len(objects) > SHOWN else []
-        return f"[{', '.join([*map(short, objects[:SHOWN]), *more])}]"
+        return listed(list(value.tolist() if hasattr(value, "tolist") else value), short)
     return printable(str(value) if isinstance(value, str) else one(value), 200)
 
 
-def _number(value: Any) -> str:
+def listed(values: Any, written: Callable[[Any], str]) -> str:
+    """The first of several values, each as it is `written`."""
+    first = values[:SHOWN]
+    more = [f"... {len(values) - SHOWN:,} more"] if len(values) > SHOWN else []
+    return f"[{', '.join([*map(written, first.tolist() if hasattr(first, 'tolist') else first), *more])}]"
+
+
+def number_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

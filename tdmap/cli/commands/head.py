@@ -10,10 +10,8 @@ import typer
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, time_types, type_name
+from tdmap.cli.reducers import listed, number_text, of_kind
 from tdmap.cli.requests import open_rows, refuse
-
-SHOWN = 6
-"""Most numbers of a row that are shown."""
 
 CELL = 128
 """Width and height of a picture on a sheet, in pixels."""
@@ -50,7 +48,7 @@ def head(
         typer.echo(f"row {row}")
         for key, leaf in entries:
             typer.echo(
-                f"  {printable('/'.join(key))}  {_short(leaf[row - shift], type_name(leaf), times.get('.'.join(key)))}"
+                f"  {printable('/'.join(key))}  {_value(leaf[row - shift], type_name(leaf), times.get('.'.join(key)))}"
             )
     pictures = [(key, leaf) for key, leaf in entries if looks_like_pictures(leaf)]
     if sheet is not None:
@@ -63,25 +61,17 @@ def head(
         typer.echo(f"{printable(names)}: pictures, by their shape; --sheet sheet.png draws them")
 
 
-def _short(value: Any, kind: str, times: Any = None) -> str:
+def _value(value: Any, kind: str, time: Any) -> str:
     import torch
 
     from tdmap.memory.hidden import printable
-    from tdmap.times import text_of
 
     if not isinstance(value, torch.Tensor):
-        found = getattr(value, "data", value)
-        return printable(repr(found), 200)
-    flat = value.reshape(-1)
-    numbers, kind = flat[:SHOWN].tolist(), kind if times is None else times.name
-    if times is None:
-        texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers]
-    else:
-        texts = [text_of(number, times) for number in numbers]
+        return printable(repr(getattr(value, "data", value)), 200)
+    written, kind = of_kind(time) or number_text, kind if time is None else time.name
     if not value.dim():
-        return f"{texts[0]}  ({kind})"
-    more = f" ... {flat.numel() - SHOWN:,} more" if flat.numel() > SHOWN else ""
-    return f"[{', '.join(texts)}{more}]  ({kind} {list(value.shape)})"
+        return f"{written(value.item())}  ({kind})"
+    return f"{listed(value.reshape(-1), written)}  ({kind} {list(value.shape)})"
 
 
 def looks_like_pictures(leaf: Any) -> bool:
