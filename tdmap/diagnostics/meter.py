@@ -290,7 +290,7 @@ class Meter:
     def _resident(self, now: float) -> int:
         if now >= self._next_rss:
             self._next_rss = now + RSS_SECONDS
-            self._rss = number_of("/proc/self/statm", 1) * _PAGE
+            self._rss = second_number("/proc/self/statm") * _PAGE
         return self._rss
 
     def _own(self, now: float) -> int:
@@ -333,17 +333,17 @@ class _Timed:
 
 def starved_for(task: str) -> int:
     """Nanoseconds that a task of `/proc` was ready to run, and no core was free."""
-    return number_of(f"/proc/{task}/schedstat", 1)
+    return second_number(f"/proc/{task}/schedstat")
 
 
-def number_of(path: str, field: int) -> int:
-    """One of the numbers in a file of `/proc`; 0 where there is no such file.
+def second_number(path: str) -> int:
+    """The second number in a file of `/proc`; 0 where there is no such file.
 
     The file is not kept open: of a loop that waits for the garbage collector, descriptors would wait, too.
     """
     try:
         with open(path, "rb", 0) as file:
-            return int(file.read(128).split()[field])
+            return int(file.read(128).split()[1])
     except OSError:
         return 0
 

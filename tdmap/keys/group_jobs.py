@@ -119,7 +119,7 @@ class Reduction:
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
         splits = keyed.splits(count_partitions(self.ctx, rows_left * row_bytes))
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, None, self.by_number)
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, self.by_number)
         widths = [len(state) for state in trial] if combine else None
         if combine:
             cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
@@ -221,7 +221,7 @@ def map_each_group(
     splits = keyed.splits(parts, alone=min(heap_bytes / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
-    cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
+    cut = CutChunk(keyed.reader, spill, splits, payload, by_number=not whole)
     runs = _run_cut(ctx, source, plan, cut)
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]

@@ -214,7 +214,7 @@ def sorted_rows(
     if bounds is not None and packs:
         cut = CutPacked(keyed.reader, spill, splits, bounds[0], bits)
     else:
-        cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
+        cut = CutChunk(keyed.reader, spill, splits, None, by_number=True)
         cut.__qualname__ = keyed.reader.what
     nbytes_read = length * plan_bytes if keyed.reader.spec.fn is None else sys.maxsize  # which may do anything
     runs: list[Any] = ctx.light(0 if plan.num_chunks <= 1 else nbytes_read).step(source, plan, cut) if length else []

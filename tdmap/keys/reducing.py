@@ -39,8 +39,10 @@ class CutChunk:
         spill: where the run goes.
         splits: the ranges of keys.
         payload: entries that are kept of a row; None for all.
-        forms: reduce the chunk to states, one row a key; None keeps the rows themselves.
         by_number: rows are their numbers in the dataset, an int64 tensor.
+
+    Attributes:
+        forms: reduce the chunk to states, one row a key; None keeps the rows themselves.
         table: finds the states of few keys without sorting.
         most: states of so few keys go to the driver, without a file.
     """
@@ -54,20 +56,17 @@ class CutChunk:
         spill: Spill,
         splits: Splits,
         payload: Sequence[Key] | None,
-        forms: Mapping[str, Grouped] | None,
-        by_number: bool = False,
-        table: KeyTable | None = None,
-        most: int = 0,
+        by_number: bool,
     ) -> None:
         self.__qualname__ = "group_by"  # of the object: a class of that name could not be found again by its own
         self.reader = reader
         self.spill = spill
         self.splits = splits
         self.payload = payload
-        self.forms = forms
         self.by_number = by_number
-        self.table = table
-        self.most = most
+        self.forms: Mapping[str, Grouped] | None = None
+        self.table: KeyTable | None = None
+        self.most = 0
         self.room = Blocks()
 
     def __call__(self, chunk: Data, start: int = 0) -> Run | Kept | None:

@@ -93,7 +93,7 @@ class Skipper:
         start, stop = self.loop.plan.rows(chunk)
         search = _Search(self, chunk, before, target)
         if self._bad_chunks >= WARY and stop - start > 1 and self.loop.policy.seed is None:
-            self._row_by_row = search.try_parts(0, stop - start, self._row_by_row)
+            self._row_by_row = search.try_parts(stop - start, self._row_by_row)
             return self._found(lease, chunk, target, search)
         try:
             result = self._invoke(rows, self.loop.plan.original_row(chunk))
@@ -110,7 +110,7 @@ class Skipper:
             failure = misfit
         search.failed(0, stop - start, failure)
         if stop - start > 1:
-            self._row_by_row = search.try_parts(0, stop - start, False)
+            self._row_by_row = search.try_parts(stop - start, False)
         return self._found(lease, chunk, target, search)
 
     def misfit(self, target: Target | None, result: Any) -> Exception | None:
@@ -241,17 +241,16 @@ class _Search:
         self.fresh = FreshResults()
         self.parts: list[_Part] = []
 
-    def try_parts(self, start: int, stop: int, row_by_row: bool) -> bool:
-        """Call the function with parts of the rows `start..stop`, and row by row where those raise.
+    def try_parts(self, count: int, row_by_row: bool) -> bool:
+        """Call the function with parts of the `count` rows of the chunk, and row by row where those raise.
 
         Returns:
             Whether bad rows are so many that it went on row by row.
         """
-        count = stop - start
         size = 1 if row_by_row or count <= FEW_ROWS else math.isqrt(count)
-        bad_parts, first = 0, start
-        while first < stop:
-            last = min(first + size, stop)
+        bad_parts = first = 0
+        while first < count:
+            last = min(first + size, count)
             if self._attempt(first, last):
                 bad_parts = 0
             elif last - first > 1:

@@ -18,7 +18,8 @@ class Mine(Sum):
 def test_a_function_that_a_step_has_twice_stays_one() -> None:
     def shared() -> None: ...
 
-    cut = CutChunk(None, None, None, None, {"a": shared, "b": shared})  # type: ignore[arg-type,dict-item]
+    cut = CutChunk(None, None, None, None, False)  # type: ignore[arg-type]
+    cut.forms = {"a": shared, "b": shared}  # type: ignore[dict-item]
     found = unpack(Packer(private=True).dumps(cut))
     assert found.forms["a"] is found.forms["b"]
 
