@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.main
 
-from tdmap.cli.answers import DERIVED, answer, asked
+from tdmap.cli.answers import DERIVED, answer, asked, say
 from tdmap.cli.arguments import (
     DATASET,
     FUNCTION,
@@ -44,7 +44,6 @@ from tdmap.cli.places import list_beside, require_free, text_of
 from tdmap.cli.reducers import columns_of, short, table_text, writer_of
 from tdmap.cli.requests import guard, open_rows, refuse, require_writable
 from tdmap.cli.signatures import Parameter
-from tdmap.cli.skipped import report_skipped
 
 if TYPE_CHECKING:
     from tdmap.data.kinds import Data
@@ -206,6 +205,9 @@ def _shell_words(text: str, command: Command) -> str:
 
 SHOWN = 20
 """Rows of a result that are shown."""
+
+SHOWN_SKIPPED = 5
+"""Rows on which a function raised, and which are printed."""
 
 RESUMES = "completed rows are kept, and the same command resumes from there"
 
@@ -385,6 +387,11 @@ def _of_checksums(source: Path) -> str:
 
 
 def _report_skipped(call: CommandLine, arguments: dict[str, Any], skipped: Any) -> None:
+    """Say on which rows the function raised: how many, the first of them, and the file that lists all."""
+    if not skipped:
+        return
+    from tdmap.data.failures import write_list
+
     words, out = call.words, call.words.get("out")
     fate = {"drop": "are left out", "mark": "are marked as not valid"}.get(getattr(skipped, "mode", ""))
     beside = call.source.resolve() if words.get("in_place") else Path(call.source.name)
@@ -393,7 +400,16 @@ def _report_skipped(call: CommandLine, arguments: dict[str, Any], skipped: Any) 
         fate = fate or ("keep what they had" if out is None else "are zeros")
         if "shard" in words:
             place = place.with_name(f"{words['out'].name}.skipped.{arguments['shard'][0]}.jsonl")
-    report_skipped(skipped, len(call.rows), fate or "are left out", place)
+    say(f"the function raised on {len(skipped):,} of {len(call.rows):,} rows, which {fate or 'are left out'}:")
+    for bad in skipped[:SHOWN_SKIPPED]:
+        text = str(bad.error).partition("\n")[0][:200]
+        typer.echo(f"  row {bad.row}: {type(bad.error).__name__}: {text}", err=True)
+    where = f"a list could not be written to {place}"
+    with contextlib.suppress(OSError):
+        write_list(skipped, place.resolve())
+        where = f"all of them, with tracebacks: {place}"
+    more = f"  and {len(skipped) - SHOWN_SKIPPED:,} more; " if len(skipped) > SHOWN_SKIPPED else "  "
+    typer.echo(more + where, err=True)
 
 
 def _show(call: CommandLine, result: Any, facts: dict[str, Any]) -> None:
