@@ -32,6 +32,7 @@ from tdmap.keys.joins.chunks import JoinChunk
 from tdmap.keys.joins.lookup import Lookup, lookup_of
 from tdmap.keys.joins.placing import (
     ChunkColumn,
+    FindRows,
     Matches,
     OutputColumn,
     PlaceOthers,
@@ -410,7 +411,7 @@ class _Join:
             reader = replace(reader, spec=replace(reader.spec, names=names))
         forms = self._forms_of_keys() if self.how in ("right", "outer") else {}
         fn = JoinChunk(
-            chunk_names, reader, self._lookup(table), other, self.share, self.indicator, forms,
+            chunk_names, FindRows(reader, self._lookup(table)), other, self.share, self.indicator, forms,
             self.ctx.tuning.join_bytes,
         )  # fmt: skip
         length = int(data.shape[0])

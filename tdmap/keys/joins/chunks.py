@@ -23,9 +23,9 @@ from tdmap.data.objects import ObjectColumn, blank_rows, object_paths
 from tdmap.data.reader import narrow, select
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
-from tdmap.keys.joins.lookup import Lookup
-from tdmap.keys.keys import KeyReader
+from tdmap.keys.joins.placing import FindRows
 from tdmap.memory.rowfiles import SharedTensors
+from tdmap.output.output import Step
 from tdmap.reducers.base import Key
 from tensordict_lite import Ragged, TensorDict, is_non_tensor
 from tensordict_lite.objects.column import numbers_of
@@ -100,13 +100,12 @@ def rows_of_entry(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -
     return found
 
 
-class JoinChunk:
+class JoinChunk(Step):
     """What a worker calls with each chunk of the first dataset.
 
     Args:
         names: what its entries are called in the result, and what in the chunks.
-        reader: finds its keys.
-        lookup: where the rows of the second dataset are.
+        find: finds the partners of its rows.
         others: entries of the second dataset.
         share: workers are other processes.
         indicator: entry that marks rows with a partner; empty to leave out the others.
@@ -114,23 +113,19 @@ class JoinChunk:
         block_bytes: of the result, made at a time.
     """
 
-    takes_start = True
-
     def __init__(
         self,
         names: Mapping[Key, Key],
-        reader: KeyReader,
-        lookup: Lookup,
+        find: FindRows,
         others: Data,
         share: bool,
         indicator: str,
         forms: Mapping[Key, tuple[torch.dtype, tuple[int, ...]]],
         block_bytes: int,
     ) -> None:
-        self.__qualname__ = "join"  # of the object: a class of that name could not be found again by its own
+        super().__init__("join")
         self.names = dict(names)
-        self.reader = reader
-        self.lookup = lookup
+        self.find = find
         self.indicator = indicator
         self.forms = dict(forms)
         self.block_bytes = block_bytes
@@ -143,7 +138,9 @@ class JoinChunk:
         self.objects = {key: object_columns(others.get(key), share) for key in others.keys() if key not in plain}
 
     def __call__(self, chunk: Data, start: int = 0) -> Iterator[Data]:
-        firsts, counts = self._look_up(chunk, start)
+        found, lookup = self.find(chunk, start), self.find.lookup
+        firsts = found["at"].numpy().astype(np.int64)
+        counts = (firsts >= 0 if lookup.is_unique else found["count"].numpy()).astype(np.int64)
         matched = counts > 0
         if self.indicator:
             counts = np.maximum(counts, 1)
@@ -153,7 +150,7 @@ class JoinChunk:
         single = np.flatnonzero(counts) if len(counts) and counts.max() == 1 else None
         row_bytes = row_bytes_of(chunk, max(len(chunk), 1)) + self.row_bytes
         size = max(self.block_bytes // max(row_bytes, 1), 1)
-        index = None if self.lookup.is_unique else self.lookup.index
+        index = None if lookup.is_unique else lookup.index
         for begin in range(0, total, size):
             pairs = np.arange(begin, min(begin + size, total))
             ours = np.searchsorted(ends, pairs, side="right") if single is None else single[pairs]
@@ -165,18 +162,6 @@ class JoinChunk:
                 theirs = np.maximum(theirs, 0)
             yield self.rows_of(chunk, ours, theirs, has if self.indicator else None)
         self.columns.trim()
-
-    def _look_up(self, chunk: Data, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each row of a chunk, where its partners begin in the index, and how many there are."""
-        words, kept = self.reader.read(chunk, start)
-        found, number = self.lookup.find(words)
-        if number is None:
-            number = found >= 0
-        if kept is None:
-            return found.astype(np.int64), number.astype(np.int64)
-        firsts, counts = np.zeros(len(chunk), dtype=np.int64), np.zeros(len(chunk), dtype=np.int64)
-        firsts[kept], counts[kept] = found, number
-        return firsts, counts
 
     def schema_of(self, data: Data) -> Schema:
         """What the result looks like."""
