@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
-
-if TYPE_CHECKING:
-    from tdmap.data.kinds import Data
 
 
 @app.command()
@@ -33,15 +30,17 @@ def stats(
     far from zero, to one percent of their range.
     """
     import tdmap
-    from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns
+    from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns, is_number
 
     end_with_reader()
     data = open_rows(path)
-    wanted, others = _numbers_of(data, path, keys)
+    leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
+    types = {key: type_name(leaves[key]) for key in (entries_named(keys, data, path) if keys else leaves)}
+    wanted = [key for key in types if is_number(leaves[key])]
+    others = {key: kind for key, kind in types.items() if key not in wanted}
     times = {name: kind.name for name, kind in time_types(data).items()}
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
-        leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}
         reducers = {"/".join(key): ColumnReducer.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
         values = guard(
             lambda: tdmap.map_reduce(
@@ -57,26 +56,11 @@ def stats(
             refuse(f"{plot} was not written: {error}")
         say(f"wrote {plot}")
     if asked().json:
-        entries = [{"key": list(key), "dtype": wanted[key], **asdict(one)} for key, one in found.items()]
+        entries = [{"key": list(key), "dtype": types[key], **asdict(one)} for key, one in found.items()]
         rest = [{"key": list(key), "dtype": kind} for key, kind in others.items()]
         answer({"rows": len(data), "keys": [*entries, *rest]})
         return
-    _print(found, wanted, others)
-
-
-def _numbers_of(
-    data: Data, path: Path, keys: list[str] | None
-) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
-    """The entries that are wanted and their types: real numbers, and others."""
-    from tdmap.diagnostics.columns import is_number
-
-    leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
-    chosen = entries_named(keys, data, path) if keys else list(leaves)
-    numbers: dict[tuple[str, ...], str] = {}
-    others: dict[tuple[str, ...], str] = {}
-    for key in chosen:
-        (numbers if is_number(leaves[key]) else others)[key] = type_name(leaves[key])
-    return numbers, others
+    _print(found, types, others)
 
 
 def _print(found: dict[tuple[str, ...], Any], types: dict[tuple[str, ...], str], others: Any) -> None:
