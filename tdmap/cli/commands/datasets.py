@@ -114,19 +114,10 @@ def _parse_size(text: str | None) -> int | tuple[int, int] | None:
 
 
 def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from tdmap.memory.hidden import printable
 
-    table = Table(title=f"{len(skipped):,} files were left out", title_justify="left")
-    table.add_column("file", overflow="fold")
-    table.add_column("reason", overflow="fold")
+    say(f"{len(skipped):,} files were left out:")
     for name, reason in skipped[:SHOWN]:
-        table.add_row(escape(printable(name)), escape(printable(reason)))
-    if len(skipped) > SHOWN:
-        table.add_row("...", f"and {len(skipped) - SHOWN:,} more")
-    console = Console(stderr=True, highlight=False)
-    console.print(table)
-    console.print(f"all of them: {place}", soft_wrap=True)
+        typer.echo(f"  {printable(name)}: {printable(reason)}", err=True)
+    more = f"  and {len(skipped) - SHOWN:,} more; " if len(skipped) > SHOWN else "  "
+    typer.echo(f"{more}all of them: {place}", err=True)
