@@ -30,6 +30,7 @@ from tdmap.keys.splits import Splits
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
+from tdmap.output.output import Step
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 
@@ -105,7 +106,7 @@ class SortPartition(PartitionWork):
                     self.places.write(number, file, first, block)
 
 
-class CutPacked:
+class CutPacked(Step):
     """What a worker calls with each chunk: keys and row numbers as one number, by partition.
 
     Args:
@@ -117,10 +118,9 @@ class CutPacked:
     """
 
     value_codec = RUNS
-    takes_start = True
 
     def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, low: int, bits: int) -> None:
-        self.__qualname__ = reader.what
+        super().__init__(reader.what)
         self.reader = reader
         self.spill = spill
         self.splits = splits

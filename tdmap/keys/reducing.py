@@ -23,6 +23,7 @@ from tdmap.keys.spilling import RUNS, Kept, Partitions, Run, keep, write_run
 from tdmap.keys.splits import Splits
 from tdmap.memory.rowfiles import Blocks
 from tdmap.memory.spill import Spill
+from tdmap.output.output import Step
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
 from tensordict_lite.ops.arrow_types import name_types
@@ -31,7 +32,7 @@ PARTITION_SLOTS = 1 << 18
 """Keys of a partition that lie within so many numbers are counted, not sorted: sums of them fit into the cache."""
 
 
-class CutChunk:
+class CutChunk(Step):
     """What a worker calls with each chunk.
 
     Args:
@@ -48,7 +49,6 @@ class CutChunk:
     """
 
     value_codec = RUNS
-    takes_start = True
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CutChunk:
         payload: Sequence[Key] | None,
         by_number: bool,
     ) -> None:
-        self.__qualname__ = "group_by"  # of the object: a class of that name could not be found again by its own
+        super().__init__("group_by")
         self.reader = reader
         self.spill = spill
         self.splits = splits

@@ -71,7 +71,7 @@ class Step:
     takes_start = True
 
     def __init__(self, name: str) -> None:
-        self.__qualname__ = name
+        self.__qualname__ = name  # of the object: a class of that name could not be found again by its own
 
 
 class Output:
