@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
+from tdmap.errors import require_integer
 from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorClass, TensorDict
 from tensordict_lite.packages import need
@@ -91,7 +92,7 @@ class PairwiseDataset(TensorClass):
         """
         names = ("prompt", "chosen", "rejected")
         data = _prepared(
-            split, dataset_name or PAIRS, max_length, root_dir, from_disk, num_workers, tokenizer, names, Pairs
+            split, dataset_name or PAIRS, max_length, root_dir, from_disk, num_workers, tokenizer, names, pairs
         )
         chosen, rejected = (RewardData.from_tensordict(data[key]) for key in PARTS)
         return cls(chosen_data=chosen, rejected_data=rejected, batch_size=data.batch_size)
@@ -134,7 +135,7 @@ class PromptData(TensorClass):
         """
         names = ("prompt", "label")
         data = _prepared(
-            split, dataset_name or PROMPTS, max_length, root_dir, from_disk, num_workers, tokenizer, names, Prompts
+            split, dataset_name or PROMPTS, max_length, root_dir, from_disk, num_workers, tokenizer, names, prompts
         )
         found = data.copy()
         found["labels"] = data["input_ids"]
@@ -143,60 +144,53 @@ class PromptData(TensorClass):
 
 PARTS = ("chosen_data", "rejected_data")
 
+Tokenised: TypeAlias = "Callable[[dict[str, list[str]], Tokenizer, int], TensorDict]"
+"""Makes rows of some columns of text, with a tokenizer, and so many tokens of each text."""
+
 
 class Prepare:
     """Reads rows of a Hugging Face dataset in workers, and tokenises them.
 
     Args:
         dataset: opened by name in each worker.
-        tokenizer: the tokenizer.
-        max_length: tokens of a text.
+        tokenised, tokenizer, max_length: see `Tokenised`.
     """
 
-    def __init__(self, dataset: Any, tokenizer: Tokenizer, max_length: int) -> None:
+    def __init__(self, dataset: Any, tokenised: Tokenised, tokenizer: Tokenizer, max_length: int) -> None:
         self.dataset = dataset
+        self.tokenised = tokenised
         self.tokenizer = tokenizer
         self.max_length = max_length
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
         parts = {"dataset": str(self.dataset._fingerprint), "max_length": str(self.max_length)}
-        return {**parts, **self.tokenizer.identity_parts(), "kind": type(self).__name__}
+        return {**parts, **self.tokenizer.identity_parts(), "kind": self.tokenised.__name__}
 
     def __call__(self, rows: TensorDict) -> TensorDict:
         first, count = int(rows["row"][0]), len(rows["row"])
-        return self.prepared(self.dataset[first : first + count])
-
-    def prepared(self, columns: dict[str, list[str]]) -> TensorDict:
-        """Rows of some columns of text."""
-        raise NotImplementedError
+        return self.tokenised(self.dataset[first : first + count], self.tokenizer, self.max_length)
 
 
-class Pairs(Prepare):
+def pairs(columns: dict[str, list[str]], tokenizer: Tokenizer, max_length: int) -> TensorDict:
     """Pairs that differ."""
-
-    def prepared(self, columns: dict[str, list[str]]) -> TensorDict:
-        found = {}
-        for part, name in zip(PARTS, ("chosen", "rejected")):
-            texts = [f"{prompt}\n{answer}" for prompt, answer in zip(columns["prompt"], columns[name])]
-            ids, mask = fixed_rows(self.tokenizer, texts, self.max_length)
-            found[part] = TensorDict({"input_ids": ids, "attention_mask": mask}, [len(ids)])
-        chosen, rejected = (found[part] for part in PARTS)
-        differ = (chosen["input_ids"] != rejected["input_ids"]) | (
-            chosen["attention_mask"] != rejected["attention_mask"]
-        )
-        return cast(TensorDict, TensorDict(found, [len(differ)])[differ.any(1)])
+    found = {}
+    for part, name in zip(PARTS, ("chosen", "rejected")):
+        texts = [f"{prompt}\n{answer}" for prompt, answer in zip(columns["prompt"], columns[name])]
+        ids, mask = fixed_rows(tokenizer, texts, max_length)
+        found[part] = TensorDict({"input_ids": ids, "attention_mask": mask}, [len(ids)])
+    chosen, rejected = (found[part] for part in PARTS)
+    differ = (chosen["input_ids"] != rejected["input_ids"]) | (chosen["attention_mask"] != rejected["attention_mask"])
+    return cast(TensorDict, TensorDict(found, [len(differ)])[differ.any(1)])
 
 
-class Prompts(Prepare):
+def prompts(columns: dict[str, list[str]], tokenizer: Tokenizer, max_length: int) -> TensorDict:
     """Prompts and answers."""
-
-    def prepared(self, columns: dict[str, list[str]]) -> TensorDict:
-        texts = [f"{prompt}\n{answer}" for prompt, answer in zip(columns["prompt"], columns["label"])]
-        ids, mask = fixed_rows(self.tokenizer, texts, self.max_length)
-        lengths = [len(row) for row in self.tokenizer(list(columns["prompt"]), self.max_length)]
-        last = torch.tensor(lengths, dtype=torch.int64).sub_(1).clamp_(min=0)
-        return TensorDict({"input_ids": ids, "attention_mask": mask, "prompt_rindex": last}, [len(ids)])
+    texts = [f"{prompt}\n{answer}" for prompt, answer in zip(columns["prompt"], columns["label"])]
+    ids, mask = fixed_rows(tokenizer, texts, max_length)
+    lengths = [len(row) for row in tokenizer(list(columns["prompt"]), max_length)]
+    last = torch.tensor(lengths, dtype=torch.int64).sub_(1).clamp_(min=0)
+    return TensorDict({"input_ids": ids, "attention_mask": mask, "prompt_rindex": last}, [len(ids)])
 
 
 def _prepared(
@@ -208,11 +202,10 @@ def _prepared(
     num_workers: int | None,
     tokenizer: Any,
     columns: tuple[str, ...],
-    prepare: Callable[[Any, Tokenizer, int], Prepare],
+    tokenised: Tokenised,
 ) -> Any:
     """The tokenised rows, which lie in a folder of their own for each dataset, split, length and tokenizer."""
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1: got {max_length}.")
+    require_integer("max_length", max_length, 1)
     one = Tokenizer(_default_tokenizer() if tokenizer is None else tokenizer)
     _ = one.pad_id  # missing: told before anything is done
     root = Path(os.path.expanduser(os.fspath(root_dir if root_dir is not None else ROOT)))
@@ -221,8 +214,7 @@ def _prepared(
     if dataset is not None:
         known["data"] = dataset._fingerprint  # one that was saved again under the same name is another
     digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=6).hexdigest()
-    kind = getattr(prepare, "__name__", "rows").lower()
-    folder = root / Path(name).name / f"{kind}-{split}-{max_length}-{digest}"
+    folder = root / Path(name).name / f"{tokenised.__name__}-{split}-{max_length}-{digest}"
     if (folder / "meta.json").exists():
         return TensorDict.load_memmap(folder)
     if dataset is None:
@@ -231,7 +223,7 @@ def _prepared(
     with one_thread_each():
         data = flat_map(
             index,
-            prepare(dataset, one, max_length),
+            Prepare(dataset, tokenised, one, max_length),
             out=folder,
             chunksize=CHUNK_ROWS,
             resume=True,
