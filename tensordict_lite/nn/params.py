@@ -129,7 +129,9 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         return new
 
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
-        item = super()._fit(item, key, non_blocking)
+        return self._as_params(super()._fit(item, key, non_blocking))
+
+    def _as_params(self, item: Any) -> Any:
         if isinstance(item, Tensor):
             return self._converted(item)
         if not item._is_non_tensor:
@@ -152,12 +154,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
                 raise KeyError(f"{path[: depth + 1]} is a tensor, so {path} cannot be written below it")
             node = child
         item = node._fit(item, path[-1], non_blocking)
-        if isinstance(item, Tensor):
-            item = self._converted(item)
-        elif node is not self and not item._is_non_tensor:
-            item = item.copy()
-            self._convert_tree(item)
-        node._source[path[-1]] = item
+        node._source[path[-1]] = item if node is self else self._as_params(item)
         return self
 
     # New tensors become parameters, so they are not written directly.

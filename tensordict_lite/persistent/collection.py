@@ -6,6 +6,7 @@ of :class:`TensorDict`. One whose name ends with an underscore writes its change
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import weakref
@@ -494,7 +495,10 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         """With a device: this file, with entries moved there when they are read. Otherwise as for a TensorDict."""
         if kwargs.get("inplace"):
             raise TypeError("to(inplace=True) would change the file: write what to() gives, update(data.to(...))")
-        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs) if _parses(args, kwargs) else (None, None, 0, 0)
+        parsed: Any = (None, None)
+        with contextlib.suppress(TypeError, RuntimeError):  # not arguments of Tensor.to
+            parsed = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype = parsed[:2]
         if device is None or dtype is not None:
             return self._loaded().to(*args, **kwargs)
         new = self.clone(False)
@@ -506,7 +510,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         if recurse:
             return self._loaded()
         new = self._child(self._group)
-        new._types = None
         new._lock = None
         return new
 
@@ -674,12 +677,3 @@ def _reopen(root: tuple[Any, ...], group: str, how: dict[str, Any]) -> Persisten
 def _require_one_size(name: str, auto_batch_size: bool, batch_size: Any) -> None:
     if auto_batch_size and batch_size is not None:
         raise TypeError(f"Conflicting batch sizes in {name}: batch_size and auto_batch_size cannot be both specified.")
-
-
-def _parses(args: Any, kwargs: Any) -> bool:
-    """Whether these are valid arguments of ``Tensor.to``."""
-    try:
-        torch._C._nn._parse_to(*args, **kwargs)
-    except (TypeError, RuntimeError):
-        return False
-    return True
