@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -9,6 +10,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from torch import nn
 
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.keys import unravel_key
 from tensordict_lite.nn.base import TensorDictModuleBase
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.tensorclass.decorator import is_tensorclass
@@ -99,7 +101,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         super().__init__()
         for name in ("input_type", "output_type"):
             kind = getattr(module, name, None)
-            if not (isinstance(kind, type) and is_tensorclass(kind)):
+            if not _has_fields(kind):
                 raise ValueError(
                     f"{name} of {type(module).__name__} must be a tensorclass, and is {kind!r}: subclass "
                     "TensorClassModuleBase[InputClass, OutputClass] with two tensorclasses"
@@ -129,6 +131,11 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
     _shown = ("module",)
 
 
+def _has_fields(kind: Any) -> bool:
+    """Whether this is a tensorclass of a program; the classes of objects count as tensorclasses, too."""
+    return isinstance(kind, type) and is_tensorclass(kind) and dataclasses.is_dataclass(kind)
+
+
 def _field_keys(cls: Any) -> list[Any]:
     """The keys of the fields of a tensorclass; nested fields are nested keys."""
     try:
@@ -136,12 +143,10 @@ def _field_keys(cls: Any) -> list[Any]:
     except (NameError, TypeError):  # the annotation cannot be evaluated: the field counts as one entry
         hints = {}
     keys: list[Any] = []
-    for name in cls.fields() if callable(getattr(cls, "fields", None)) else cls.__dataclass_fields__:
-        name = getattr(name, "name", name)
+    for name in (field.name for field in dataclasses.fields(cls)):
         kind = hints.get(name)
-        if isinstance(kind, type) and is_tensorclass(kind):
-            inner = _field_keys(kind)
-            keys.extend((name, *((key,) if isinstance(key, str) else key)) for key in inner)
+        if _has_fields(kind):
+            keys.extend(unravel_key((name, key)) for key in _field_keys(kind))
         else:
             keys.append(name)
     return keys

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensordict_lite
-from tensordict_lite import TensorClass, TensorDict, TensorDictParams
+from tensordict_lite import NonTensorData, TensorClass, TensorDict, TensorDictParams
 from tensordict_lite.nn import (
     EnsembleModule,
     TensorClassModuleBase,
@@ -180,6 +180,11 @@ class Nested(TensorClass):
     total: torch.Tensor
 
 
+class Named(TensorClass):
+    a: torch.Tensor
+    name: NonTensorData
+
+
 class AddUp(TensorClassModuleBase[Pair, Nested]):
     def forward(self, x: Pair) -> Nested:
         return Nested(pair=x, total=x.a + x.b, batch_size=x.batch_size)
@@ -196,6 +201,16 @@ def test_a_module_of_tensorclasses_as_one_of_tensordicts() -> None:
         warnings.simplefilter("always")
         module(td, other=1)
     assert "ignores ['other']" in str(caught[0].message)
+
+
+def test_a_module_of_tensorclasses_with_a_field_of_objects() -> None:
+    class Same(TensorClassModuleBase[Named, Named]):
+        def forward(self, x: Named) -> Named:
+            return x
+
+    module = Same().as_td_module()
+    assert module.in_keys == ["a", "name"]
+    assert module(TensorDict({"a": torch.ones(3), "name": "s"}, [3]))["name"] == "s"
 
 
 def test_a_module_of_tensorclasses_needs_both_classes() -> None:
