@@ -7,6 +7,7 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import InitVar, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 import pytest
@@ -376,10 +377,12 @@ class Holder:
         x: torch.Tensor
 
 
-def test_a_class_within_another_keeps_its_full_name() -> None:
+def test_a_class_within_another_keeps_its_full_name(tmp_path: Path) -> None:
     assert Holder.Held.__qualname__ == "Holder.Held"
-    again = pickle.loads(pickle.dumps(Holder.Held(torch.ones(2), batch_size=[2])))
-    assert type(again) is Holder.Held and again.x.tolist() == [1, 1]
+    held = Holder.Held(torch.ones(2), batch_size=[2])
+    held.memmap(tmp_path)
+    for again in (pickle.loads(pickle.dumps(held)), TensorDict.load_memmap(tmp_path)):
+        assert type(again) is Holder.Held and again.x.tolist() == [1, 1]
 
 
 def test_the_storage_keeps_its_private_names() -> None:

@@ -324,6 +324,7 @@ def test_file_by_file_a_kill_leaves_the_old_one_the_new_one_or_none(
                 found.append(value_at(path))
             except DatasetNotFoundError:
                 found.append(None)
+                assert not (path / "meta.json").exists()  # that of the root is the last that is written
             dataset(3).memmap(path)
         assert value_at(path) == 3
         assert not [name for name in names_below(tmp_path) if "tdlite" in name]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tensordict_lite as project
-from tensordict_lite import NonTensorData, TensorDict, from_safetensors, lazy_stack, to_safetensors
+from tensordict_lite import NonTensorData, TensorClass, TensorDict, from_safetensors, lazy_stack, to_safetensors
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests import interpreters
 from tests.memmap.trees import CROSSINGS, LIBRARIES, Point
@@ -71,6 +71,11 @@ def test_metadata_is_that_of_the_reference(tmp_path: Path) -> None:
     assert metas[0] == metas[1]
 
 
+class Pair(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
 def test_roots_and_batch_sizes(tmp_path: Path) -> None:
     for size in ([], [1], [0], [2, 3]):
         roots = [
@@ -80,6 +85,7 @@ def test_roots_and_batch_sizes(tmp_path: Path) -> None:
             lazy_stack(
                 [TensorDict({"a": torch.rand(*size, 2)}, size) for _ in range(2)], len(size), stack_dim_name="s"
             ),
+            lazy_stack([Pair(torch.rand(*size, 2), torch.zeros(size), batch_size=size) for _ in range(2)]),
             lazy_stack([lazy_stack([TensorDict({"a": torch.rand(size)}, size) for _ in range(3)]) for _ in range(2)]),
         ]
         for root in roots:
