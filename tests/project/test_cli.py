@@ -356,7 +356,8 @@ def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: list[s
 
 def test_existing_output_is_replaced_only_when_asked(folder: Path) -> None:
     TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
-    assert ask("map", "work:double", "numbers", "out", "--num-workers", 1, cwd=folder).returncode == 2
+    refused = ask("map", "work:double", "numbers", "out", "--num-workers", 1, cwd=folder)
+    assert refused.returncode == 2 and "out exists; choose another folder, or --overwrite" in refused.stderr
     ran = tdmap("map", "work:double", "numbers", "out", "--num-workers", 1, "--overwrite", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert set(TensorDict.load_memmap(folder / "out").keys()) == {"x", "y"}
