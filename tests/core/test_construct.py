@@ -58,15 +58,6 @@ def test_from_dlpack_makes_the_class_that_is_asked_and_infers_sizes():
     assert TensorDict.from_dlpack({"a": np.full((), 3.0)}, device="meta")["a"].device.type == "meta"
 
 
-def test_what_dlpack_cannot_share_is_named():
-    with pytest.raises(TypeError, match=r"\('n', 'a'\) is a list, which has no __dlpack__: use from_dict"):
-        TensorDict.from_dlpack({"n": {"a": [1, 2]}})
-    with pytest.raises(ValueError, match=r"the entry \('s',\), a ndarray, cannot be shared: .*DLPack"):
-        TensorDict.from_dlpack({"s": np.array(["text"])})
-    with pytest.raises(TypeError, match=r"got a ndarray: from_dlpack\(\{'x': array\}\)"):
-        TensorDict.from_dlpack(np.ones(3))
-
-
 def test_arrow_columns_come_by_dlpack_and_mapped_tensors_go(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     column = arrow.array([1.5, 2.5])

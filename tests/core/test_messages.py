@@ -212,6 +212,46 @@ ERRORS = [
     ),
     ("mods.distributions.Delta(torch.zeros(4, 2), batch_shape=(3,))", ValueError, r"batch shape \[3\].*\[4, 2\]"),
     ("NonTensorData('x')()", TypeError, "holds a str, which is not callable"),
+    # modules and parameters
+    ("Mod(nn.Linear(4, 2), ['q'], ['o'])(td)", KeyError, r"TensorDictModule\(Linear\) reads \['q'\].*it has .*'a'"),
+    ("Mod(lambda x: x, ['q'], ['o'])(td)", RuntimeError, r"called with None for \['q'\]"),
+    ("Mod(lambda x: x.nothing, ['a'], ['o'])(td)", AttributeError, "nothing"),
+    ("Mod(torch.relu, ['a'], ['o']).weight", AttributeError, "no attribute 'weight', nor has the"),
+    (
+        "Mod(torch.chunk, ['a'], ['o'], method_kwargs={'chunks': 2, 'dim': -1})(fl)",
+        RuntimeError,
+        r"more tensors than out_keys: TensorDictModule\(chunk\) returned 2 for 1",
+    ),
+    (
+        "x = torch.distributions.Normal; mods.ProbabilisticTensorDictModule(['a', 's'], 'o', distribution_class=x)(td)",
+        KeyError,
+        r"\['a', 's'\] of Normal.*no 's'; it has .*'a'",
+    ),
+    ("Seq(Mod(abs, ['a'], ['o']), 3)", TypeError, "cannot be called"),
+    ("Seq({'one': Mod(abs, ['a'], ['o'])})['three']", KeyError, r"no module 'three'; there are \['one'\]"),
+    ("mods.EnsembleModule(Mod(nn.Linear(4, 2), ['a'], ['o']), 0)", ValueError, "num_copies"),
+    ("TD.from_modules(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))", RuntimeError, r"differ in \['bias'\]"),
+    ("TD.from_modules(nn.Linear(2, 2), nn.Linear(3, 2))", RuntimeError, "different shapes at 'weight'"),
+    ("x = Params(TD(w=torch.ones(2))); x.w = torch.zeros(2)", TypeError, "cannot assign 'torch.FloatTensor' as .*'w'"),
+    ("Params(TD(w=torch.ones(2))).register_buffer('a.b', torch.ones(1))", KeyError, "no dot"),
+    ("Params(TD(w=torch.ones(2))).register_parameter('t', torch.ones(1))", TypeError, r"wrap a tensor in a torch\.nn"),
+    (
+        "torch.vmap(lambda q: q, 2)(TD({}, [3, 2]))",
+        ValueError,
+        "in_dim=2 for a TensorDict with 2 .*-2 <= in_dim < 2",
+    ),
+    ("torch.vmap(lambda q: q, 0, 2)(nm)", IndexError, "with 1 batch dimensions.*-2 <= out_dim < 2"),
+    ("torch.vmap(lambda q, x: q, (0, 0))(td, torch.ones(4))", ValueError, "same size in the mapped dimension"),
+    ("torch.vmap(lambda q: q, 0, (0, 0))(td)", ValueError, "out_dims is not compatible"),
+    ("torch.vmap(lambda x: TD())(torch.ones(3))", RuntimeError, "how many rows"),
+    # arrays of other libraries
+    (
+        "TD.from_dlpack({'n': {'a': [1, 2]}})",
+        TypeError,
+        r"\('n', 'a'\) is a list, which has no __dlpack__: use from_",
+    ),
+    ("TD.from_dlpack({'s': np.array(['text'])})", ValueError, r"\('s',\), a ndarray, cannot be shared: .*DLPack"),
+    ("TD.from_dlpack(np.ones(3))", TypeError, r"got a ndarray: from_dlpack\(\{'x': array\}\)"),
     ("pickle.dumps(TD({'x': __import__('threading').Lock()}))", TypeError, "lock"),
 ]
 """A line, the type of its error, and a pattern that its message holds."""

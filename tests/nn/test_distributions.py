@@ -138,12 +138,6 @@ def test_a_generator_leaves_the_global_one_alone_and_goes_with_copies() -> None:
         assert torch.equal(twin(TensorDict(loc=torch.zeros(3)))["o"], first)
 
 
-def test_a_missing_parameter_names_the_distribution_and_the_keys() -> None:
-    module = ProbabilisticTensorDictModule(["loc", "scale"], ["o"], distribution_class=D.Normal)
-    with pytest.raises(KeyError, match=r"\['loc', 'scale'\] of Normal.*no 'scale'; it has \['loc'\]"):
-        module(TensorDict(loc=torch.zeros(3)))
-
-
 def test_a_distribution_that_scores_its_own_draw_is_asked_for_both() -> None:
     class Own(D.Normal):
         def rsample_and_log_prob(self, shape=()):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tensordict_lite import TensorDict
 from tensordict_lite.nn import TensorDictModule, TensorDictParams
 
 
@@ -298,15 +298,6 @@ def test_parameter_sets_stack_into_parameters_that_train() -> None:
 
     torch.vmap(call)(params).sum().backward()
     torch.testing.assert_close(params["weight"].grad, x.sum(0).expand(2, 1, 3))
-
-
-def test_modules_to_stack_must_agree() -> None:
-    with pytest.raises(RuntimeError, match=r"differ in \['0.bias'\]"):
-        TensorDict.from_modules(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2, bias=False)))
-    with pytest.raises(RuntimeError, match="different shapes at 'weight'"):
-        TensorDict.from_modules(nn.Linear(2, 2), nn.Linear(3, 2))
-    stack = TensorDict.from_modules(nn.Linear(2, 2), nn.Linear(3, 2), lazy_stack=True)
-    assert isinstance(stack, LazyStackedTensorDict) and stack[1]["weight"].shape == (2, 3)
 
 
 def test_an_ensemble_of_lazy_modules_takes_its_shapes_from_the_first_call() -> None:

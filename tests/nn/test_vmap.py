@@ -116,20 +116,6 @@ def test_results_may_be_trees() -> None:
     assert one.shape == (5,)
 
 
-def test_what_does_not_fit_says_so() -> None:
-    td = dense(3, 2)
-    with pytest.raises(ValueError, match="in_dim=2 for a TensorDict with 2 batch dimensions.*-2 <= in_dim < 2"):
-        torch.vmap(lambda q: q, 2)(td)
-    with pytest.raises(IndexError, match="with 1 batch dimensions.*-2 <= out_dim < 2"):
-        torch.vmap(lambda q: q, 0, 2)(td)
-    with pytest.raises(ValueError, match="same size in the mapped dimension"):
-        torch.vmap(lambda q, x: q, (0, 0))(td, torch.ones(4))
-    with pytest.raises(ValueError, match="out_dims is not compatible"):
-        torch.vmap(lambda q: q, 0, (0, 0))(td)
-    with pytest.raises(RuntimeError, match="how many rows"):
-        torch.vmap(lambda x: TensorDict())(torch.ones(3))
-
-
 def test_maps_of_tensors_are_torchs_own() -> None:
     x = torch.randn(3, 4, 2)
     for options in ({"in_dims": 1}, {"in_dims": -1, "out_dims": 2}, {"chunk_size": 2}):

@@ -14,6 +14,7 @@ TD.from_module(nn.Linear(1, 2), as_module=True)
 TD.from_modules(nn.Linear(1, 2), nn.Linear(1, 2))
 TD.from_modules(nn.BatchNorm1d(2), nn.BatchNorm1d(2), as_module=True)
 TD.from_modules(nn.Linear(1, 2), nn.Linear(1, 2), lazy_stack=True)
+TD.from_modules(nn.Linear(2, 2), nn.Linear(3, 2), lazy_stack=True)[1]["weight"].shape
 TD.from_modules(nn.Linear(1, 2), nn.Linear(1, 2), lazy_stack=True, as_module=True)
 TD.from_modules(nn.LazyLinear(2), nn.LazyLinear(2), lazy_stack=True)
 TD.from_modules(nn.Linear(1, 2), nn.Linear(1, 3))
@@ -114,7 +115,8 @@ torch.func.jacrev(lambda s, q: TD({"x": s["b"] * q["b"]}, s.batch_size), argnums
 torch.func.vjp(lambda q: (q["a"] ** 2).sum(), fl)[1](torch.tensor(1.0))[0]
 torch.func.jvp(lambda q: (q["a"] ** 2).sum(), (fl,), (fl,))
 m = nn.ModuleDict({"p": Params(TD(n=TD(b=torch.ones(2)), w=torch.zeros(1)))});
-    [m.get_parameter(k) is v for k, v in m.named_parameters()], type(m.get_submodule("p.n")).__name__, m["p"].n.b
+    [m.get_parameter(k) is v for k, v in m.named_parameters()], type(m.get_submodule("p.n")).__name__, m["p"].n.b,
+    m["p"].n.b is m["p"]["n", "b"], type(m["p"]["n"]).__name__
 p = Params(TD(w=torch.ones(2))); p.v = nn.Parameter(torch.ones(1)); [k for k, _ in p.named_parameters()]
 p = Params(TD(w=torch.ones(2))); p.head = nn.Linear(1, 1);
     [k for k, _ in p.named_parameters()], [k for k, _ in p.named_modules()], list(p.keys())
