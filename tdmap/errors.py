@@ -184,12 +184,6 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
-def require_integer(name: str, value: object, least: int) -> None:
-    """Raise ValueError unless the value of an argument is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}: got {value!r}.")
-
-
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error`, like `BaseException.add_note`.
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
+from tdmap.arguments import require_integer
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
 from tdmap.diagnostics.progress import ProgressBar
-from tdmap.errors import require_integer
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job

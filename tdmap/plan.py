@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tdmap.errors import require_integer
+from tdmap.arguments import require_integer
 
 CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""

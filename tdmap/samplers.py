@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from tdmap.errors import require_integer
+from tdmap.arguments import require_integer
 from tdmap.process_state import on_host
 from tdmap.seeding import derive
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
-from tdmap.errors import require_integer
 from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorClass, TensorDict
 from tensordict_lite.packages import need

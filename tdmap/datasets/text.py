@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.data.kinds import Data, Dataset
 from tdmap.data.objects import objects_of
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
-from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors

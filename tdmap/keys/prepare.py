@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.data.entries import with_room
 from tdmap.data.kinds import Data, is_dense, tensors_of
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import require_integer
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order

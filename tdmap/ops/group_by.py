@@ -19,10 +19,10 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.schema import Schema
-from tdmap.errors import require_integer
 from tdmap.functions import user_function
 from tdmap.keys.aggregates import grouped_form
 from tdmap.keys.group_jobs import Reduction, map_each_group, payload_of

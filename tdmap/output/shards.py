@@ -35,11 +35,12 @@ from typing import Any
 
 import torch
 
+from tdmap.arguments import require_integer
 from tdmap.data.failures import are_failures, row_errors
 from tdmap.data.kinds import Data
 from tdmap.data.objects import blank_like
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile, require_integer
+from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.frames import warn_user

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from tdmap.arguments import require_integer
 from tdmap.data.combine import Combined
 from tdmap.data.kinds import Data, Picks, Rows, is_dense, tensors_of, with_tensors
 from tdmap.data.reader import InMemory
 from tdmap.data.sizes import result_bytes
 from tdmap.data.trees import FreshResults
 from tdmap.diagnostics.progress import StageBars
-from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.links import CudaLink

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack, overload
 
+from tdmap.arguments import require_integer
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.devices import check_start_method
-from tdmap.errors import OutputMismatch, require_integer
+from tdmap.errors import OutputMismatch
 from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function

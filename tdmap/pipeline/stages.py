@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from tdmap.errors import require_integer
+from tdmap.arguments import require_integer
 from tdmap.job import function_name
 from tdmap.output.outputfolder import require_no_tilde
 from tdmap.pipeline.shares import Share

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.data.reader import rows_of
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.rowfiles import SharedTensors

@@ -5,10 +5,11 @@ Lines without a mark must be clean.
 """
 
 import dataclasses
-from typing import Any, Generic, TypeVar, reveal_type
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from typing import reveal_type
 
 from tensordict_lite import TensorClass, TensorDict, tensorclass
 

@@ -68,9 +68,7 @@ reveal_type(tdmap.filter(photos, is_dark, out="dark"))  # R: user_program.Photo
 reveal_type(tdmap.shuffle(torch.arange(3), seed=0))  # R: torch._tensor.Tensor
 reveal_type(tdmap.train_test_split(photos)[0])  # R: user_program.Photo
 reveal_type(tdmap.concat([data, data])[:3])  # R: Any
-reveal_type(
-    data.map_iter(double)
-)  # R: tdmap.ops.iteration.iterator.MapIterator[tensordict_lite.dense.tensordict.TensorDict]
+reveal_type(data.map_iter(double))  # R: tdmap.ops.iteration.iterator.MapIterator[tensordict_lite.dense.tensordict.TensorDict]
 reveal_type(data.map(double, out="doubled"))  # R: tensordict_lite.dense.tensordict.TensorDict
 reveal_type(photos.map(is_dark, num_workers=2))  # R: torch._tensor.Tensor
 reveal_type(photos.map(is_dark, out=data))  # R: tensordict_lite.dense.tensordict.TensorDict

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
+from tdmap.arguments import require_integer
 from tdmap.data.kinds import Dataset, R
 from tdmap.devices import OUT_CHUNKS, check_start_method
-from tdmap.errors import require_integer
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, called_with, check_placement
 from tdmap.job import Job, Source

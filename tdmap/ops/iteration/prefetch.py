@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdmap.arguments import require_integer
 from tdmap.data.trees import rebuild, tensors_in
-from tdmap.errors import add_note, require_integer
+from tdmap.errors import add_note
 from tdmap.memory.links import CudaLink, CudaMark, Device, is_copied, open_link, resolve_device
 
 
