@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdmap.diagnostics.jobfiles import JobStatus
+from tdmap.diagnostics.meter import starved_for
 from tdmap.diagnostics.reports.tables import size
 
 if TYPE_CHECKING:
@@ -82,14 +82,10 @@ class Watcher:
 
     def _starved(self, pid: int) -> float:
         """Share of the time since the last look that a process waited for a core."""
-        try:
-            nanoseconds = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0.0
-        now = time.monotonic()
+        now, nanoseconds = time.monotonic(), starved_for(str(pid))
         then, before = self._waits.get(pid, (now, nanoseconds))
         self._waits[pid] = now, nanoseconds
-        return min((nanoseconds - before) / 1e9 / (now - then), 1.0) if now > then else 0.0
+        return min(max(nanoseconds - before, 0) / 1e9 / (now - then), 1.0) if now > then else 0.0
 
 
 def _is_under(process: Any, driver: int) -> bool:
