@@ -242,7 +242,7 @@ class Theirs(Side):
 
 def peak_of(who: str, lines: str, workers: int) -> dict[str, float]:
     """Run the whole job in this process; MB of its processes together, and of this one, at their peak."""
-    from benchmarks._peaks import MemoryWatch
+    from examples.memory_watch import MemoryWatch
 
     with tempfile.TemporaryDirectory() as folder:
         side = (Ours if who == "tdmap" else Theirs)(Path(lines), Path(folder) / "job", workers)

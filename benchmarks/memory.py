@@ -52,8 +52,8 @@ def main() -> None:
 
 def measure(rows: int, workers: int) -> dict[str, float]:
     """Map ``rows`` rows in this process, and return the peaks in MiB."""
-    from benchmarks._peaks import MemoryWatch
     from benchmarks._workload import Workload, normalise_rows
+    from examples.memory_watch import MemoryWatch
 
     work = Workload(Path(tempfile.mkdtemp(prefix="map-memory-")), rows, workers)
     try:

@@ -30,12 +30,12 @@ from typing import Annotated
 import torch
 import typer
 from contact_sheet import stretched, write_contact_sheet
+from memory_watch import MemoryWatch
 from photos import Photograph, load_photographs
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from tdmap.diagnostics.memory import MemoryWatch
 from tensordict_lite import TensorDict
 
 EDGE = 64

@@ -26,6 +26,8 @@ class PeakMemory:
     """Unique set size of the watched process: what would be free if it alone ended."""
     workers: list[int] = field(default_factory=list)
     """Unique set size of each process under it, largest first."""
+    total: int = 0
+    """Highest sum over all of them at one moment."""
 
 
 class MemoryWatch:
@@ -61,17 +63,19 @@ def watch(pid: int, interval: float) -> None:
     """Look at the tree under `pid` until stdin closes, then print the peaks as JSON."""
     main = psutil.Process(pid)
     peaks: dict[int, int] = {}
+    total = 0
     while True:
-        first = not peaks
-        for process, size in unique_bytes(main).items():
+        first, sizes = not peaks, unique_bytes(main)
+        for process, size in sizes.items():
             peaks[process] = max(size, peaks.get(process, 0))
+        total = max(total, sum(sizes.values()))
         if first:
             print("watching", flush=True)
         until = time.monotonic() + interval
         if select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
             break
     workers = sorted((size for process, size in peaks.items() if process != pid), reverse=True)
-    print(json.dumps({"main": peaks.get(pid, 0), "workers": workers}))
+    print(json.dumps({"main": peaks.get(pid, 0), "workers": workers, "total": total}))
 
 
 def unique_bytes(main: Any) -> dict[int, int]:
