@@ -160,6 +160,15 @@ def require_writable(path: Path) -> None:
         refuse(f"--in-place needs to write, and {blocked[0]} is read-only")
 
 
+def write_file(write: Callable[[], Any], path: Path) -> None:
+    """Write a picture or another file, and say so; or leave with why it could not be written."""
+    try:
+        write()
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        refuse(f"{path} was not written: {error}")
+    say(f"wrote {path}")
+
+
 # -------- functions
 
 

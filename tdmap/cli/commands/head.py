@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.reducers import listed, number_text, of_kind
-from tdmap.cli.requests import open_rows, refuse
+from tdmap.cli.requests import open_rows, refuse, write_file
 
 CELL = 128
 """Width and height of a picture on a sheet, in pixels."""
@@ -55,7 +55,6 @@ def head(
         if not pictures:
             refuse(f"no entry of {path} looks like pictures, which are [rows, 3, height, width] or [..., 3]")
         _draw(pictures, range(first - shift, chosen.stop - shift), sheet)
-        say(f"wrote {sheet}")
     elif pictures and not asked().json:
         names = ", ".join("/".join(key) for key, _ in pictures)
         typer.echo(f"{printable(names)}: pictures, by their shape; --sheet sheet.png draws them")
@@ -111,10 +110,7 @@ def _draw(pictures: list[tuple[tuple[str, ...], Any]], rows: range, path: Path) 
             )
             draw.text((left, down + CELL + 2), f"row {row:,}", "black")
         top += deep * (CELL + line + gap) + gap
-    try:
-        canvas.save(path)
-    except (OSError, ValueError) as error:
-        refuse(f"{path} was not written: {error}")
+    write_file(lambda: canvas.save(path), path)
 
 
 def _pixels(picture: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tdmap.cli.answers import answer, say
+from tdmap.cli.answers import answer
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.requests import find_function, guard, open_rows, refuse
+from tdmap.cli.requests import find_function, guard, open_rows, refuse, write_file
 
 if TYPE_CHECKING:
     from tdmap.data.kinds import Data
@@ -51,9 +51,9 @@ def profile_command(
     options: dict[str, Any] = {"num_workers": num_workers, "chunksize": chunksize, "mp_start_method": mp_start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")
     if trace is not None:
-        _write(lambda: prof.save_trace(trace), trace)
+        write_file(lambda: prof.save_trace(trace), trace)
     if plot is not None:
-        _write(lambda: prof.plot(plot), plot)
+        write_file(lambda: prof.plot(plot), plot)
     lines = [prof.summary()]
     if sample.batch_size[0] < data.batch_size[0]:
         lines.append(f"on {sample.batch_size[0]:,} of {data.batch_size[0]:,} rows; --rows runs more")
@@ -98,11 +98,3 @@ def _run(fn: Any, sample: Any, options: dict[str, Any], flame: Path | None) -> A
             prof.flame(flame)
         tdmap.map(sample, fn, **options)
     return prof
-
-
-def _write(run: Any, path: Path) -> None:
-    try:
-        run()
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        refuse(f"{path} was not written: {error}")
-    say(f"wrote {path}")

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, time_types, type_name
-from tdmap.cli.requests import entries_named, guard, open_rows, refuse
+from tdmap.cli.requests import entries_named, guard, open_rows, write_file
 
 
 @app.command()
@@ -50,11 +50,7 @@ def stats(
         )
         found = {key: values["/".join(key)] for key in wanted}
     if plot is not None:
-        try:
-            draw_columns([("/".join(key), one) for key, one in found.items()], str(plot))
-        except (OSError, ValueError, ModuleNotFoundError) as error:
-            refuse(f"{plot} was not written: {error}")
-        say(f"wrote {plot}")
+        write_file(lambda: draw_columns([("/".join(key), one) for key, one in found.items()], str(plot)), plot)
     if asked().json:
         entries = [{"key": list(key), "dtype": types[key], **asdict(one)} for key, one in found.items()]
         rest = [{"key": list(key), "dtype": kind} for key, kind in others.items()]
