@@ -33,6 +33,7 @@ from tdmap.runtime.workers.launch import default_method, start_methods
 from tdmap.runtime.workers.pool import WorkerPool
 from tdmap.tuning import current
 from tensordict_lite import TensorDict
+from tensordict_lite.show.options import bytes_text
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 """States of a check: as it should be; works, but not as well as it could; does not work."""
@@ -174,7 +175,7 @@ def _cores() -> str:
 
 def _memory() -> str:
     spare = system_memory()
-    return "unknown" if spare is None else f"{_gigabytes(spare)} available"
+    return "unknown" if spare is None else f"{bytes_text(spare)} available"
 
 
 def _place(folder: Path) -> str:
@@ -183,7 +184,7 @@ def _place(folder: Path) -> str:
     except OSError as error:
         return f"{folder}: {error.strerror}"
     kind = _file_system(folder.resolve())
-    return f"{folder.resolve()}{f' ({kind})' if kind else ''}, {_gigabytes(usage.free)} free"
+    return f"{folder.resolve()}{f' ({kind})' if kind else ''}, {bytes_text(usage.free)} free"
 
 
 def _file_system(folder: Path) -> str:
@@ -197,10 +198,6 @@ def _file_system(folder: Path) -> str:
             if inside and len(place) >= len(best):
                 best, kind = place, name
     return kind
-
-
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
 
 
 # -------- checks
@@ -221,7 +218,7 @@ def check_memory() -> Check:
     if spare is None:
         return Check("memory", WARNING, "the system does not say how much there is", "pass chunksize= for large rows")
     state = WARNING if spare < LITTLE else OK
-    return Check("memory", state, f"{_gigabytes(spare)} available", "close other programs" if state != OK else "")
+    return Check("memory", state, f"{bytes_text(spare)} available", "close other programs" if state != OK else "")
 
 
 def check_shared_memory() -> Check:
@@ -236,7 +233,7 @@ def check_shared_memory() -> Check:
         free = shutil.disk_usage("/dev/shm").free
         if free < LITTLE:
             advice = "in a container: docker run --shm-size=8g"
-            return Check("shared memory", WARNING, f"/dev/shm has {_gigabytes(free)}", advice)
+            return Check("shared memory", WARNING, f"/dev/shm has {bytes_text(free)}", advice)
     return Check("shared memory", OK, f"a worker filled 1 MiB of it in {time.monotonic() - began:.2f} s")
 
 
@@ -260,8 +257,8 @@ def check_disk(folder: Path) -> Check:
         advice = "a file takes the place of locks; mount it with flock if you can"
         return Check("disk", WARNING, f"{folder.resolve()} has no locks", advice)
     if free < LITTLE:
-        return Check("disk", WARNING, f"{folder.resolve()}: {_gigabytes(free)} free", "free some space")
-    return Check("disk", OK, f"{folder.resolve()}: written, mapped and locked, {_gigabytes(free)} free")
+        return Check("disk", WARNING, f"{folder.resolve()}: {bytes_text(free)} free", "free some space")
+    return Check("disk", OK, f"{folder.resolve()}: written, mapped and locked, {bytes_text(free)} free")
 
 
 def _locks(folder: str) -> bool:

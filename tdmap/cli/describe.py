@@ -89,18 +89,3 @@ def time_types(data: Data) -> dict[str, Any]:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def human_bytes(size: int) -> str:
-    """Write a number of bytes for people.
-
-    Example:
-        >>> human_bytes(1_572_864), human_bytes(1000 << 10)
-        ('1.5 MiB', '1000.0 KiB')
-    """
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
-        value /= 1024
-    return f"{value:.1f} TiB"

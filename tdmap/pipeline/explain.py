@@ -20,6 +20,7 @@ from tdmap.pipeline.rows import UnwrittenCache, View
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, Batch, Cache, Call, ConcatWith, Repeat, Shuffle, Stage
 from tdmap.seeding import own_streams
+from tensordict_lite.show.options import bytes_text
 
 if TYPE_CHECKING:
     from tdmap.pipeline.chain import Chain
@@ -114,9 +115,9 @@ def _head_boxes(head: Head, workers: int, caches: list[Box], batch: int | None) 
         facts.append("chunks: when the cache is written")
     else:
         facts.append(
-            f"{_plural(-(-count // size), 'chunk')} of {_plural(size, 'row')}, {_bytes(size * row_bytes)} each"
+            f"{_plural(-(-count // size), 'chunk')} of {_plural(size, 'row')}, {bytes_text(size * row_bytes)} each"
         )
-        facts.append(f"reads {_bytes(count * row_bytes)}" + (" an epoch" if head.epochs != 1 else ""))
+        facts.append(f"reads {bytes_text(count * row_bytes)}" + (" an epoch" if head.epochs != 1 else ""))
     who = "1 worker" if workers == 1 else f"{workers} workers" if workers else "this process, without workers"
     return Box("workers", f"one pass, {who}", [str(stage) for stage in head.stages] or ["read"], facts, [rows])
 
@@ -138,7 +139,7 @@ def _rows_box(view: View, caches: list[Box]) -> Box:
         title = f"{_count(over.length)} of the cache"
     else:
         name = type(over.data if isinstance(over, InMemory) else over).__name__
-        title = f"{name}, {_count(over.length)} of {_bytes(over.row_bytes)}"
+        title = f"{name}, {_count(over.length)} of {bytes_text(over.row_bytes)}"
     return Box("rows", title, picks, facts, above)
 
 
@@ -151,9 +152,9 @@ def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int | None) -> l
     if row is None:
         return [*facts, *_memory(plan, None, workers, prefetch)]
     row_bytes = row_bytes_of(row, 1)
-    facts.append(f"{_bytes(row_bytes)} a row")
+    facts.append(f"{bytes_text(row_bytes)} a row")
     if count is not None and count < ENDLESS and not plan.batched:
-        facts.append(f"{_bytes(count * row_bytes)} in all")
+        facts.append(f"{bytes_text(count * row_bytes)} in all")
     return [*facts, *_memory(plan, row_bytes, workers, prefetch)]
 
 
@@ -169,13 +170,14 @@ def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int | Non
         order = 8 * (head.view.length or 0) * any(isinstance(pick, Shuffle) for pick in head.view.picks)
         total += busy + ahead + order
         parts.append(
-            f"{_bytes(busy)} in workers, {_bytes(ahead)} ahead" + (f", {_bytes(order)} of order" * bool(order))
+            f"{bytes_text(busy)} in workers, {bytes_text(ahead)} ahead"
+            + (f", {bytes_text(order)} of order" * bool(order))
         )
     for stage in _locals(plan):
         if isinstance(stage, Shuffle) and stage.buffer is not None:
             total += stage.buffer * out_bytes
-            parts.append(f"{_bytes(stage.buffer * out_bytes)} of shuffle buffer")
-    return [f"memory about {_bytes(total)}: {'; '.join(parts)}"]
+            parts.append(f"{bytes_text(stage.buffer * out_bytes)} of shuffle buffer")
+    return [f"memory about {bytes_text(total)}: {'; '.join(parts)}"]
 
 
 def _heads(plan: Plan, batch: int | None) -> Iterator[tuple[Head, int | None]]:
@@ -210,14 +212,6 @@ def _plural(count: int, unit: str) -> str:
 
 def _count(rows: int | None) -> str:
     return "rows" if rows is None else _plural(rows, "row")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
 class Explanation:

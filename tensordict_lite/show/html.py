@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.show.options import RaggedShape, exclusive_entries, fields_of, get_printoptions, tensor_field
+from tensordict_lite.show.options import (
+    RaggedShape,
+    bytes_text,
+    exclusive_entries,
+    fields_of,
+    get_printoptions,
+    tensor_field,
+)
 from tensordict_lite.strided import shape_of
 
 MOST_ENTRIES = 40
@@ -72,7 +79,7 @@ def _tree(td: Any, dims: int, device: Any, level: int, key: str | None = None) -
         told.append(f"stack_dim={td._stack_dim}")
     told.append(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}")
     if level == 0:
-        told += [_bytes(_size(td)), *([str(td.device)] if td.device is not None else [])]
+        told += [bytes_text(_size(td)), *([str(td.device)] if td.device is not None else [])]
         told += [f"mapped from {td._memmap_path}"] if getattr(td, "_memmap_path", None) else []
         told += ["locked"] if td.is_locked else []
     head = f"{name}<b>{escape(type(td).__name__)}</b> {_less(', '.join(told))}"
@@ -90,7 +97,7 @@ def _entry(key: str, value: Any, dims: int, device: Any, level: int) -> str:
         return name + _less(f"{text}, other shapes in other rows")
     if isinstance(value, Tensor):
         shape = shape_of(value)
-        told = f"{tensor_field(value, shape[dims:], device)} · {_bytes(_size(value))}"
+        told = f"{tensor_field(value, shape[dims:], device)} · {bytes_text(_size(value))}"
         where = getattr(value, "filename", None) if type(value) is not Tensor else None
         title = f' title="{escape(str(where))}"' if where else ""
         return f'{name}<span class="tdl-less"{title}>{escape(told)}</span>{_pictures(value, dims)}'
@@ -131,14 +138,6 @@ def _less(text: str) -> str:
 def _size(value: Any) -> int:
     leaves = [value] if isinstance(value, Tensor) else value._leaves()
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.layout is torch.strided)
-
-
-def _bytes(count: int) -> str:
-    scale = max(0, min((count.bit_length() - 1) // 10, len(_UNITS) - 1))
-    return f"{count} B" if not scale else f"{count / (1 << 10 * scale):,.1f} {_UNITS[scale]}"
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 # -- pictures -------------------------------------------------------------------------------------------------

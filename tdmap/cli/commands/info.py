@@ -14,7 +14,6 @@ import typer
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import (
-    human_bytes,
     is_branch,
     leaves_of,
     outline,
@@ -55,6 +54,8 @@ def info(
     from rich.markup import escape
     from rich.tree import Tree
 
+    from tensordict_lite.show.options import bytes_text
+
     shape = _batch_size(data)
     rows = f"{shape[0]:,} rows" if shape else "no rows"
     tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {shape}, {rows}")
@@ -62,7 +63,7 @@ def info(
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)
-    console.print(f"total {human_bytes(total)} in {sum(1 for _ in leaves_of(data))} leaves")
+    console.print(f"total {bytes_text(total)} in {sum(1 for _ in leaves_of(data))} leaves")
 
 
 def _grow(tree: Any, data: Data, times: dict[str, Any], above: str = "") -> None:
@@ -80,7 +81,9 @@ def _grow(tree: Any, data: Data, times: dict[str, Any], above: str = "") -> None
 def _add(tree: Any, name: str, value: Any, time: Any = None) -> None:
     from rich.markup import escape
 
-    size = human_bytes(size_of(value)) if size_of(value) else "-"
+    from tensordict_lite.show.options import bytes_text
+
+    size = bytes_text(size_of(value)) if size_of(value) else "-"
     kind = type_name(value) if time is None else f"{type_name(value)}, {time.name}"
     tree.add(f"{escape(name)}  [cyan]{escape(kind)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
 
@@ -103,6 +106,7 @@ def verify(
     """Compare every byte of a dataset with its stored checksums."""
     from tensordict_lite import DatasetError
     from tensordict_lite.memmap import checksum
+    from tensordict_lite.show.options import bytes_text
 
     end_with_reader()
     open_dataset(path)
@@ -122,7 +126,7 @@ def verify(
         refuse(str(error))
     for problem in report.problems:
         say(str(problem))
-    checked = f"{report.files} files, {human_bytes(report.nbytes)}"
+    checked = f"{report.files} files, {bytes_text(report.nbytes)}"
     problems = [str(problem) for problem in report.problems]
     facts = {"files": report.files, "bytes": report.nbytes, "problems": problems}
     answer(

@@ -12,7 +12,6 @@ import typer
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app
 from tdmap.cli.commands.profile import safe_sample, sample_of
-from tdmap.cli.describe import human_bytes
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
 
@@ -110,8 +109,10 @@ def _tune(fn: Any, sample: Any, rounds: int) -> None:
 
 
 def _value(value: float, unit: str) -> str:
+    from tensordict_lite.show.options import bytes_text
+
     if unit == "B/s":
-        return f"{human_bytes(int(value))}/s"
+        return f"{bytes_text(value)}/s"
     for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= scale:
             return f"{value / scale:.3g} {name}"
