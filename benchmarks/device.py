@@ -31,7 +31,7 @@ from tdmap.execution import Execution
 from tdmap.functions import OnKeys
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
-from tdmap.memory.links import DeviceLink, open_link
+from tdmap.memory.links import CudaLink, open_link
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.output.device import DeviceBuffer
 from tdmap.output.output import Output
@@ -112,7 +112,7 @@ class Workload:
         self.rows = max((megabytes << 20) // row_bytes, 1)
         self.workers = workers
         self.device = device
-        self.link: DeviceLink = open_link(device)
+        self.link: CudaLink = open_link(device)
         image = torch.randint(0, 256, (self.rows, *SHAPE), dtype=torch.uint8)
         self.data = TensorDict({"image": image}, [self.rows]).share_memory_()
         self.few = self.data[: max(self.rows // 8, 1)]
