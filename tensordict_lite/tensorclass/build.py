@@ -196,7 +196,7 @@ def _check_private_names(cls: Any) -> None:
 
 
 # Methods that create an empty instance first and fill it afterwards.
-_SHELL_FILLERS = tuple(name for name in ("_apply_level", "_apply_plainly") if hasattr(TensorCollection, name))
+_SHELL_FILLERS = ("_apply_level", "_apply_plainly")
 
 _FROM_PYTHON = frozenset(("_abc_impl", "_is_protocol"))
 _BOOKKEEPING = frozenset(
