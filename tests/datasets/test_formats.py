@@ -87,7 +87,8 @@ def test_parquet_of_every_type_is_read_by_workers(tmp_path: Path, workers: int) 
     for number in range(3):
         pq.write_table(table(), tmp_path / f"part-{number}.parquet", row_group_size=170)
     whole = pa.concat_tables([table()] * 3)
-    for source in (tmp_path, str(tmp_path / "*.parquet"), sorted(map(str, tmp_path.glob("*.parquet")))):
+    sources = (tmp_path, str(tmp_path / "*.parquet"), sorted(map(str, tmp_path.glob("*.parquet"))))
+    for source in sources[:1] if workers else sources:
         out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
         check(read(source, out, num_workers=workers), whole)
         check(TensorDict.load_memmap(out), whole)

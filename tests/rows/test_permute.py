@@ -201,11 +201,11 @@ def test_an_order_in_shared_memory_is_the_same_order():
 
 def test_every_order_is_equally_likely():
     seen: dict[tuple[int, ...], int] = {}
-    for seed in range(600):
+    for seed in range(300):
         order = tuple(tdmap.shuffle(torch.arange(3), seed, num_workers=0).tolist())
         seen[order] = seen.get(order, 0) + 1
     assert len(seen) == 6
-    assert sum((count - 100) ** 2 / 100 for count in seen.values()) < 20.5  # chi-squared, 5 degrees, p = 0.001
+    assert sum((count - 50) ** 2 / 50 for count in seen.values()) < 20.5  # chi-squared, 5 degrees, p = 0.001
 
 
 def test_no_seed_draws_one_from_torch():
