@@ -211,6 +211,13 @@ def test_strings_of_the_dataset_in_an_output_that_is_there():
         groups.reduce({"sum": r.Sum("v")}, num_workers=2, out=groups.reduce({"sum": r.Sum("v")}, num_workers=0).clone())
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float32, torch.bool], ids=str)
+def test_a_key_of_one_column_keeps_its_shape(dtype):
+    data = TensorDict({"k": torch.tensor([[1], [0], [1]]).to(dtype)}, [3])
+    found = tdmap.group_by(data, "k").reduce({"n": r.Count()}, num_workers=0)
+    assert torch.equal(found["k"], torch.tensor([[0], [1]]).to(dtype)) and found["n"].tolist() == [1, 2]
+
+
 def test_no_rows_give_no_keys(tmp_path):
     data = dataset(5, 3)[:0]
     result = tdmap.group_by(data, "k").reduce(ready_made(), num_workers=2)

@@ -1,5 +1,7 @@
 """Rows copied from anywhere: against slices put together."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,10 +25,15 @@ def gathered(values: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> 
     st.lists(st.integers(0, 12) | st.integers(0, 700), min_size=1, max_size=60),
     st.randoms(use_true_random=False),
     st.sampled_from([torch.uint8, torch.int64, torch.bfloat16]),
+    st.sampled_from([(), (3,), (2, 5)]),
+    st.booleans(),
 )
-def test_any_choice_of_rows_of_any_lengths(lengths: list[int], random: object, dtype: torch.dtype) -> None:
-    offsets = offsets_of(torch.tensor(lengths))
-    values = torch.arange(int(offsets[-1])).to(dtype)
+def test_any_choice_of_rows_of_any_lengths(
+    lengths: list[int], random: object, dtype: torch.dtype, shape: tuple[int, ...], lie_apart: bool
+) -> None:
+    offsets, apart = offsets_of(torch.tensor(lengths)), 1 + lie_apart
+    size = (int(offsets[-1]) * apart, *shape)
+    values = torch.arange(math.prod(size)).reshape(size).to(dtype)[::apart]
     rows = torch.tensor(random.choices(range(len(lengths)), k=random.randint(0, 90)), dtype=torch.int64)  # type: ignore[attr-defined]
     starts, ends = offsets[:-1][rows], offsets[1:][rows]
     assert torch.equal(gathered(values, starts, ends), by_hand(values, starts.tolist(), ends.tolist()))
