@@ -34,6 +34,10 @@ def x(chunk):
     return chunk["x"] * 1.0
 
 
+def words(chunk):
+    return ["a"] * len(chunk)
+
+
 def first(chunk):
     return x(chunk)[..., 0]
 
@@ -90,6 +94,9 @@ CASES = {
         lambda chunk: lazy_stack([TensorDict({"x": torch.zeros(n)}, []) for n in range(len(chunk))]),
         "LazyStackedTensorDict, whose rows may differ in shape",
     ),
+    "no strings later": (lambda d, p: None, late(of(y=x, s=words), of(y=x)), r"this one lacks \['s'\]"),
+    "no strings later, in a folder": (folder, late(of(y=x, s=words), of(y=x)), r"this one lacks \['s'\]"),
+    "strings later": (folder, late(of(y=x), of(y=x, s=words)), r"this one has also \['s'\]"),
     "other names later": (folder, late(of(y=x), of(z=x)), "look alike"),
     "another shape later": (
         folder,

@@ -263,10 +263,15 @@ class Fork(tdmap.events.Callback):
 
     def on_lease_done(self, event):
         if not self.codes and len(os.listdir(self.hidden)) > 1:
+            before = self.states()
             child = os.fork()
             if child == 0:
                 raise KeyboardInterrupt
             self.codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            assert self.states() == before
+
+    def states(self) -> list[bytes]:
+        return [file.read_bytes() for file in sorted(self.hidden.glob("states-*"))]
 
 
 @pytest.mark.parametrize("name", ["map", "filter", "flat_map", "permute", "group_by.map_groups", "write here"])

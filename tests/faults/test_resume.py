@@ -280,14 +280,15 @@ def test_an_answer_whose_states_were_removed_is_an_error_with_what_to_do(data, t
         tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
 
 
-@pytest.mark.parametrize("spoilt", ["states", "log"])
+@pytest.mark.parametrize("spoilt", ["torn states", "states that end in zeros", "log"])
 def test_states_that_are_torn_or_without_their_log_are_not_trusted(data, tmp_path, spoilt):
     fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
     states, options = tmp_path / "out" / ".tdmap" / "states-0", dict(OPTIONS)
-    if spoilt == "states":
-        states.write_bytes(states.read_bytes()[:-3])
+    if spoilt != "log":
+        whole = states.read_bytes()
+        states.write_bytes(whole[:-3] if spoilt == "torn states" else whole[:-30] + bytes(30))
     else:
         states.with_name("journal").unlink()
         options["chunksize"] += 2

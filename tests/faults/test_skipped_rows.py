@@ -143,6 +143,15 @@ def test_a_report_of_a_worker_that_died_does_not_hold(data, tmp_path):
     assert not errors and torch.equal(data["x"], torch.arange(200.0) + 1)
 
 
+def test_a_report_about_a_chunk_that_nobody_ended_does_not_hold(data, tmp_path):
+    with pytest.raises(Stop):
+        run("in place", data, tmp_path, on_error="skip", callbacks=[StopAfter(2)], executor="serial")
+    note_skipped(tmp_path / "in" / ".tdmap" / "journal", 39, [(199, ValueError("killed at once"), "text")])
+    errors = tdmap.RowErrors()
+    run("in place", TensorDict.load_memmap(tmp_path / "in"), tmp_path, on_error=errors, executor="serial")
+    assert errors.rows == BAD
+
+
 def write_log(path, *frames):
     head = {"identity": {}, "began": 0}
     said = [b"H" + json.dumps(head).encode(), b"B" + json.dumps([0, "job", 10, 100]).encode(), *frames]

@@ -134,6 +134,13 @@ def test_every_rank_has_as_many_batches(rows, make, even, count):
         assert len(seen) <= len(whole) and set(seen) <= set(whole)
 
 
+def test_a_round_that_is_not_full_is_padded_with_its_elements_in_turn(rows):
+    kept = rows.pipeline().filter(lambda c: c["x"] % 3 > 0)  # 33 rows: three are left for five ranks
+    whole = order(kept.iter(num_workers=0))
+    padded = [order(kept.shard(rank, 5, even="pad").iter(num_workers=0)) for rank in range(5)]
+    assert [share[-1] for share in padded] == [*whole[30:], *whole[30:32]]
+
+
 def test_an_order_that_a_part_has_drawn_is_refused_for_ranks(rows, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

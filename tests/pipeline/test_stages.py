@@ -1,5 +1,6 @@
 """What each stage does, and what it says when it cannot."""
 
+import itertools
 import re
 
 import numpy as np
@@ -47,6 +48,11 @@ def test_a_global_shuffle_is_that_of_map_iter(data):
 def test_a_shuffle_after_a_filter_is_a_permutation_of_what_is_left(data):
     got = rows(data.pipeline().filter(odd).shuffle(4))
     assert sorted(got) == list(range(1, 40, 2)) and got != sorted(got)
+
+
+def test_a_shuffle_buffer_draws_anew_each_time():
+    got = rows(TensorDict({"x": torch.arange(400)}, [400]).pipeline().shuffle(0, buffer=20))
+    assert sum(later == one + 1 for one, later in itertools.pairwise(got)) < 40  # an order drawn once undoes itself
 
 
 def test_zip_puts_entries_side_by_side(data, workers):
