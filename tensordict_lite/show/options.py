@@ -185,8 +185,8 @@ def bytes_text(count: float) -> str:
 
     Example:
         >>> bytes_text(12), bytes_text(1_572_864), bytes_text(1000 << 10)
-        ('12 B', '1.5 MiB', '1,000.0 KiB')
+        ('12 B', '1.5 MiB', '1000.0 KiB')
     """
     count = int(count)
     scale = max(0, min((count.bit_length() - 1) // 10, len(_UNITS) - 1))
-    return f"{count} B" if not scale else f"{count / (1 << 10 * scale):,.1f} {_UNITS[scale]}"
+    return f"{count} B" if not scale else f"{count / (1 << 10 * scale):.1f} {_UNITS[scale]}"
