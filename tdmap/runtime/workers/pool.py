@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
+from tdmap.arguments import require_integer
 from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
@@ -195,16 +196,14 @@ class WorkerPool:
         max_tasks_per_child: int | None = None,
         max_memory: int | None = None,
     ) -> None:
-        for name, value in (("max_tasks_per_child", max_tasks_per_child), ("max_memory", max_memory)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, or None: got {value!r}.")
         if num_workers is None:
             num_workers = usable_cores()
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-            raise ValueError(f"num_workers must be an integer of at least 1, or None: got {num_workers!r}.")
+        require_integer("num_workers", num_workers, 1)
+        require_integer("worker_threads", worker_threads, 1)
+        for name, value in (("max_tasks_per_child", max_tasks_per_child), ("max_memory", max_memory)):
+            if value is not None:
+                require_integer(name, value, 1)
         launch.require_start_method(start_method)
-        if isinstance(worker_threads, bool) or not isinstance(worker_threads, int) or worker_threads < 1:
-            raise ValueError(f"worker_threads must be an integer of at least 1: got {worker_threads!r}.")
         self.num_workers = num_workers
         self.start_method = start_method
         self.worker_threads = worker_threads
