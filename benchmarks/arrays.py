@@ -23,7 +23,7 @@ from torch import Tensor
 
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
-from benchmarks._peaks import MemoryWatch
+from examples.memory_watch import MemoryWatch
 from tensordict_lite import TensorDict
 
 SHAPE = (3, 64, 64)
