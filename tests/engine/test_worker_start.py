@@ -109,6 +109,21 @@ def test_a_template_ends_without_a_word_when_its_driver_has_gone():
     assert os.waitpid(pid, 0)[1] == 0
 
 
+FILES = """
+import os, torch, tdmap
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+for method in ("fork", "forkserver", "spawn"):
+    print(*tdmap.map(torch.arange(3), lambda x: x + 1, num_workers=1, mp_start_method=method).tolist())
+"""
+
+
+def test_workers_start_beside_a_thousand_open_files(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(FILES)
+    done = interpreters.run([script])
+    assert done.stdout.split() == ["1", "2", "3"] * 3, done.stderr
+
+
 THREADS = """
 import os, sys, torch, tdmap
 {threads}

@@ -46,9 +46,12 @@ def template_main(arguments: dict[str, Any]) -> NoReturn:
     os.set_blocking(ring, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+    poller = select.poll()  # select.select() takes no descriptor above 1023, and a driver may have more files open
+    poller.register(requests, select.POLLIN)
+    poller.register(bell, select.POLLIN)
     parent, reports = os.getpid(), dict[int, int]()
     while True:
-        ready, _, _ = select.select([requests.fileno(), bell], [], [])
+        ready = {fd for fd, _ in poller.poll()}
         if bell in ready:
             os.read(bell, MESSAGE_BYTES)
             for pid in list(reports):
