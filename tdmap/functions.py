@@ -220,12 +220,24 @@ class ModuleFunction(Named):
         """What all workers may read in one place."""
         yield from self.module.parameters()
 
-    def to_device(self, device: torch.device, own: bool) -> Callable[..., Any]:
+    def to_device(self, device: torch.device, own: bool) -> Self:
         """The same function for chunks on `device`; `own`: the module is private to this process and may be moved."""
-        if own:
-            self.module.to(device)
-            return self
-        return _MovedModule(self, device)
+        new = copy.copy(self)
+        new.module = self.module.to(device) if own else _on_device(self.module, device)
+        return new
+
+
+def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of `module` with its parameters and buffers on `device`; the module itself where it is there already.
+
+    `torch.func.functional_call` would exchange the parameters of the one module, which other threads call meanwhile.
+    """
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    if all(tensor.device == device for tensor in [*parameters, *buffers]):
+        return module
+    memo: dict[int, Any] = {id(x): nn.Parameter(x.detach().to(device), x.requires_grad) for x in parameters}
+    memo.update((id(x), x.detach().to(device, copy=True)) for x in buffers)
+    return copy.deepcopy(module, memo)
 
 
 def _as_rows(result: Data, chunk: Data) -> Data:
@@ -234,31 +246,6 @@ def _as_rows(result: Data, chunk: Data) -> Data:
         with contextlib.suppress(RuntimeError):  # entries that are no rows: what takes the result says so
             result.batch_size = chunk.batch_size
     return result
-
-
-class _MovedModule:
-    """A module's function with parameters and buffers on a device, while the module stays where it is."""
-
-    def __init__(self, function: ModuleFunction, device: torch.device) -> None:
-        self._function = function
-        module = function.module
-        with torch.no_grad():
-            self._state = {
-                name: tensor.to(device)
-                for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-                if tensor.device != device
-            }
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments, **self._function.options)
-
-    def call(self, *arguments: Any, **options: Any) -> Any:
-        """The module's answer."""
-        if not self._state:
-            return self._function.call(*arguments, **options)
-        with torch.no_grad():
-            # These tensors are used, and updated where the module updates buffers, in place of its own.
-            return torch.func.functional_call(self._function.module, self._state, arguments, options)
 
 
 class OnKeys(Named):
@@ -290,10 +277,7 @@ class OnKeys(Named):
         self.keep = keep
 
     def __call__(self, chunk: Data, *more: Any) -> Data:
-        return self.apply(self.fn, chunk, *more)
-
-    def apply(self, fn: Callable[..., Any], chunk: Data, *more: Any) -> Data:
-        """`chunk` with the results of `fn` on its entries, and on what else it is to be called with.
+        """`chunk` with the results of the function on its entries, and on what else it is to be called with.
 
         Raises:
             TypeError: the chunk is a tensor.
@@ -306,7 +290,7 @@ class OnKeys(Named):
         for key, value in zip(self.in_keys, arguments):
             if value is None:
                 raise KeyError(f"in_keys: unknown entry {key!r}. Entries: {list(chunk.keys(True, True))}")
-        call = fn.call if isinstance(fn, (ModuleFunction, _MovedModule)) else fn
+        call = self.fn.call if isinstance(self.fn, ModuleFunction) else self.fn
         results = call(*arguments, *more, **self.options)
         if len(self.out_keys) == 1:
             results = (results,)
@@ -318,18 +302,11 @@ class OnKeys(Named):
             new.set(key, value)
         return new
 
-    def to_device(self, device: torch.device, own: bool) -> Callable[..., Any]:
+    def to_device(self, device: torch.device, own: bool) -> Self:
         """The same function for chunks on `device`."""
-        return _MovedOnKeys(self, moved(self.fn, device, own))
-
-
-class _MovedOnKeys:
-    def __init__(self, function: OnKeys, fn: Callable[..., Any]) -> None:
-        self._function = function
-        self._fn = fn
-
-    def __call__(self, chunk: Data, *more: Any) -> Data:
-        return self._function.apply(self._fn, chunk, *more)
+        new = copy.copy(self)
+        new.fn = moved(self.fn, device, own)
+        return new
 
 
 class OnPictures(Named):

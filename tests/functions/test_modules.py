@@ -1,6 +1,7 @@
 """Any module stands where a function is expected, stays as it was, and is not copied for each worker."""
 
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,6 +184,46 @@ def test_a_module_on_another_device_is_left_there_and_used_here(data):
     result = function(data.double().to("meta"))
     assert result["z"].device.type == "meta" and all(p.device.type == "cpu" for p in model.parameters())
     assert moved(ModuleFunction(model), torch.device("cpu"), own=True).module is model
+
+
+class Overlapping(nn.Module):
+    """Says where its weight is before and after another thread has called it."""
+
+    began = threading.Barrier(2)
+    first_is_out = threading.Event()
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        before = self.weight.device.type
+        if self.began.wait(30):
+            self.first_is_out.wait(30)
+        return [before, self.weight.device.type]
+
+
+def test_threads_may_call_a_module_of_another_device_at_a_time():
+    model = Overlapping()
+    function, found = moved(ModuleFunction(model), torch.device("meta"), own=False), []
+
+    def call():
+        found.append(function.call(torch.ones(2, device="meta")))
+        model.first_is_out.set()
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [["meta", "meta"]] * 2 and model.weight.device.type == "cpu"
+
+
+def test_tied_weights_stay_tied_on_another_device():
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    model[1].weight = model[0].weight
+    there = moved(ModuleFunction(model), torch.device("meta"), own=False).module
+    assert there[0].weight is there[1].weight and there[0].weight.is_meta and not model[0].weight.is_meta
 
 
 def test_parameters_that_workers_cannot_reach(data):
