@@ -44,12 +44,13 @@ bench: $(VENV)/.installed-bench
 gpu: $(GPU_VENV)/.installed
 	$(GPU_VENV)/bin/python -m benchmarks.gpu
 
-# Beside the torch that $(PYTHON) has, if it has one: that of the constraints may be built for another CUDA, or for none.
-$(GPU_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
-	grep -viE '^(torch|triton|nvidia|cuda)' constraints.txt > $(GPU_VENV)/constraints.txt
-	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
-		--constraint $(GPU_VENV)/constraints.txt --editable ".[gpu]"
+# With the torch that $(PYTHON) has, if it has one, and what is installed beside it: the constraints are for another torch.
+# By a path file, because --system-site-packages passes over the virtual environment that $(PYTHON) may belong to.
+$(GPU_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(GPU_VENV)
+	-$(PYTHON) -c "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])" \
+		> $$($(GPU_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])")/torch.pth
+	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[gpu]"
 	@touch $@
 
 soak: $(VENV)/.installed-dev

@@ -463,24 +463,24 @@ def in_a_process(one: Experiment, fake: bool) -> Line:
     seconds, lines = time.perf_counter() - began, done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return Line(one.name, "ok", seconds, lines[-1])
-    last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-    return Line(one.name, "FAILED", seconds, f"exit status {done.returncode}: {last[:300]}")
+    told = done.stderr.strip().splitlines() or ["no word"]
+    show_details(told)
+    return Line(one.name, "FAILED", seconds, f"exit status {done.returncode}: {told[-1][:300]}")
 
 
 def tests() -> Line:
     """Run the tests that need a device; none of them is allowed to be skipped by all."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", *TESTS]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4 * SECONDS)
     except subprocess.TimeoutExpired:
         return Line("tests", "FAILED", 4.0 * SECONDS, f"not over after {4 * SECONDS} s")
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no word"]
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    for line in failed:
-        print(f"    {line}", flush=True)
     passed = re.search(r"(\d+) passed", lines[-1])
     good = done.returncode == 0 and passed is not None and int(passed[1]) > 0
+    if not good:
+        show_details(lines, 400)
     return Line("tests", "ok" if good else "FAILED", time.perf_counter() - began, lines[-1].strip("= "))
 
 
@@ -494,6 +494,12 @@ def without_a_device() -> str:
         torch.cuda.device_count()
     said = str(caught[-1].message).splitlines()[0] if caught else "no driver, or no device that this process may see"
     return f"torch {torch.__version__} for CUDA {torch.version.cuda} sees no device: {said}"
+
+
+def show_details(lines: list[str], count: int = 40) -> None:
+    """Print the end of what a process wrote."""
+    for line in lines[-count:]:
+        print(f"    {line}", flush=True)
 
 
 def show(line: Line, number: int, count: int) -> None:
