@@ -113,7 +113,8 @@ class StorageOps(Kernel):
         """
         if hasattr(self, "named_parameters"):
             raise RuntimeError("Cannot build a memmap TensorDict in-place: use memmap() for a mapped copy")
-        if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
+        here = self.device is None or self.device.type == "cpu"  # what is on a device counts as shared
+        if here and self.is_shared() and not self.is_memmap() and not _all_mapped(self):
             raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
         return _save(self, prefix, locals(), archive=False, inplace=True)
 

@@ -24,7 +24,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.callers import warn_caller
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.kernel import DeviceLike
+from tensordict_lite.kernel import DeviceLike, normalise_device
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import (
     MAX_BYTES,
@@ -310,7 +310,7 @@ def load_collection(
     if mode not in (None, "r", "r+"):
         raise ValueError(f'mode is None, "r" (copy-on-write) or "r+" (writes reach the files): got {mode!r}')
     if device is not None:
-        device = torch.device(device)
+        device = normalise_device(device)
     if out is not None and out.device is not None:
         if device is not None and device != out.device:
             raise ValueError(f"device={device} was requested, but out is on {out.device}")

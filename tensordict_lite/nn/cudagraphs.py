@@ -126,7 +126,7 @@ class CudaGraphModule:
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
             out = self.module(*given, **options)
         self._graph = graph
-        self._writes_input = isinstance(self.module, TensorDictModuleBase) and bool(given) and out is given[0]
+        self._writes_input = self._takes_td and bool(given) and out is given[0]
         self._out = out
 
     def _copied(self, value: Any) -> Any:
@@ -176,8 +176,10 @@ class CudaGraphModule:
     def _delivered(self, args: tuple[Any, ...]) -> Any:
         """Copies of the graph's outputs, in the input where the module writes there."""
         if self._writes_input:
-            keys = [key for key in self.module.out_keys if key != "_"]  # type: ignore[attr-defined]
-            return args[0].update(self._out.select(*keys, strict=False).clone())
+            out = self._out
+            if isinstance(self.module, TensorDictModuleBase):  # it writes nothing else
+                out = out.select(*(key for key in self.module.out_keys if key != "_"), strict=False)
+            return args[0].update(out.clone())
         return _pytree.tree_map(
             lambda value: value.clone() if isinstance(value, (Tensor, TensorCollection)) else value,
             self._out,

@@ -30,11 +30,13 @@ def signed_view(tensor: Tensor) -> Tensor:
 
 
 def write_rows(entry: Tensor, index: Any, value: Any) -> None:
-    """``entry[index] = value`` for a tensor or a number, also of a dtype that torch cannot index."""
+    """``entry[index] = value`` for a number or a tensor, of any device, and of dtypes that torch cannot index."""
     try:
         entry[index] = value
-    except NotImplementedError:
-        if entry.dtype not in _SIGNED:
+    except RuntimeError as error:
+        if isinstance(value, Tensor) and value.device != entry.device:  # torch copies to slices of another device only
+            return write_rows(entry, index, value.to(entry.device))
+        if not isinstance(error, NotImplementedError) or entry.dtype not in _SIGNED:
             raise
         value = torch.as_tensor(value, dtype=entry.dtype, device=entry.device)
         signed_view(entry)[index] = signed_view(value)

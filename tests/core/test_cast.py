@@ -36,16 +36,6 @@ def test_pinning_needs_an_accelerator() -> None:
             pin()
 
 
-@pytest.mark.gpu
-def test_to_cuda_and_back() -> None:
-    td = make()
-    there = td.pin_memory().cuda()
-    assert there.device == torch.device("cuda", 0) and there["n", "c"].is_cuda and there.is_shared()
-    back = there.cpu()
-    for key, leaf in leaves(td).items():
-        assert torch.equal(back[key], leaf)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_tree_without_entries_does_not_go_to_a_device_that_is_not_there() -> None:
     for move in (lambda td: td.cuda(), lambda td: td.to("cuda")):

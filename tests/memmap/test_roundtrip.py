@@ -432,21 +432,6 @@ def test_shared_memory_and_memmap_do_not_mix(tmp_path: Path) -> None:
     assert_same(td.memmap(tmp_path), td)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("non_blocking", [False, True])
-def test_load_to_a_cuda_device(tmp_path: Path, non_blocking: bool) -> None:
-    td = sample()
-    td.memmap(tmp_path)
-    out = TensorDict.load_memmap(tmp_path, device="cuda", non_blocking=non_blocking)
-    torch.cuda.synchronize()
-    assert out.device.type == "cuda" and out["b", "c"].device.type == "cuda"
-    assert_same(out.cpu(), td)
-    target = TensorDict({"a": torch.zeros(3, dtype=torch.int64)}, [3], device="cuda")
-    TensorDict.load_memmap(tmp_path, out=target)
-    assert target["a"].tolist() == [0, 1, 2] and target["a"].device.type == "cuda"
-    assert_same(TensorDict.load_memmap(tmp_path).to("cuda").memmap(tmp_path / "again"), td)
-
-
 @pytest.mark.parametrize("value", ["yes", 1, "False"])
 def test_only_a_bool_allows_pickles(tmp_path: Path, value: Any) -> None:
     td = TensorDict({"a": torch.ones(2)}, [2])
