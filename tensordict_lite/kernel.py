@@ -35,8 +35,6 @@ LOCKED_MESSAGE = (
 
 DeviceLike: TypeAlias = "torch.device | str | int"
 
-_new_object = object.__new__
-
 
 class Lock(list[weakref.ref["Kernel"]]):
     """A lock that caches values made of the locked collection; the cache ends with the lock.
@@ -95,7 +93,7 @@ class Kernel:
         names: list[str | None] | None = None,
     ) -> Self:
         """A collection around entries that are known to fit, without checks, moves or copies."""
-        new = _new_object(cls)
+        new = object.__new__(cls)
         new._source = source
         new._batch_size = batch_size
         new._device = device
@@ -106,7 +104,7 @@ class Kernel:
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
         """Same type and device around entries that are known to fit ``batch_size``."""
-        new = _new_object(type(self))
+        new = object.__new__(type(self))
         new._source = source
         new._batch_size = batch_size
         new._device = self._device
@@ -518,7 +516,7 @@ class Kernel:
 
 def blank(cls: Any) -> Any:
     """An instance with unset slots, to be unpickled."""
-    return _new_object(cls)
+    return object.__new__(cls)
 
 
 def as_size(value: Any) -> torch.Size:

@@ -101,7 +101,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
         size = _batch_size_of(sized, spec)
         if names is not None and len(size) != len(names):
             names = _names_of(size, spec.batch_size, names)
-    if not kept and tuple in map(type, values):
+    if not kept and any(type(value) is tuple for value in values):
         values = [registry.TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
     if size != spec.batch_size:
         for value in values:

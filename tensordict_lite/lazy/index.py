@@ -65,7 +65,7 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
     if not tensors:
         if isinstance(part, int):
             return IndexPlan("one", _checked(part, length), rest)
-        return IndexPlan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
+        return IndexPlan("many", range(length)[part], rest, sum(not isinstance(p, int) for p in parts[:where]))
     if isinstance(part, int):  # torch applies ints first: they do not broadcast with tensors
         return IndexPlan("one", _checked(part, length), rest)
     kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: tensors[0]])
@@ -79,7 +79,7 @@ def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> IndexPlan:
     moves = not adjacent and _adjacent(rest) and any(not isinstance(p, int) for p in rest[:first])
     if moves:  # without the stack dimension between them the tensors would be adjacent: keep an axis there
         rest = (*parts[:where], None, *parts[where + 1 :])
-    return IndexPlan("many", range(*part.indices(length)), rest, at, squeeze=moves)
+    return IndexPlan("many", range(length)[part], rest, at, squeeze=moves)
 
 
 def _adjacent(parts: Sequence[Any]) -> bool:

@@ -84,9 +84,6 @@ def stack_error(values: Sequence[Any], key: str, err: Exception | None) -> Excep
     )
 
 
-_new_object = object.__new__
-
-
 class Stacked(Fitting):
     """Members in ``_source``, stacked along ``_stack_dim``."""
 
@@ -117,7 +114,7 @@ class Stacked(Fitting):
         batch_size: torch.Size | None = None,
     ) -> Self:
         """Trusted constructor: the members are known to be compatible (``batch_size``: of the stack, if known)."""
-        new = _new_object(cls)
+        new = object.__new__(cls)
         new._source = members
         new._stack_dim = dim
         if batch_size is None:

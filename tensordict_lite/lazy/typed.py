@@ -24,7 +24,6 @@ _MAKERS = tuple(
     f"from_{source}"
     for source in ("any", "dataclass", "dict", "list", "namedtuple", "pytree", "struct_array", "tensordict", "tuple")
 ) + ("fromkeys",)
-_new_object = object.__new__
 
 
 class StackOfInstances(LazyStackedTensorDict):
@@ -52,7 +51,7 @@ class StackOfInstances(LazyStackedTensorDict):
 
 
 def _blank_lazy(cls: Any) -> Any:
-    return _new_object(typed_stack_class(cls))
+    return object.__new__(typed_stack_class(cls))
 
 
 class TypedLazyStack(StackOfInstances):

@@ -13,7 +13,6 @@ from tensordict_lite.kernel import stacked_names
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload, spread
 from tensordict_lite.settings import settings
 
-_new_object = object.__new__
 _typed: dict[Any, type[MetaData]] = {}
 
 
@@ -126,7 +125,9 @@ def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
 
 
 def _restored(parameter: Any, state: dict[str, Any]) -> MetaData:
-    new = _new_object(MetaData.__class_getitem__(_SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter))
+    new = object.__new__(
+        MetaData.__class_getitem__(_SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter)
+    )
     new.__setstate__(state)
     return new
 

@@ -20,9 +20,6 @@ from tensordict_lite.kernel import as_size, stacked_names
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 
-_new_object = object.__new__
-
-
 _BASE = Tensor._base.__get__  # type: ignore[union-attr]  # of the class, it is a descriptor
 
 

@@ -30,7 +30,6 @@ from tensordict_lite.views import (
     sort_key,
 )
 
-_new_object = object.__new__
 KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
 IsLeaf = Callable[[type], bool]
 
@@ -82,12 +81,12 @@ class KeyOps(Kernel):
             (['a', ('b', 'c')], True)
         """
         if include_nested and leaves_only and not sort and is_leaf is None:
-            leaves = _new_object(LeafKeysView)
+            leaves = object.__new__(LeafKeysView)
             leaves._mapping = self
             return leaves
         if include_nested or leaves_only or sort:
             return NestedKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        view = _new_object(StringKeysView)
+        view = object.__new__(StringKeysView)
         view._mapping = self._source
         return view
 

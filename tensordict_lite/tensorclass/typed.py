@@ -24,7 +24,6 @@ from tensordict_lite.tensorclass.fields import own_annotations
 
 _OPTIONS = ("shadow", "frozen", "autocast", "nocast", "tensor_only")
 _WITHOUT_EFFECT = _OPTIONS[2:]
-_new_object = object.__new__
 
 
 @dataclass_transform(kw_only_default=True)
@@ -226,7 +225,7 @@ def _field_property(name: str) -> property:
 
 
 def _blank_lazy(cls: Any) -> Any:
-    return _new_object(_lazy_class(cls))
+    return object.__new__(_lazy_class(cls))
 
 
 class _LazyTyped(StackOfInstances):
