@@ -32,7 +32,7 @@ FN_MIN_CHUNKS = 16
 
 FN_WORKERS = 2
 """Default workers for each device that runs the function: one computes while the results of the other come back. Each
-has a context of its own in the device's memory, and contexts take turns, so that more of them are no faster."""
+has a context of its own in the device's memory. Contexts take turns, so that more of them only copy faster."""
 
 OUT_CHUNKS = 16
 """A default chunk is so many times larger when only its result goes there: each is a copy for each entry, and the
