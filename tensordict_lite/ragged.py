@@ -455,6 +455,8 @@ class Ragged(NonTensorStack):
             raise ValueError(
                 "got no rows, so their kind is unknown: use Ragged(values[:0], torch.zeros(1).long(), kind)"
             )
+        if all(type(row) is Tensor and row.dim() for row in rows):  # by far the most, and there are many
+            return cls._of_tensors(rows)
         text = text_of(rows)
         if text is not None:
             return cls(text[1], text[2], text[0])
@@ -487,6 +489,9 @@ class Ragged(NonTensorStack):
 
     @classmethod
     def _of_tensors(cls, tensors: list[Tensor]) -> Any:
+        if len({tensor.dtype for tensor in tensors}) == 1 and all(tensor.dim() == 1 for tensor in tensors):
+            lengths = torch.from_numpy(np.fromiter((tensor.shape[0] for tensor in tensors), np.int64, len(tensors)))
+            return cls(torch.cat(tensors).detach(), offsets_of(lengths))
         model = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
         for number, tensor in enumerate(tensors):
             if not tensor.numel() and tensor.dim() == 1:  # an empty list has no shape beyond its length
@@ -500,7 +505,7 @@ class Ragged(NonTensorStack):
         for tensor in tensors:
             dtype = torch.promote_types(dtype, tensor.dtype)
         lengths = torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64, device="cpu")
-        return cls(torch.cat([tensor.to(dtype) for tensor in tensors]), offsets_of(lengths))
+        return cls(torch.cat([tensor.to(dtype) for tensor in tensors]).detach(), offsets_of(lengths))
 
     @classmethod
     def from_nested(cls, tensor: Tensor) -> Any:
@@ -513,7 +518,7 @@ class Ragged(NonTensorStack):
         jagged: Any = tensor
         if tensor.layout is torch.jagged and jagged._ragged_idx == 1 and jagged._lengths is None:
             return cls(jagged.values().detach(), jagged.offsets().to("cpu", torch.int64))
-        return cls._of_tensors([element.detach() for element in tensor.unbind()])
+        return cls._of_tensors(list(tensor.unbind()))
 
     @classmethod
     def _of_list(cls, kind: str, rows: Sequence[Any], device: torch.device | None) -> Any:
@@ -895,7 +900,7 @@ def _as_tensor(number: int, row: Any) -> Tensor:
         raise TypeError(f"row {number}, a {type(row).__name__}, cannot be converted to a tensor: {error}") from None
     if not tensor.dim():
         raise TypeError(f"row {number} is a single number, but a row needs a first dimension, its length")
-    return tensor.detach()
+    return tensor
 
 
 def _check(values: Tensor, offsets: Tensor, kind: str) -> None:
