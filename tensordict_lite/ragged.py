@@ -164,7 +164,7 @@ class RaggedColumn(PayloadColumn):
         first, last = int(starts.min()), int(ends.max())
         if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows far apart
             view = memoryview(flat)
-            return self._decoded([bytes(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())], rows)
+            return self._decoded([view[a:b].tobytes() for a, b in zip(starts.tolist(), ends.tolist())], rows)
         content = flat[first:last].tobytes()
         begins, stops = (starts - first).tolist(), (ends - first).tolist()
         if self.kind == "str" and content.isascii():

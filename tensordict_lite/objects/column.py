@@ -262,19 +262,21 @@ class ObjectRows(LazyStackedTensorDict):
 
     def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
         """The rows that a tensor selects; None if it cannot be read directly or is invalid."""
-        rows = self._rows
-        if index.dtype in (torch.bool, torch.uint8):
-            if len(index) != len(rows):
+        rows, count = self._rows, len(self._rows)
+        is_mask = index.dtype in (torch.bool, torch.uint8)
+        if is_mask:
+            if len(index) != count:
                 return None
             index = index.nonzero().flatten()
-        elif not index.dtype.is_floating_point and not index.dtype.is_complex:
-            low, high = torch.aminmax(index) if len(index) else (0, -1)
-            if low < -len(rows) or high >= len(rows):
-                return None
-        else:
+        elif index.dtype.is_floating_point or index.dtype.is_complex:
             return None
-        picked = index.to(torch.int64).numpy()
-        if rows != range(len(rows)) or (len(picked) and picked.min() < 0):
+        picked: Any = index.to(torch.int64).numpy()
+        low = 0
+        if not is_mask and len(picked):
+            low = picked.min()
+            if low < -count or picked.max() >= count:
+                return None
+        if low < 0 or rows != range(count):
             picked = numbers_of(rows)[picked]
         found = array("q")  # a quarter of the size of a list of numbers
         found.frombytes(np.ascontiguousarray(picked).data.cast("B"))
