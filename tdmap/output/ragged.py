@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,11 @@ from tensordict_lite.objects.column import numbers_of
 if TYPE_CHECKING:
     from tdmap.output.spill import SpilledColumn
 
-BLOCK_ROWS = 1 << 18
+BLOCK_ROWS = 1 << 15
 """Rows whose lengths are looked at together."""
+
+MOST_STEPS = 1 << 18
+"""The rows are cut into at most so many steps of equal size; chunks are some of them."""
 
 
 class ChosenRows:
@@ -33,17 +37,24 @@ class ChosenRows:
         self.entry = entry
         self.kind, self.dtype = entry.kind, entry.dtype
         self.row_shape: Sequence[int] = entry.row_shape
-        self.total = sum(int((ends - starts).sum()) for starts, ends in self._spans(BLOCK_ROWS))
+        self._step = -(-len(entry) // MOST_STEPS)
+        self._firsts = self._values_before()
+        self.total = int(self._firsts[-1])
         """Values of all rows."""
 
     def __len__(self) -> int:
         return len(self.entry)
 
-    def _spans(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Where rows start and end in their values, some at a time."""
-        column = self.entry.column
+    def _values_before(self) -> Any:
+        """int64 array: the values before each step, and their number. By NumPy: torch starts threads for so little."""
+        column, sums = self.entry.column, [np.zeros(1, np.int64)]
         assert column is not None
-        return (column.spans(self.entry._rows[first : first + step]) for first in range(0, len(self), step))
+        block = -(-BLOCK_ROWS // max(self._step, 1)) * self._step
+        for first in range(0, len(self), max(block, 1)):
+            starts, ends = column.spans(self.entry._rows[first : first + block])
+            lengths: Any = ends.numpy() - starts.numpy()
+            sums.append(np.add.reduceat(lengths, np.arange(0, len(lengths), self._step)))
+        return np.concatenate(sums).cumsum()
 
     def fill(self, made: Ragged, execution: Execution, log: Log | None = None) -> None:
         """Write the rows into shared memory, or files, of exactly their size."""
@@ -56,11 +67,9 @@ class ChosenRows:
         execution = execution.light(nbytes)
         places = RowFiles.of([values, offsets])
         assert places is not None
-        plan = ChunkPlan(len(self), max(len(self) * execution.tuning.gather_bytes // nbytes, 1))
-        firsts, first = [], 0
-        for starts, ends in self._spans(plan.size):
-            firsts.append(first)
-            first += int((ends - starts).sum())
+        steps = max(len(self) * execution.tuning.gather_bytes // nbytes // self._step, 1)
+        plan = ChunkPlan(len(self), steps * self._step)
+        firsts = self._firsts[:-1:steps].tolist()
         numbers: Any = self.entry._rows
         consecutive = type(numbers) is range and numbers.step == 1
         index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
