@@ -28,7 +28,7 @@ from tdmap.data.trees import FreshResults
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy, takes_start
-from tdmap.memory.links import is_lost
+from tdmap.memory.links import is_copied, is_lost
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.residency import Growth
 from tdmap.plan import ChunkPlan
@@ -169,6 +169,8 @@ class ChunkLoop:
         self._look_at(self.reader)
 
     def _look_at(self, reader: Reader) -> None:
+        # A function on a device has copies of the rows, and the runner writes what has changed in them.
+        self._changes_late = self._runner is not None and all(map(is_copied, tensors_of(reader.data)))
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
         self._exposed = [leaf for leaf in reader.exposed if not leaf.is_inference()]
@@ -370,7 +372,10 @@ class ChunkLoop:
             ahead = self._ahead
             if ahead is not None:
                 ahead.before(*plan.rows(chunk), plan.rows(stop - 1)[1])
-            if undo is not None and self._guard:
+            if undo is not None and self._changes_late:
+                assert self._runner is not None
+                self._runner.before_change = functools.partial(self._save, undo, chunk)
+            elif undo is not None and self._guard:
                 self._save(undo, chunk)
             copies = [] if compared is None else compared.copies(data)
             streams.start(plan.original_row(chunk))

@@ -117,6 +117,8 @@ class Runner:
         self._staging = [_Staging(link) for _ in range(DEPTH)]
         self._turn = 0
         self._staged: deque[_Staged] = deque()
+        self.before_change: Callable[[], None] | None = None
+        """Called once before rows of the source are written."""
         self.sent = self.fetched = 0
         """Bytes that went to the device, and came back."""
 
@@ -191,6 +193,9 @@ class Runner:
         """The function has changed tensors of its chunk in place: so are the rows of the source."""
         rows = tensors_in(chunk)
         self.fetched += sum(tensors[n].nbytes for n in changed)
+        if changed and self.before_change is not None:
+            save, self.before_change = self.before_change, None
+            save()
         for number, new in zip(changed, self.link.fetch([tensors[n] for n in changed])):
             if rows[number] is not tensors[number]:
                 rows[number].copy_(new)

@@ -13,7 +13,7 @@ from tdmap import functions
 from tdmap.data.reader import Reader
 from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import ondevice
+from tdmap.runtime import ondevice, undo
 from tdmap.testing.executor import CASES
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink
@@ -151,6 +151,51 @@ def test_a_killed_worker_loses_no_rows(data, monkeypatch, tmp_path):
     before = data.clone()
     tdmap.map(data, kill_once, num_workers=2, chunksize=3, device=FAKE, mp_start_method="fork")
     assert (tmp_path / "killed").exists() and torch.equal(data["x"], before["x"] + 1)
+
+
+class Dying(FakeLink):
+    """Kills the process, once, between two tensors of a chunk that come back."""
+
+    def __init__(self, device, flag):
+        super().__init__(device)
+        self.flag = flag
+
+    def fetch(self, tensors):
+        first, *others = super().fetch(tensors)
+        yield first
+        if not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from others
+
+
+def test_a_worker_that_is_killed_while_it_writes_rows_back_loses_none(data, monkeypatch, tmp_path):
+    monkeypatch.setitem(device_module.LINKS, FAKE, functools.partial(Dying, flag=tmp_path / "killed"))
+
+    def twice(td):
+        td["x"].mul_(2)
+        td["meta", "row"].add_(1)
+
+    before = data.clone()
+    tdmap.map(data, twice, num_workers=2, chunksize=3, device=FAKE, mp_start_method="fork")
+    assert (tmp_path / "killed").exists() and torch.equal(data["x"], before["x"] * 2)
+    assert torch.equal(data["meta", "row"], before["meta", "row"] + 1)
+
+
+def test_rows_are_kept_only_when_they_are_written(data, monkeypatch):
+    saved = []
+    monkeypatch.setattr(undo.Undo, "save", lambda self, chunk: saved.append(chunk))
+    monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
+
+    def even(td):
+        if int(td["meta", "row"][0]) % 20 == 0:
+            td["x"].neg_()
+
+    options = {"device": FAKE, "executor": "thread", "num_workers": 1, "chunksize": 10}
+    tdmap.map(data, lambda td: td["x"] + 1, **options)
+    assert not saved
+    tdmap.map(data, even, **options)
+    assert saved == [0, 2, 4]
 
 
 def test_workers_take_the_devices_in_turns(data, monkeypatch, tmp_path):
