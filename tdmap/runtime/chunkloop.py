@@ -52,10 +52,6 @@ FLUSH_COUNT = 64
 """At most so many of them share one."""
 
 
-_LATE: Any = getattr(torch, "AcceleratorError", ())
-"""What torch raises for work that a device was given before; torch 2.7 has no name for it."""
-
-
 class ChunkError(Exception):
     """Carries an exception of the user's function (its `__cause__`) and the chunk in which it came."""
 
@@ -322,7 +318,7 @@ class ChunkLoop:
             what = "the worker is replaced" if self.own_process else "restart the program before you use it again"
             skip = " No other row could be tried, so these rows cannot be skipped." if self._skipper else ""
             add_note(error, f"{where} can be used no more in the process where this came up: {what}.{skip}")
-        if self.settle is None and isinstance(error, _LATE):
+        if self.settle is None and isinstance(error, torch.AcceleratorError):
             add_note(
                 error, f"{where} reports errors late: these rows, or some before them. CUDA_LAUNCH_BLOCKING=1 tells."
             )

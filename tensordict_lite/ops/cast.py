@@ -243,7 +243,7 @@ class CastOps(Kernel):
 
         new = _moved(self, move, device)
         if away and device.type == "cpu":
-            _synchronise()
+            torch.accelerator.synchronize()
         return self._writes_back(self._keep_lock(new))
 
     def _move_storage(self, device: torch.device, non_blocking: bool | None, pin: bool, inplace: bool) -> Self | None:
@@ -695,13 +695,8 @@ def _move(
     else:
         moved = [leaf.to(device, dtype, asynchronous) for leaf in leaves]
     if foreign and non_blocking is None:
-        _synchronise()
+        torch.accelerator.synchronize()
     return moved
-
-
-def _synchronise() -> None:
-    """Wait for pending copies of the accelerator (torch before 2.6 supports only CUDA)."""
-    (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 
 def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:

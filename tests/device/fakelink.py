@@ -30,8 +30,8 @@ from tdmap.memory.links import CudaMark
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""
 
-DeviceFailed: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
-"""What torch raises for work that a device was given; the name is that of torch 2.8 and later."""
+DeviceFailed = torch.AcceleratorError
+"""What torch raises for work that a device was given."""
 
 _locked: dict[int, int] = {}
 """Page-locked memory of this process: bytes, by address. All links know it, as all CUDA contexts do."""

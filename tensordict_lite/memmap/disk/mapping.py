@@ -138,11 +138,6 @@ def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
         raise (no_room(path, stop - start) if err.errno == errno.ENOSPC else err) from None
 
 
-_STORAGES_END = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
-"""Up to torch 2.5, ``from_file`` gives another object than tensors over its bytes, which ends with its last reference:
-attributes that are set on it are lost."""
-
-
 def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
     """Map the first ``nbytes`` of an existing file, shared (``writable``) or copy-on-write.
 
@@ -154,8 +149,6 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
         if writable or f"({errno.ENOMEM})" not in str(err):
             raise
         storage = _map_unreserved(path, nbytes)
-    if _STORAGES_END:
-        storage = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).untyped_storage()
     if not writable:
         storage.__dict__["_private_file"] = path  # torch drops the name of a private mapping
     return storage
