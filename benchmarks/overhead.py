@@ -2,7 +2,8 @@
 
     python -m benchmarks.overhead --rows 60_000 --rounds 5
 
-- the journal (`resume=True`) beside a plain run into the same kind of folder, and beside a plain in-place pass;
+- the journal (`resume=True`) beside a plain run into the same kind of folder, and beside a plain in-place pass; also
+  over rows that were just written, which must reach the disk before the time of their file tells them apart;
 - the journal of a run that is longer than the interval between two syncs (`--long`);
 - the undo buffer beside `undo=False`, on a memory-bound pass that inverts pictures in place, at two chunk sizes;
 - retries bookkeeping beside `retries=0`, and seeding beside none;
@@ -31,6 +32,7 @@ import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
 from tdmap.diagnostics import StatusFile
+from tdmap.memory.files import written_at
 from tdmap.run import disk
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.tuning import DEFAULT, use
@@ -87,9 +89,16 @@ def _pair(
 def add_journal(bench: Benchmark, work: Workload) -> None:
     """`resume=True`, out of place and in place."""
 
-    def into_folder(resume: bool, sync_seconds: float = DEFAULT.sync_seconds) -> Callable[[], float]:
+    def into_folder(
+        resume: bool, sync_seconds: float = DEFAULT.sync_seconds, written: bool = False
+    ) -> Callable[[], float]:
         def run() -> float:
             data = work.open()
+            if written:
+                for _ in range(2):
+                    invert_rows(data)
+            else:
+                written_at(str(work.source_file))  # other cases have changed the rows
             with work.fresh_folder() as folder, use(sync_seconds=sync_seconds):
                 start = time.perf_counter()
                 result = data.map(normalise_rows, num_workers=work.workers, out=folder / "td", resume=resume)
@@ -105,6 +114,7 @@ def add_journal(bench: Benchmark, work: Workload) -> None:
     # The run is shorter than the usual interval: this is what the disk costs those whose run is not.
     busy = {"units": work.rows, "against": f"{name}, without", "measure": "time", "group": name}
     bench.add(f"{name}, to the disk all the time", into_folder(True, 0.1), **busy)
+    bench.add(f"{name}, rows just written", into_folder(True, written=True), **busy)
     # A pass that only inverts takes 50 ms, of which 10 are the cost of beginning any journal: make it a longer one.
     long = {"fn": invert_often, "chunk": 256}
     _pair(
