@@ -61,7 +61,7 @@ class ChunkPlan:
 
     @property
     def num_chunks(self) -> int:
-        rest = self.length - self._lead_rows
+        rest = self.length - self.lead * LEAD_CHUNKS
         if self.lead and rest <= 0:
             return -(-self.length // self.lead)
         return (LEAD_CHUNKS if self.lead else 0) + -(-rest // self.size)
@@ -81,10 +81,6 @@ class ChunkPlan:
         """Rows of the largest chunk that there may be."""
         return min(max(self.size, self.lead, self.most), self.length)
 
-    @property
-    def _lead_rows(self) -> int:
-        return self.lead * LEAD_CHUNKS
-
     def settled(self, size: int) -> ChunkPlan:
         """The plan with chunks of `size` rows after the first ones."""
         return replace(self, size=max(size, 1), most=0)
@@ -95,7 +91,7 @@ class ChunkPlan:
             return chunk * self.size
         if chunk <= LEAD_CHUNKS:
             return chunk * self.lead
-        return self._lead_rows + (chunk - LEAD_CHUNKS) * self.size
+        return self.lead * LEAD_CHUNKS + (chunk - LEAD_CHUNKS) * self.size
 
     def chunk_from(self, row: int) -> int:
         """The first chunk that begins at `row` or after it.
@@ -104,9 +100,10 @@ class ChunkPlan:
             >>> ChunkPlan(length=10, size=4).chunk_from(5)
             2
         """
-        if row <= self._lead_rows:
+        lead_rows = self.lead * LEAD_CHUNKS
+        if row <= lead_rows:
             return -(-row // self.lead) if self.lead else -(-row // self.size)
-        return (LEAD_CHUNKS if self.lead else 0) + -(-(row - self._lead_rows) // self.size)
+        return (LEAD_CHUNKS if self.lead else 0) + -(-(row - lead_rows) // self.size)
 
     def rows(self, chunk: int) -> tuple[int, int]:
         """First and one-past-last row of `chunk`."""
