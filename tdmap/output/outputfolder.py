@@ -41,9 +41,6 @@ DATA = "data"
 """Name of the folder, in the hidden one, of a dataset that is being made."""
 
 
-_ABSENT = torch.empty(0)
-
-
 class OutputFolder:
     """The folder that an operation writes its results to.
 
@@ -435,8 +432,9 @@ def destination(out: object, overwrite: bool) -> Any:
 
 def require_room_for_hidden(data: Data) -> None:
     """Raise OutputMismatch when an entry of a dataset would lie in its hidden folder."""
-    entries = entries_of(data) if is_dense(data) and not is_tensorclass(data) else {}
-    if not isinstance(entries.get(HIDDEN, _ABSENT), Tensor):  # a tensor lies in a file of another name
+    if not is_dense(data) or HIDDEN not in entries_of(data) or is_tensorclass(data):
+        return
+    if not isinstance(entries_of(data)[HIDDEN], Tensor):  # a tensor lies in a file of another name
         raise OutputMismatch(
             f"the entry {HIDDEN!r} has the name of the folder that holds the state of runs: rename it "
             "(rename_key_), or keep the result in memory (out=None)."
