@@ -207,7 +207,10 @@ def node_meta(
     **extra: Any,
 ) -> dict[str, Any]:
     """``meta.json`` of a dense collection, from the entries of its tensors and nested collections."""
-    meta: dict[str, Any] = {key: entry for key, entry in entries.items() if key not in RESERVED}
+    meta: dict[str, Any] = {}
+    hidden: dict[str, Any] = {}
+    for key, entry in entries.items():
+        (hidden if key in RESERVED else meta)[key] = entry
     meta["shape"] = list(shape)
     if device is not None:
         meta["device"] = device
@@ -216,7 +219,6 @@ def node_meta(
     meta["_class"] = "tensordict:TensorDict"
     if names is not None:
         meta["_names"] = names
-    hidden = {key: entry for key, entry in entries.items() if key in RESERVED}
     if hidden:
         meta["_entries"] = hidden
     meta.update(extra)
