@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +113,7 @@ class PlaceSpilled:
     ) -> None:
         self.spill = spill
         self.shares = execution.owns_workers
-        self.execution = replace(execution, profile=False)
+        self.execution = execution
         self.files = files
 
     def __call__(self, path: KeyPath, data: Data, pieces: list[tuple[int, Piece]]) -> Any:
