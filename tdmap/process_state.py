@@ -82,6 +82,7 @@ class Owner:
             )
 
 
+@functools.cache
 def boot_number() -> int:
     """A number that changes when the machine starts anew, and from one machine to another."""
     try:

@@ -80,7 +80,7 @@ def open_run(
         UntrustedFile: it holds what this library does not put there.
     """
     found = history_of(folder, identity, resume)
-    history, ledger, boot = found.history, None, None if resume == TRUST else disk.boot_number()
+    history, ledger = found.history, None
     if found.is_over or history.is_complete:
         if again:
             text = f"the run of {identity['name']} was complete before, and nothing was done ({again})."
@@ -93,7 +93,8 @@ def open_run(
     elif identity["kind"] == IN_PLACE:
         assert job is not None
         with without_strays(folder / "workers.lock"):
-            history = History(folder / "journal", boot)  # a worker may have outlived its driver until now
+            # A worker may have outlived its driver until now.
+            history = History(folder / "journal", None if resume == TRUST else disk.boot_number())
             ledger = Ledger(folder, job.source.data, job.plan)
             if found.is_torn:
                 ledger.restart(history.ranges)
