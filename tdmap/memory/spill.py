@@ -49,7 +49,7 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-class Spill:
+class Spill(contextlib.AbstractContextManager["Spill"]):
     """A folder for such files; travels to workers, who open files of their own in it.
 
     Args:
@@ -196,9 +196,6 @@ class Spill:
             return
         for path in self.folder.glob(f"{self.prefix}*"):
             path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Spill:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.remove()

@@ -67,7 +67,7 @@ class Superseded(DatasetError):
         super().__init__(path, "another save has replaced this dataset meanwhile, and nothing of this one: try again")
 
 
-class Staging:
+class Staging(contextlib.AbstractContextManager["Staging"]):
     """A folder to write a dataset into, to be moved to ``prefix``.
 
     As a context manager it ends with :meth:`release`, or after an exception with :meth:`abort`.
@@ -101,9 +101,6 @@ class Staging:
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # marks a running save, also for readers that cannot see the process
         self._is_exchanged, self._turn, self._old = False, -1, set[str]()
         self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
-
-    def __enter__(self) -> Staging:
-        return self
 
     def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
         if problem is None:
