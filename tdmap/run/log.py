@@ -92,6 +92,7 @@ _CHUNKS = struct.Struct("<cIqqqI")
 _END = struct.Struct("<cqI")
 _DURABLE = struct.Struct("<cqq")
 _LENGTH = struct.Struct("<I")
+_LETTERS = [bytes([letter]) for letter in range(256)]  # one object for each, however many frames a log has
 
 
 @dataclass
@@ -267,14 +268,14 @@ def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
         if not MAGIC.startswith(bytes(data[: len(MAGIC)]).rstrip(b"\0")):  # what a power failure leaves of a log
             raise UntrustedFile(path, "is not a log of this library")
         return data, []
-    frames, at, end, letters = [], len(MAGIC), len(data), [bytes([letter]) for letter in range(256)]
+    frames, at, end = [], len(MAGIC), len(data)
     while at + FRAME.size <= end:
         length, crc = FRAME.unpack_from(data, at)
         start, stop = at + FRAME.size, at + FRAME.size + length
         # A file may end in zeros when the machine went down: a frame of no bytes, whose CRC is 0.
         if not length or stop > end or zlib.crc32(data[start:stop]) != crc:
             break
-        frames.append((at, letters[data[start]], stop))
+        frames.append((at, _LETTERS[data[start]], stop))
         at = stop
     return data, frames
 
@@ -582,7 +583,7 @@ class EarlierSkips:
         return self._folder / "skipped.jsonl"
 
 
-class JobLog:
+class JobLog(contextlib.AbstractContextManager["JobLog"]):
     """The chunks of one job, as its driver sees them; a context."""
 
     def __init__(self, log: Log, number: int, known: LoggedJob, job: Job, sink: Sink[Any]) -> None:
@@ -664,9 +665,6 @@ class JobLog:
         if not self._warned:
             self._warned = True
             warn_user(f"chunks whose rows hold such objects run again when this call is resumed: {error}")
-
-    def __enter__(self) -> JobLog:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         # What is done stays done, however the job ends. A full disk must not hide the error that ends it.
