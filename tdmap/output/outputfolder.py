@@ -398,7 +398,7 @@ def ragged_files(folder: Path, data: Data, path: KeyPath, rows: RaggedRows) -> R
 
 def files_of(data: Data) -> list[str]:
     """The files that a dataset lies in."""
-    regions = [region_of(tensor) for tensor in (*tensors_of(data), *ragged_tensors(data))]
+    regions = map(region_of, (*tensors_of(data), *ragged_tensors(data)))
     return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]
 
 
