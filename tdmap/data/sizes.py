@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, Rows, is_dense, tensor_bytes, tensors_of
 from tensordict_lite import NonTensorDataBase, Ragged, is_non_tensor, is_tensor_collection
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.ragged import is_ragged
 
 SAMPLE = 64
@@ -34,7 +35,7 @@ def result_bytes(value: object) -> int:
     """Bytes of what a function has returned, roughly: its tensors and arrays, strings, bytes and other objects."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    if is_tensor_collection(value):
+    if isinstance(value, TensorCollection):
         return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(value)) + _object_bytes(value, 0)
     if isinstance(value, np.ndarray):
         return int(value.nbytes)

@@ -110,6 +110,15 @@ def test_an_array_of_any_layout_becomes_rows(kind, workers):
         assert (found if isinstance(found, torch.Tensor) else found["y"]).tolist() == sum(wanted, [])
 
 
+@pytest.mark.parametrize("workers", WORKERS[::2])
+def test_a_class_of_collections_is_a_value_like_any_other(workers):
+    rows = torch.arange(200)  # enough that the size of results counts
+    found = list(tdmap.map_iter(rows, lambda chunk: {"kind": TensorDict}, **workers))
+    assert found and all(value == {"kind": TensorDict} for value in found)
+    with pytest.raises(TypeError, match="the function returned a type"):
+        tdmap.map(rows, lambda chunk: TensorDict, **workers)
+
+
 def test_a_column_with_none_in_some_chunks_only_is_told_so():
     pandas = pytest.importorskip("pandas")
     for made in (list, lambda values: pandas.array(values, dtype="Int64")):
