@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.archive.api import save_archive, wants_archive
+from tensordict_lite.memmap.archive.api import save_archive
 from tensordict_lite.memmap.disk.files import created, is_same_file, refuse_link, write_new
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.locks import reading
@@ -35,6 +35,9 @@ from tensordict_lite.memmap.plan import (
 from tensordict_lite.memmap.tensor import MemoryMappedTensor, is_whole
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import RaggedColumn
+
+ARCHIVE = ".tdz"
+"""How the name of an archive ends."""
 
 _CPU = torch.device("cpu")
 _LARGE = 256 << 10  # bytes of a leaf that is worth handing to a thread by itself
@@ -86,13 +89,31 @@ def save_collection(node: Kernel, prefix: str | os.PathLike[str] | None, options
     Returns:
         The mapped collection, or a :class:`TensorDictFuture` of it.
     """
-    if wants_archive(prefix, options):
+    if _wants_archive(prefix, options):
         assert prefix is not None
         return save_archive(node, prefix, options)
     job = _Save(node, prefix, options)
     if options.return_early and options.num_threads > 1:
         return TensorDictFuture._started(job.run)
     return job.run()
+
+
+def _wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -> bool:
+    """Whether to save as one file: ``archive`` if given, else whether the path ends in ``.tdz``.
+
+    Raises:
+        ValueError: an archive without a path, or ``compression`` without an archive.
+    """
+    archive = options.archive
+    wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(ARCHIVE)
+    if wanted and prefix is None:
+        raise ValueError("archive=True needs a file to write to: pass prefix=")
+    if options.compression is not None and not wanted:
+        raise ValueError(
+            f"compression={options.compression!r} is of archives: pass archive=True, or a prefix that ends in "
+            f"{ARCHIVE!r}"
+        )
+    return bool(wanted)
 
 
 class _Save:

@@ -38,26 +38,7 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 from tensordict_lite.registry import register
 
-EXTENSION = ".tdz"
 _CPU = torch.device("cpu")
-
-
-def wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) -> bool:
-    """Whether to save as one file: ``archive`` if given, else whether the path ends in ``.tdz``.
-
-    Raises:
-        ValueError: an archive without a path, or ``compression`` without an archive.
-    """
-    archive = options.archive
-    wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(EXTENSION)
-    if wanted and prefix is None:
-        raise ValueError("archive=True needs a file to write to: pass prefix=")
-    if options.compression is not None and not wanted:
-        raise ValueError(
-            f"compression={options.compression!r} is of archives: pass archive=True, or a prefix that ends in "
-            f"{EXTENSION!r}"
-        )
-    return bool(wanted)
 
 
 def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOptions) -> Any:
