@@ -26,7 +26,7 @@ from tdmap.output.values import Collect
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.process_state import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
-from tdmap.run.log import Log, run_logged, spill_for
+from tdmap.run.log import Log, Plain, run_logged, spill_for
 from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
@@ -34,6 +34,7 @@ from tdmap.sink import Sink
 from tdmap.tuning import Tuning
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Plain)
 
 QUICK_BYTES = 32 << 20
 """Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
@@ -86,18 +87,18 @@ class Context:
         """Run a step of the operation's own on each chunk of a dataset; what it returned, in their order."""
         return self.run(Job(Source(data), plan, step, self.steps), Collect())
 
-    def decide(self, name: str, find: Callable[[], T]) -> T:
+    def decide(self, name: str, find: Callable[[], P]) -> P:
         """What does not follow from the arguments: free memory, the number of workers, a random number.
 
         A call that is resumed gets what it had before, since what is done depends on it.
 
         Args:
             name: of what is found.
-            find: finds it, without a job: a plain value.
+            find: finds it, without a job.
         """
         if self.log is None:
             return find()
-        value: T = self.log.decide(name, find)
+        value: P = self.log.decide(name, find)
         return value
 
     def plan(

@@ -7,7 +7,7 @@
     S  session      time, boot of the machine         K  rows skipped  JSON: job, chunk, errors
     B  job begins   JSON: job, description, size      D  durable       frames before this position are on the disk
     C  chunks done  job, chunks, rows, time │ values        E  end           rows, time
-    N  decision     name │ value                      F  failure       JSON: time, error
+    N  decision     JSON: name, value                 F  failure       JSON: time, error
 
 Ranks write a log each (see `tdmap.ranks.folder`). In place, workers append frames K themselves, and which chunks are
 done says the ledger (see `ledger`), which is written first.
@@ -79,6 +79,9 @@ from tdmap.tuning import current
 
 T = TypeVar("T")
 
+Plain: TypeAlias = "bool | int | str"
+"""What a decision may be."""
+
 STATE_SHARE = 0.02
 """Share of the time that saving a state may take: it is saved less often where that takes long."""
 
@@ -91,7 +94,6 @@ _SESSION = struct.Struct("<cqq")
 _CHUNKS = struct.Struct("<cIqqqI")
 _END = struct.Struct("<cqI")
 _DURABLE = struct.Struct("<cqq")
-_LENGTH = struct.Struct("<I")
 _LETTERS = [bytes([letter]) for letter in range(256)]  # one object for each, however many frames a log has
 
 
@@ -155,7 +157,7 @@ class History:
     def __init__(self, path: Path, boot: int | None = None, own: bool = True) -> None:
         self.header: dict[str, Any] | None = None
         self.jobs: list[LoggedJob] = []
-        self.decided: dict[str, bytes] = {}
+        self.decided: dict[str, Plain] = {}
         self.made: dict[str, tuple[int, Any]] = {}
         self.failures: list[dict[str, Any]] = []
         self.is_complete = False
@@ -189,8 +191,10 @@ class History:
                 raise ValueError("jobs are missing")
             self.jobs[number:] = [LoggedJob(str(known_by), chunks, rows)]
         elif kind == b"N":
-            (length,) = _LENGTH.unpack_from(content)
-            self.decided[content[4 : 4 + length].decode()] = content[4 + length :]
+            name, value = parse_json(content)
+            if type(value) not in (bool, int, str):
+                raise ValueError("no decision")
+            self.decided[str(name)] = value
         elif kind == b"M":
             name, before, what = parse_json(content)
             self.made[str(name)] = before, what
@@ -249,7 +253,7 @@ class History:
     def chunk_size(self) -> int | None:
         """Rows of the later chunks of the first job, once its first result has settled them."""
         known = self.decided.get(_size_of(0))
-        return None if known is None else int(unpack(known))
+        return None if known is None else int(known)
 
     def is_settled(self, boot: int) -> bool:
         """Whether no change that a session made to its files can have been lost: of this boot, or on the disk."""
@@ -408,24 +412,17 @@ class Log:
 
     # -- between jobs --------------------------------------------------------------------------------
 
-    def decide(self, name: str, find: Callable[[], Any]) -> Any:
-        """What an earlier session decided, or what `find` decides now: plain data, found without a job."""
+    def decide(self, name: str, find: Callable[[], Plain]) -> Any:
+        """What an earlier session decided, or what `find` decides now, without a job."""
         number = self._asked[name] = self._asked.get(name, -1) + 1
         return self._decision(f"{name} {number}", find)
 
-    def _decision(self, name: str, find: Callable[[], Any]) -> Any:
-        known = self._history.decided.get(name)
-        if known is not None:
-            try:
-                return unpack(known)
-            except ValueError as error:
-                raise UntrustedFile(self.path, f"cannot be resumed ({error})") from None
-        value = find()
-        packed = pack(value)
-        self._history.decided[name] = packed
-        key = name.encode()
-        self.write(b"N" + _LENGTH.pack(len(key)) + key + packed)
-        return value
+    def _decision(self, name: str, find: Callable[[], Plain]) -> Plain:
+        decided = self._history.decided
+        if name not in decided:
+            decided[name] = find()
+            self.write(b"N" + json.dumps([name, decided[name]]).encode())
+        return decided[name]
 
     def spill(self) -> Spill:
         """The next intermediate files, which stay until the call is over (see `clean`)."""

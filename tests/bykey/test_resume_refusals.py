@@ -119,7 +119,7 @@ def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(die) == signal.SIGKILL
-    drawn = unpack(History(out / ".tdmap" / "journal").decided["seed 0"])
+    drawn = History(out / ".tdmap" / "journal").decided["seed 0"]
     wanted = torch.randperm(ROWS, generator=torch.Generator().manual_seed(drawn))
     assert torch.equal(shuffle()["x"], data["x"][wanted])
 

@@ -365,6 +365,16 @@ def test_facts_that_are_forged_are_an_error_of_this_library(tmp_path, name, how)
                     ask(copy)
 
 
+@pytest.mark.parametrize("value", [None, [], {"a": 1}, 0.5])
+def test_a_decision_that_is_forged_is_an_error_that_names_the_journal(tmp_path, value):
+    out = begun("map", tmp_path)
+    with open(out / ".tdmap" / "journal", "ab") as file:
+        file.write(log.framed(b"N" + json.dumps(["seed 0", value]).encode()))
+    for ask in (lambda: read_status(out), lambda: quietly(lambda: RESUMABLE["map"](make(), out, num_workers=0))):
+        with pytest.raises(UntrustedFile, match="journal"):
+            ask()
+
+
 @pytest.mark.parametrize("how", FORGED)
 def test_the_header_of_a_journal_that_is_forged_is_an_error_of_this_library(tmp_path, how):
     out = begun("map", tmp_path)
