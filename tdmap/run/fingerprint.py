@@ -163,9 +163,9 @@ def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:
 
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:
-    if is_ragged(leaf):
-        return f"{leaf.kind} {', '.join(_describe_leaf(tensor, contents) for tensor in leaf.flat())}"
     if not isinstance(leaf, Tensor):
+        if is_ragged(leaf):
+            return f"{leaf.kind} {', '.join(_describe_leaf(tensor, contents) for tensor in leaf.flat())}"
         text = f"{type(leaf).__name__} {list(leaf.shape)}"
         return f"{text}, content {_digest_objects(leaf.tolist())}" if contents else text
     # The symbol that stands for a ragged length is another one in each process.
