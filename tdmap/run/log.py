@@ -415,14 +415,14 @@ class Log:
     def decide(self, name: str, find: Callable[[], Plain]) -> Any:
         """What an earlier session decided, or what `find` decides now, without a job."""
         number = self._asked[name] = self._asked.get(name, -1) + 1
-        return self._decision(f"{name} {number}", find)
+        known = f"{name} {number}"
+        if known not in self._history.decided:
+            self._note_decision(known, find())
+        return self._history.decided[known]
 
-    def _decision(self, name: str, find: Callable[[], Plain]) -> Plain:
-        decided = self._history.decided
-        if name not in decided:
-            decided[name] = find()
-            self.write(b"N" + json.dumps([name, decided[name]]).encode())
-        return decided[name]
+    def _note_decision(self, name: str, value: Plain) -> None:
+        self._history.decided[name] = value
+        self.write(b"N" + json.dumps([name, value]).encode())
 
     def spill(self) -> Spill:
         """The next intermediate files, which stay until the call is over (see `clean`)."""
@@ -473,7 +473,7 @@ class Log:
         job = replace(job, ledger=self.ledger)
         number, known = self._next_job(job)
         if job.plan.is_open and _size_of(number) in self._history.decided:  # cut as an earlier session has decided
-            job = replace(job, plan=job.plan.settled(self.settle(number, job.plan)))
+            job = replace(job, plan=job.plan.settled(int(self._history.decided[_size_of(number)])))
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
         with kind(self, number, known, job, sink) as log:
             # Rows that were skipped are reported by the driver, or when the log of a call that is complete is opened.
@@ -498,9 +498,9 @@ class Log:
         self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
         return number, jobs[number]
 
-    def settle(self, number: int, plan: ChunkPlan) -> int:
-        """The size of the later chunks of a job, which its first result has settled, or that of an earlier session."""
-        return int(self._decision(_size_of(number), lambda: plan.size))
+    def settle(self, number: int, plan: ChunkPlan) -> None:
+        """Note the size of the later chunks of a job, which its first result has settled."""
+        self._note_decision(_size_of(number), plan.size)
 
     def is_there(self, file: str, nbytes: int) -> bool:
         """Whether an intermediate file of this folder has so many bytes."""
