@@ -141,11 +141,12 @@ def _is_light(job: Job) -> bool:
 
 
 def _fill(mask: Tensor, job: Job) -> None:
+    answers = mask.numpy()  # torch would copy each answer in several threads, which costs more than the copy
     for chunk in range(job.plan.num_chunks):
         start, stop = job.plan.rows(chunk)
         try:
             answer: Callable[..., Any] = job.fn
-            mask[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
+            answers[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
         except Exception as error:
             add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
             raise
