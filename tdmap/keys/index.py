@@ -100,10 +100,9 @@ class SortPartition(PartitionWork):
 
     def _write(self, first: int, rows: NDArray[np.int64], words: Words) -> None:
         blocks = [torch.from_numpy(rows), *(torch.from_numpy(word.view(np.int64)) for word in words)]
-        with self.places.opened() as files:
-            for number, (file, block) in enumerate(zip(files, blocks)):
-                if file >= 0:
-                    self.places.write(number, file, first, block)
+        for number, (file, block) in enumerate(zip(self.places.descriptors, blocks)):
+            if file >= 0:
+                self.places.write(number, file, first, block)
 
 
 class CutPacked(Step):
@@ -170,8 +169,8 @@ class SortPacked(PartitionWork):
 
     def _write(self, first: int, packed: NDArray[np.uint64]) -> None:
         packed &= np.uint64((1 << self.bits) - 1)
-        with self.places.opened() as (file,):
-            self.places.write(0, file, first, torch.from_numpy(packed.view(np.int64)))
+        (file,) = self.places.descriptors
+        self.places.write(0, file, first, torch.from_numpy(packed.view(np.int64)))
 
 
 def _bounds(keyed: KeyedData) -> tuple[int, int] | None:

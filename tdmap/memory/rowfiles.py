@@ -10,6 +10,7 @@ once from its beginning to its end, and it counts as no process's memory. Shared
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ class SharedTensors:
         self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
         self._residency: Residency | None = None
         self._private: list[Tensor] | None = None
+        self._rows: dict[int, NDArray[np.void]] = {}
 
     def __getstate__(self) -> list[Any]:
         return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
@@ -50,6 +52,7 @@ class SharedTensors:
         self._residency = Residency()
         self._residency.watch(self.tensors)
         self._private = None
+        self._rows = {}
 
     @property
     def private(self) -> list[Tensor]:
@@ -66,6 +69,21 @@ class SharedTensors:
             self._residency.trim()
         if self._private is not None and self._growth.is_large():
             self._private = None
+
+    def rows(self, number: int, start: int, stop: int) -> NDArray[np.void]:
+        """Consecutive rows of tensor `number`, each one element: a view where the tensor is contiguous.
+
+        NumPy takes rows of any dtype and width by their bytes. A call of torch costs more than its work on few rows in
+        threads: each lets go of the interpreter lock, and waits for it again.
+        """
+        rows = self._rows.get(number)
+        if rows is not None:
+            return rows[start:stop]
+        tensor = self.tensors[number]
+        if not tensor.is_contiguous():
+            return _as_elements(tensor[start:stop].contiguous())
+        self._rows[number] = rows = _as_elements(tensor)
+        return rows[start:stop]
 
     def read(self, number: int, start: int, stop: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, in their order.
@@ -159,6 +177,10 @@ class Blocks(threading.local):
         return self.room(name, rows * kind.itemsize).numpy().view(kind)
 
 
+def _as_elements(tensor: Tensor) -> NDArray[np.void]:
+    return flat_bytes(tensor).numpy().view(f"V{tensor[:1].nbytes}")
+
+
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:
     if not tensor.numel() or shared_region(tensor) is not None:
         return tensor
@@ -174,6 +196,19 @@ class RowFile(NamedTuple):
     row_bytes: int
 
 
+class OpenFiles(list[int]):
+    """A descriptor for each tensor, -1 where there is none. They are closed with the last reference to the list."""
+
+    def __init__(self, files: Sequence[RowFile | None]) -> None:
+        super().__init__()
+        self._opened: dict[str, int] = {}
+        self.extend(-1 if file is None else _open(file.handle, self._opened) for file in files)
+
+    def __del__(self) -> None:
+        for fd in self._opened.values():
+            os.close(fd)
+
+
 class RowFiles:
     """Where the rows of an output lie; travels as names.
 
@@ -183,6 +218,9 @@ class RowFiles:
 
     def __init__(self, files: Sequence[RowFile | None]) -> None:
         self.files = list(files)
+
+    def __reduce__(self) -> Any:
+        return RowFiles, (self.files,)
 
     @staticmethod
     def of(tensors: Sequence[Tensor | None]) -> RowFiles | None:
@@ -217,15 +255,10 @@ class RowFiles:
         """Whether all of them lie in files, which another process finds when this one has ended."""
         return not any(file is not None and file.handle.anonymous for file in self.files)
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[list[int]]:
-        """A descriptor for each tensor, -1 where there is none."""
-        opened: dict[str, int] = {}
-        try:
-            yield [-1 if file is None else _open(file.handle, opened) for file in self.files]
-        finally:
-            for fd in opened.values():
-                os.close(fd)
+    @functools.cached_property
+    def descriptors(self) -> OpenFiles:
+        """Those of this process. To open and close them for each chunk of narrow rows takes as long as to write it."""
+        return OpenFiles(self.files)
 
     def read(self, number: int, fd: int, row: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, from `row` on, into uint8 of as many bytes."""
@@ -233,11 +266,12 @@ class RowFiles:
         if file is not None:
             _read(fd, file.handle, file.offset + row * file.row_bytes, bytes_of(out))
 
-    def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
+    def write(self, number: int, fd: int, row: int, block: Tensor | NDArray[np.void]) -> None:
         """Write contiguous rows of tensor `number` from `row` on."""
         file = self.files[number]
-        if file is not None and block.numel():
-            view, at = bytes_of(block), file.offset + row * file.row_bytes
+        if file is not None:
+            view = bytes_of(block) if isinstance(block, Tensor) else block.view(np.uint8).data
+            at = file.offset + row * file.row_bytes
             done = 0
             try:
                 while done < len(view):

@@ -170,16 +170,15 @@ class SortRows(PartitionWork):
             order, words = stable_order(words)
         keys = self._keys(words)
         del words
-        with self.places.opened() as files:
-            for number, file in enumerate(files):
-                if file < 0:
-                    continue
-                if number in self.keys:
-                    column = keys[self.keys[number]]
-                else:
-                    column = self.partitions.read_column(partition, self.place_of[number])
-                    column = column if order is None else reordered(column, order)
-                self.places.write(number, file, first, column)
+        for number, file in enumerate(self.places.descriptors):
+            if file < 0:
+                continue
+            if number in self.keys:
+                column = keys[self.keys[number]]
+            else:
+                column = self.partitions.read_column(partition, self.place_of[number])
+                column = column if order is None else reordered(column, order)
+            self.places.write(number, file, first, column)
         return 0
 
     def _keys(self, words: Words) -> list[Tensor]:
@@ -189,14 +188,14 @@ class SortRows(PartitionWork):
         """Whether all rows have one key; they are in their order then, and have been copied piece by piece."""
         if self.partitions.only_key(partition, self.whole_bytes) is None:
             return False
-        with self.places.opened() as files:
-            for begin, end in self.partitions.batches(partition, self.whole_bytes):
-                words, columns = self.partitions.read(partition, begin, end)
-                keys = self._keys(words)
-                for number, file in enumerate(files):
-                    column = keys[self.keys[number]] if number in self.keys else columns[self.place_of[number]]
-                    self.places.write(number, file, first, column)
-                first += len(words[0])
+        files = self.places.descriptors
+        for begin, end in self.partitions.batches(partition, self.whole_bytes):
+            words, columns = self.partitions.read(partition, begin, end)
+            keys = self._keys(words)
+            for number, file in enumerate(files):
+                column = keys[self.keys[number]] if number in self.keys else columns[self.place_of[number]]
+                self.places.write(number, file, first, column)
+            first += len(words[0])
         return True
 
 

@@ -168,18 +168,18 @@ class WriteRows(SpillRows):
         first, last = self.firsts[start : start + 2]
         pieces: list[SpilledRows] = []
         row = first
-        with self.places.opened() as files:
-            for rows in each_result(self.call(chunk, start)):
-                parts = take_apart(rows)
-                if parts.schema.digest != self.schema.digest:
-                    raise not_alike(self.schema.difference(parts.schema))
-                if row + parts.rows <= last:
-                    for number, (file, tensor) in enumerate(zip(files, parts.tensors)):
-                        self.places.write(number, file, row, tensor.contiguous())
-                row += parts.rows
-                objects = self._objects_of(parts)
-                new = None if pieces else self.schema
-                pieces.append(SpilledRows(parts.rows, self.schema.digest, "", 0, objects, new))
+        files = self.places.descriptors
+        for rows in each_result(self.call(chunk, start)):
+            parts = take_apart(rows)
+            if parts.schema.digest != self.schema.digest:
+                raise not_alike(self.schema.difference(parts.schema))
+            if row + parts.rows <= last:
+                for number, (file, tensor) in enumerate(zip(files, parts.tensors)):
+                    self.places.write(number, file, row, tensor.contiguous())
+            row += parts.rows
+            objects = self._objects_of(parts)
+            new = None if pieces else self.schema
+            pieces.append(SpilledRows(parts.rows, self.schema.digest, "", 0, objects, new))
         if row != last:
             raise OutputMismatch(f"there are {row - first:,} rows, and {last - first:,} were announced")
         return tuple(pieces)
@@ -368,11 +368,11 @@ class PlacePieces(Step):
     def __call__(self, tasks: Tensor, start: int = 0) -> int:
         sources: dict[int, int] = {}
         try:
-            with self.places.opened() as targets:
-                for row, rows, file, offset, piece_rows, skip in tasks.tolist():
-                    if file not in sources:
-                        sources[file] = open_file(self.spill.folder / self.files[file])
-                    self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
+            targets = self.places.descriptors
+            for row, rows, file, offset, piece_rows, skip in tasks.tolist():
+                if file not in sources:
+                    sources[file] = open_file(self.spill.folder / self.files[file])
+                self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
         finally:
             for fd in sources.values():
                 os.close(fd)

@@ -115,10 +115,9 @@ class GatherRows(Step):
         self.places = places
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
-        with self.places.opened() as files:
-            for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
-                if file >= 0:
-                    self.places.write(number, file, start, self._rows(tensor, order))
+        for number, (tensor, file) in enumerate(zip(self.source.tensors, self.places.descriptors)):
+            if file >= 0:
+                self.places.write(number, file, start, self._rows(tensor, order))
         return len(order)
 
     @staticmethod
@@ -150,9 +149,8 @@ def place_rows(rows: Data, start: int, places: RowFiles, schema: Schema) -> int:
     difference = schema.difference(parts.schema)
     if difference:
         raise not_alike(f"{difference} in the first row", what="rows")
-    with places.opened() as files:
-        for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
-            places.write(number, file, start, tensor.contiguous())
+    for number, (tensor, file) in enumerate(zip(parts.tensors, places.descriptors)):
+        places.write(number, file, start, tensor.contiguous())
     return parts.rows
 
 

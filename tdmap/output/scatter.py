@@ -189,18 +189,17 @@ class _Spread(Step):
         begin, first = int(self.counts[:, :chunk].sum()), chunk * self.block_rows
         rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - first
         ends = counts.cumsum()
-        with self.places.opened() as files:
-            for number, file in enumerate(files):
-                if file < 0 or not len(rows):
-                    continue
-                tensor = self.source.tensors[number]
-                count = min(self.block_rows, len(tensor) - first)
-                read = self.blocks.room("read", count * (tensor[:1].numel() * tensor.element_size()))
-                self.source.read(number, first, first + count, read)
-                block = _picked(self.blocks, read, count, rows)
-                for bucket in np.flatnonzero(counts).tolist():
-                    segment = block[ends[bucket] - counts[bucket] : ends[bucket]]
-                    self.places.write(number, file, int(segments[bucket]), segment)
+        for number, file in enumerate(self.places.descriptors):
+            if file < 0 or not len(rows):
+                continue
+            tensor = self.source.tensors[number]
+            count = min(self.block_rows, len(tensor) - first)
+            read = self.blocks.room("read", count * (tensor[:1].numel() * tensor.element_size()))
+            self.source.read(number, first, first + count, read)
+            block = _picked(self.blocks, read, count, rows)
+            for bucket in np.flatnonzero(counts).tolist():
+                segment = block[ends[bucket] - counts[bucket] : ends[bucket]]
+                self.places.write(number, file, int(segments[bucket]), segment)
         self.listed.trim()
         return len(rows)
 
@@ -243,20 +242,19 @@ class _Settle(Step):
         order = self.order.tensors[0][start : start + self.block_rows]
         began = self._began(bucket)
         wanted = torch.empty(0) if began else self._places_in_bucket(order)
-        with self.waiting.opened() as sources, self.places.opened() as targets:
-            for number, (source, target) in enumerate(zip(sources, targets)):
-                place = self.places.files[number]
-                if place is None:
-                    continue
-                width = place.row_bytes
-                if began:
-                    block = self.blocks.room("picked", len(order) * width)
-                    self.source.gather(number, order, block)
-                else:
-                    read = self.blocks.room("read", len(order) * width)
-                    self.waiting.read(number, source, start, read)
-                    block = _picked(self.blocks, read, len(order), wanted)
-                self.places.write(number, target, start, block)
+        for number, (source, target) in enumerate(zip(self.waiting.descriptors, self.places.descriptors)):
+            place = self.places.files[number]
+            if place is None:
+                continue
+            width = place.row_bytes
+            if began:
+                block = self.blocks.room("picked", len(order) * width)
+                self.source.gather(number, order, block)
+            else:
+                read = self.blocks.room("read", len(order) * width)
+                self.waiting.read(number, source, start, read)
+                block = _picked(self.blocks, read, len(order), wanted)
+            self.places.write(number, target, start, block)
         return len(order)
 
     def _began(self, bucket: int) -> bool:

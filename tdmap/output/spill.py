@@ -306,18 +306,18 @@ class CopyTasks:
     def __call__(self, tasks: Tensor, start: int = 0) -> int:
         sources: dict[int, int] = {}
         try:
-            with self.places.opened() as targets:
-                for target, at, file, offset, nbytes, base in tasks.tolist():
-                    place = self.places.files[target]
-                    assert place is not None
-                    if base != _COPY:
-                        lengths = self.spill.read(Extent(self.files[file], offset, nbytes), torch.int64, [nbytes // 8])
-                        lengths[0] += base
-                        self.places.write(target, targets[target], at // 8, lengths.cumsum_(0))
-                        continue
-                    if file not in sources:
-                        sources[file] = open_file(self.spill.folder / self.files[file])
-                    copy_bytes(sources[file], offset, targets[target], place.offset + at, nbytes)
+            targets = self.places.descriptors
+            for target, at, file, offset, nbytes, base in tasks.tolist():
+                place = self.places.files[target]
+                assert place is not None
+                if base != _COPY:
+                    lengths = self.spill.read(Extent(self.files[file], offset, nbytes), torch.int64, [nbytes // 8])
+                    lengths[0] += base
+                    self.places.write(target, targets[target], at // 8, lengths.cumsum_(0))
+                    continue
+                if file not in sources:
+                    sources[file] = open_file(self.spill.folder / self.files[file])
+                copy_bytes(sources[file], offset, targets[target], place.offset + at, nbytes)
         finally:
             for fd in sources.values():
                 os.close(fd)

@@ -192,13 +192,13 @@ class PlacePairs(Step):
         at = int(self.offsets[start // self.size])
         rows = len(found)
         mine = self._rows_of(chunk, start, rows)
-        with self.places.opened() as files:
-            for ours, theirs, has in self._pairs(found.numpy(), counts):
-                count = len(theirs)
-                for number, (column, file) in enumerate(zip(self.columns, files)):
-                    if file >= 0:
-                        self.places.write(number, file, at, self._block(column, mine, ours, theirs, has))
-                at += count
+        files = self.places.descriptors
+        for ours, theirs, has in self._pairs(found.numpy(), counts):
+            count = len(theirs)
+            for number, (column, file) in enumerate(zip(self.columns, files)):
+                if file >= 0:
+                    self.places.write(number, file, at, self._block(column, mine, ours, theirs, has))
+            at += count
         for side in self.sides:
             side.trim()
         return rows
@@ -400,17 +400,16 @@ class PlaceOthers(Step):
         self.first = first
 
     def __call__(self, rows: Tensor, start: int = 0) -> int:
-        with self.places.opened() as files:
-            for number, (source, file) in enumerate(zip(self.sources, files)):
-                place = self.places.files[number]
-                if file < 0 or place is None:
-                    continue
-                if isinstance(source, bool):
-                    block = torch.full((len(rows),), source)
-                elif source is None:
-                    block = torch.zeros(len(rows) * place.row_bytes, dtype=torch.uint8)
-                else:
-                    block = take_rows(self.tensors.tensors[source], rows)
-                self.places.write(number, file, self.first + start, block)
+        for number, (source, file) in enumerate(zip(self.sources, self.places.descriptors)):
+            place = self.places.files[number]
+            if file < 0 or place is None:
+                continue
+            if isinstance(source, bool):
+                block = torch.full((len(rows),), source)
+            elif source is None:
+                block = torch.zeros(len(rows) * place.row_bytes, dtype=torch.uint8)
+            else:
+                block = take_rows(self.tensors.tensors[source], rows)
+            self.places.write(number, file, self.first + start, block)
         self.tensors.trim()
         return len(rows)
