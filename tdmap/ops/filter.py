@@ -46,6 +46,9 @@ MASK_BYTES, MASK_ROWS = 4 << 20, 1 << 16
 LIGHT = 64 << 20
 """Bytes of columns that a formula is evaluated on in the caller: as fast as a job of its own."""
 
+LIGHT_ROWS = 1 << 18
+"""That many at a time, at most: few calls, and values that stay in the cache."""
+
 
 @operation
 def filter(
@@ -96,7 +99,7 @@ def filter(
         job = replace(job, plan=_with_larger_chunks(plan, row_bytes_of(data, plan.length)))
     if isinstance(predicate, Expression) and _is_light(job):
         mask = torch.empty(plan.length, dtype=torch.bool)
-        _fill(mask, job)
+        _fill(mask, job.source.data, Mask(predicate, single=False))
         copy_selected(ctx, data, source, mask)
         kept: R = ctx.output.result()
         return kept
@@ -139,13 +142,13 @@ def _is_light(job: Job) -> bool:
     return plain and not isinstance(data, Tensor) and job.plan.length * row_bytes_of(data, job.plan.length) <= LIGHT
 
 
-def _fill(mask: Tensor, job: Job) -> None:
+def _fill(mask: Tensor, data: Data, answer: Mask) -> None:
     answers = mask.numpy()  # torch would copy each answer in several threads, which costs more than the copy
-    for chunk in range(job.plan.num_chunks):
-        start, stop = job.plan.rows(chunk)
+    rows = max(min(MASK_BYTES // max(row_bytes_of(data, len(mask)), 1), LIGHT_ROWS), 1)
+    for start in range(0, len(mask), rows):
+        stop = min(start + rows, len(mask))
         try:
-            answer: Callable[..., Any] = job.fn
-            answers[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
+            answers[start:stop] = answer(narrow(data, 0, start, stop))
         except Exception as error:
             add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
             raise
