@@ -323,26 +323,34 @@ def joined_into(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out
         return False
     columns: list[list[Tensor]] = []
     targets: list[Tensor] = []
+    count = len(items)
+    sizes: dict[torch.Size, tuple[int, ...]] = {}  # of results, by the sizes of what is joined: a tree has few
     levels: list[tuple[Sequence[Any], Any]] = [(items, out)]
     try:
         while levels:
             items, out = levels.pop()
-            kind, size, source = type(out), items[0]._batch_size, items[0]._source
-            if kind._is_non_tensor or kind._is_unbatched or out._batch_size != _joined(join, size, dim, len(items)):
+            kind, size, length = type(out), items[0]._batch_size, len(items[0]._source)
+            if kind._is_non_tensor or kind._is_unbatched or out._batch_size != _joined(join, size, dim, count):
                 return False
+            sources = []
             for item in items:
-                if type(item) is not kind or item._batch_size != size or len(item._source) != len(source):
+                source = item._source
+                if type(item) is not kind or item._batch_size != size or len(source) != length:
                     return False
-            sources, entries = [item._source for item in items], out._source
-            for key, value in source.items():
+                sources.append(source)
+            entries = out._source
+            for key, value in sources[0].items():
                 target, column = entries[key], [one[key] for one in sources]
-                if not isinstance(value, Tensor):
+                if type(value) is not Tensor and not isinstance(value, Tensor):
                     levels.append((column, target))
-                elif target.shape != _joined(join, value.shape, dim, len(items)):
+                    continue
+                shape = value.shape
+                if shape not in sizes:
+                    sizes[shape] = _joined(join, shape, dim, count)
+                if target.shape != sizes[shape]:
                     return False
-                else:
-                    columns.append(column)
-                    targets.append(target)
+                columns.append(column)
+                targets.append(target)
         if not _share_memory(columns, targets):
             for column, target in zip(columns, targets):
                 join(column, dim, out=target)
@@ -364,9 +372,12 @@ def _joined(join: Callable[..., Tensor], size: torch.Size, dim: int, count: int)
 
 def _share_memory(columns: list[list[Tensor]], targets: list[Tensor]) -> bool:
     """Whether a tensor of the columns shares its storage with a target, which torch misses for strided views."""
-    storages = (target.untyped_storage() for target in targets)
-    # One reference is the tensor, one the object here: without others, no tensor shares the target's storage.
-    shared = {storage._cdata for storage in storages if torch._C._storage_Use_Count(storage._cdata) > 2}
+    uses, shared = torch._C._storage_Use_Count, set()
+    for target in targets:
+        storage = target.untyped_storage()
+        # One reference is the tensor, one the object here: without others, no tensor shares the target's storage.
+        if uses(storage._cdata) > 2:
+            shared.add(storage._cdata)
     return bool(shared) and any(one.untyped_storage()._cdata in shared for column in columns for one in column)
 
 
