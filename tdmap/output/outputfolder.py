@@ -31,7 +31,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
 from tensordict_lite.memmap.disk.mapping import region_of
-from tensordict_lite.memmap.disk.staging import exchange_in_turn
+from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.paths import is_url, local_path
 
@@ -269,6 +269,7 @@ class OutputFolder:
 
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
+        remove_stale(str(self.hidden))  # a killed `complete` has left a second name for each file
         return ragged_files(Path(self._data), data, path, rows)
 
     def save(self, data: Data) -> Any:

@@ -174,6 +174,14 @@ def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
         place.resume()
 
 
+def test_a_driver_is_killed_while_it_adds_text(tmp_path):
+    """The files of the dataset have two names then."""
+    place = Place("shuffle of text", "folder", tmp_path)
+    for number in range(1, 10):
+        kill_at(number, place.call, [(os, "link")])
+        place.resume()
+
+
 @pytest.mark.parametrize("name, kind, number", sampled(8, NAMES, KINDS, [20, 45, 90]))
 def test_a_driver_is_killed_with_every_kind_of_rows(name, kind, number, tmp_path):
     operation, data = OPERATIONS[name], KINDS[kind](tmp_path)
