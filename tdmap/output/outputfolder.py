@@ -265,12 +265,18 @@ class OutputFolder:
             columns: the entries by their paths.
             order: all entries in the order that is wanted.
         """
-        with_objects(data, columns, order).memmap_(self._data)
+        if not self._has_moved:
+            with_objects(data, columns, order).memmap_(self._data)
 
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
         remove_stale(str(self.hidden))  # a killed `complete` has left a second name for each file
-        return ragged_files(Path(self._data), data, path, rows)
+        return ragged_files(Path(self.path if self._has_moved else self._data), data, path, rows)
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether `load` has finished an interrupted move, of a dataset that was complete."""
+        return not os.path.exists(f"{self._data}/{META}")
 
     def save(self, data: Data) -> Any:
         """Write a dataset that is in memory, as a call of its own where the folder is not claimed. Errors as `claimed`

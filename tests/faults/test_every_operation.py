@@ -174,12 +174,14 @@ def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
         place.resume()
 
 
-def test_a_driver_is_killed_while_it_adds_text(tmp_path):
-    """The files of the dataset have two names then."""
-    place = Place("shuffle of text", "folder", tmp_path)
-    for number in range(1, 10):
-        kill_at(number, place.call, [(os, "link")])
+@pytest.mark.parametrize("name", ["shuffle of text", "flat_map of text"])
+@pytest.mark.parametrize("step", ["link", "replace"])
+def test_a_driver_is_killed_while_it_adds_or_moves_text(name, step, tmp_path):
+    """The files have two names while ragged entries are added, and lie in two folders while the dataset moves."""
+    place, number = Place(name, "folder", tmp_path), 1
+    while kill_at(number, place.call, [(os, step)]):
         place.resume()
+        number += 1
 
 
 @pytest.mark.parametrize("name, kind, number", sampled(8, NAMES, KINDS, [20, 45, 90]))
