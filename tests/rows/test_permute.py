@@ -22,6 +22,7 @@ from tdmap.output.permute import choose_method
 from tdmap.run.context import Context
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
+from tests.descriptors import descriptors
 
 from .conftest import WORKERS, bits, make
 
@@ -137,6 +138,19 @@ def test_places_that_overlap_are_not_apart():
     rows = torch.zeros(300, dtype=torch.int64).share_memory_()
     places = RowFiles.of([rows[:200], None, rows[100:]])
     assert places.are_apart(100) and not places.are_apart(101)
+
+
+def test_descriptors_of_an_output_are_closed_with_it(tmp_path):
+    TensorDict({"x": torch.zeros(10), "y": torch.zeros(10)}, [10]).memmap(tmp_path)
+    found = TensorDict.load_memmap(tmp_path)
+    before = descriptors(tmp_path)
+    places = RowFiles.of([found["x"], None, found["y"]])
+    assert places.descriptors[1] == -1 and len(descriptors(tmp_path) - before) == 2
+    again = pickle.loads(pickle.dumps(places))  # as a worker has it
+    again.write(2, again.descriptors[2], 8, torch.ones(2))
+    assert found["y"][7:].tolist() == [0, 1, 1]
+    del places, again
+    assert descriptors(tmp_path) == before
 
 
 def test_the_caller_reads_a_file_that_was_removed(tmp_path):
