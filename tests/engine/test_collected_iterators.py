@@ -1,6 +1,7 @@
 """An iterator that nobody will finish is collected: anywhere, in any thread and process. No other job notices."""
 
 import gc
+import os
 import threading
 import warnings
 
@@ -115,6 +116,25 @@ def test_in_another_thread(kind):
     got += list(rows)
     thread.join(300)
     assert ended and torch.equal(torch.cat(got), 2 * X)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_its_workers_go_on_with_the_next_job(method):
+    """The collector may run in another thread, which would close a pool that the next job has taken already."""
+
+    def pid(part):
+        return torch.full((len(part),), os.getpid())
+
+    class Cycle:
+        pass
+
+    options = {"num_workers": 1, "mp_start_method": method, "chunksize": 5}
+    cycle = Cycle()
+    cycle.itself, cycle.rows = cycle, tdmap.map_iter(X, pid, **options)
+    first = next(cycle.rows)
+    del cycle
+    gc.collect()
+    assert torch.equal(tdmap.map(X, pid, **options), first[0].expand(400))
 
 
 def test_in_a_thread_of_its_own_executor():

@@ -452,6 +452,8 @@ class WorkerPool:
 _Key = tuple[int, "str | None", int]
 _all_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _warm: list[tuple[_Key, WorkerPool]] = []
+_borrowed: set[WorkerPool] = set()
+"""Else the collector, when it ends a stream, would close its pool as well: after another thread has borrowed that."""
 _warm_lock = threading.RLock()  # the collector may end a stream, which gives its pool back, within any of our lines
 
 
@@ -461,7 +463,6 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
     with _warm_lock:
         # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
         for entry in reversed(_warm.copy()):
-            # The collector ends a stream and the pool that it has given back in any order: some may be closed.
             unusable = entry[1]._closed or not entry[1]._owner.is_here
             if unusable or (pool is None and entry[0] == key):
                 with contextlib.suppress(ValueError):  # a signal handler has closed all pools since the line above
@@ -469,6 +470,7 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
                 pool = pool if unusable else entry[1]
     pool = pool or WorkerPool(num_workers, start_method, worker_threads)
     pool.reserve()
+    _borrowed.add(pool)
     return pool
 
 
@@ -477,6 +479,7 @@ def give_back(pool: WorkerPool) -> None:
     pool.release()
     with _warm_lock:
         _warm.append(((pool.num_workers, pool.start_method, pool.worker_threads), pool))
+        _borrowed.discard(pool)
         surplus = _warm[:-MAX_WARM]
         del _warm[:-MAX_WARM]
     for _, old in surplus:
@@ -495,6 +498,7 @@ def close_pools() -> None:
 def _forget_in_child() -> None:
     global _warm_lock
     _warm.clear()
+    _borrowed.clear()
     _all_pools.clear()
     _warm_lock = threading.RLock()
 
