@@ -35,7 +35,7 @@ _NAMES |= {"LOAD_FROM_DICT_OR_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _SILENT = {"EXTENDED_ARG", "PUSH_NULL", "NOP", "CACHE", "RESUME", "PRECALL", "NOT_TAKEN"}
 HAS_DOCSTRING = 0x4000000
-"""A flag of code objects since Python 3.13."""
+"""A flag of code objects since Python 3.14."""
 
 
 class Import(NamedTuple):
@@ -73,7 +73,7 @@ def inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def constants_of(code: types.CodeType) -> tuple[Any, ...]:
     """The constants of a code object, with None for a docstring."""
     found = code.co_consts
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         has = bool(code.co_flags & HAS_DOCSTRING)
     else:  # the first constant of a function is its docstring or None
         has = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name[0] != "<" and isinstance(found[0], str)
