@@ -229,14 +229,20 @@ def rows_of(data: Data, dim: int = 0) -> Rows:
     return data if isinstance(data, Rows) else InMemory(data, dim)
 
 
-def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
-    """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none."""
+def require_entry(data: Data, name: str | tuple[str, ...], what: str, of: object = None) -> None:
+    """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none.
+
+    The message begins with `what`, and the `repr` of `of`: that of a formula with a list may be long, or fail.
+    """
+    if not isinstance(data, Tensor):
+        data = rows_of(data).like  # no column is read for its name
+        with contextlib.suppress(KeyThroughLeafError):
+            if data.get(name, None) is not None:
+                return
+    if of is not None:
+        what = f"{what} {of!r}"
     if isinstance(data, Tensor):
         raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
-    data = rows_of(data).like  # no column is read for its name
-    with contextlib.suppress(KeyThroughLeafError):
-        if data.get(name, None) is not None:
-            return
     keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
     there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
     close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)

@@ -123,7 +123,7 @@ def _of_columns(job: Job, predicate: Expression) -> Job:
         return job  # a column of a lazy stack is a copy of it
     keys = sorted(predicate.keys, key=str)
     for key in keys:
-        require_entry(data, key, f"a column of the predicate {predicate!r}")
+        require_entry(data, key, "a column of the predicate", predicate)
     columns = select(data, keys)
     plan = _with_larger_chunks(plan, row_bytes_of(columns, plan.length))
     return replace(job, source=Source(columns), plan=plan)

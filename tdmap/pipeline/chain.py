@@ -125,10 +125,10 @@ class Chain(torch.utils.data.IterableDataset[Any]):
             return self._seed
         return next((seed for other in self._others if (seed := other._used_seed) is not None), None)
 
-    def _require_entry(self, key: Key, what: str) -> None:
+    def _require_entry(self, key: Key, what: str, of: object = None) -> None:
         """Raise KeyError if there is no such entry, where it is known which there are."""
         if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and not isinstance(self.data, Tensor):
-            require_entry(self.data, key, what)
+            require_entry(self.data, key, what, of)
 
     def _require_common_order(self, count: int) -> None:
         """Raise ValueError where each of several ranks would put the rows into an order of its own."""

@@ -111,7 +111,7 @@ class Pipeline(Chain):
                 filter.
         """
         for key in sorted(predicate.keys, key=str) if isinstance(predicate, Expression) else ():
-            self._require_entry(key, f"a column of the predicate {predicate!r}")
+            self._require_entry(key, "a column of the predicate", predicate)
         return self._then(Filter(as_function(predicate)))
 
     def flat_map(self, fn: Callable[[Any], Any]) -> Pipeline:
