@@ -240,7 +240,10 @@ class UnbatchedEntry(NonTensorDataBase):
         for item in items:
             if not isinstance(item, UnbatchedEntry):
                 raise RuntimeError(f"cannot combine an unbatched tensor with a {type(item).__name__}")
-        if any(item._payload.data_ptr() != first._payload.data_ptr() for item in items[1:]):
+        # While torch.compile traces there are no addresses, and a graph that ends here fails under torch 2.11.
+        if not torch.compiler.is_compiling() and any(
+            item._payload.data_ptr() != first._payload.data_ptr() for item in items[1:]
+        ):
             warnings.warn(
                 "Stacking UnbatchedTensors with different data storage: only the first element's data is kept. Give "
                 "all trees the same tensor, or make it a batched entry.",
