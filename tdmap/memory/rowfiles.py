@@ -10,7 +10,6 @@ once from its beginning to its end, and it counts as no process's memory. Shared
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -255,10 +254,12 @@ class RowFiles:
         """Whether all of them lie in files, which another process finds when this one has ended."""
         return not any(file is not None and file.handle.anonymous for file in self.files)
 
-    @functools.cached_property
+    @property
     def descriptors(self) -> OpenFiles:
         """Those of this process. To open and close them for each chunk of narrow rows takes as long as to write it."""
-        return OpenFiles(self.files)
+        found: OpenFiles | None = self.__dict__.get("_opened")
+        # Threads share the first list that is kept: one that took its place would be closed under its user.
+        return found if found is not None else self.__dict__.setdefault("_opened", OpenFiles(self.files))
 
     def read(self, number: int, fd: int, row: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, from `row` on, into uint8 of as many bytes."""

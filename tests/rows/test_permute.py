@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.memory import rowfiles
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.ops.permute import permute
 from tdmap.output import scatter
@@ -151,6 +154,22 @@ def test_descriptors_of_an_output_are_closed_with_it(tmp_path):
     assert found["y"][7:].tolist() == [0, 1, 1]
     del places, again
     assert descriptors(tmp_path) == before
+
+
+def test_threads_share_the_descriptors_of_an_output(tmp_path, monkeypatch):
+    """Two that ask at the same moment, too: the files of a list that nobody keeps are closed."""
+    both = threading.Barrier(2)
+
+    class Slow(rowfiles.OpenFiles):
+        def __init__(self, files):
+            super().__init__(files)
+            both.wait(60)
+
+    monkeypatch.setattr(rowfiles, "OpenFiles", Slow)
+    places = RowFiles.of([TensorDict({"x": torch.zeros(10)}, [10]).memmap(tmp_path)["x"]])
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: places.descriptors, range(2))
+    assert first is second and os.fstat(first[0]).st_size == 40
 
 
 def test_the_caller_reads_a_file_that_was_removed(tmp_path):
