@@ -64,7 +64,7 @@ class ChosenRows:
         if not len(values):
             return  # offsets are 0, as new files are
         nbytes = values.nbytes + offsets.nbytes
-        execution = execution.light(nbytes)
+        execution = execution.light(nbytes).near(nbytes)
         places = RowFiles.of([values, offsets])
         assert places is not None
         steps = max(len(self) * execution.tuning.gather_bytes // nbytes // self._step, 1)
