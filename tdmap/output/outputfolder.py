@@ -241,6 +241,7 @@ class OutputFolder:
 
     def load(self) -> Data | None:
         """The dataset, whole or unfinished; None when there is none. An interrupted move is finished first."""
+        remove_stale(str(self.hidden))  # a killed `complete` has left a second name for each file
         if self._is_on_its_way:
             self._move()
         for folder in (str(self.path), self._data):
@@ -270,7 +271,6 @@ class OutputFolder:
 
     def ragged(self, data: Data, path: KeyPath, rows: RaggedRows) -> Ragged:
         """As `ragged_files`, in the folder of what `create` has made; `complete` adds the entry."""
-        remove_stale(str(self.hidden))  # a killed `complete` has left a second name for each file
         return ragged_files(Path(self.path if self._has_moved else self._data), data, path, rows)
 
     @property

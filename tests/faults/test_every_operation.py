@@ -175,7 +175,7 @@ def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shuffle of text", "flat_map of text"])
-@pytest.mark.parametrize("step", ["link", "replace"])
+@pytest.mark.parametrize("step", ["link", "replace", "unlink", "rmdir"])
 def test_a_driver_is_killed_while_it_adds_or_moves_text(name, step, tmp_path):
     """The files have two names while ragged entries are added, and lie in two folders while the dataset moves."""
     place, number = Place(name, "folder", tmp_path), 1
