@@ -368,9 +368,9 @@ class ChunkLoop:
             ahead = self._ahead
             if ahead is not None:
                 ahead.before(*plan.rows(chunk), plan.rows(stop - 1)[1])
-            if undo is not None and self._changes_late:
+            if self._changes_late:
                 assert self._runner is not None
-                self._runner.before_change = functools.partial(self._save, undo, chunk)
+                self._runner.before_change = None if undo is None else functools.partial(self._save, undo, chunk)
             elif undo is not None and self._guard:
                 self._save(undo, chunk)
             copies = [] if compared is None else compared.copies(data)

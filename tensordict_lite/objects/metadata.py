@@ -125,9 +125,8 @@ def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
 
 
 def _restored(parameter: Any, state: dict[str, Any]) -> MetaData:
-    new = object.__new__(
-        MetaData.__class_getitem__(_SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter)
-    )
+    parameter = _SAVED_TYPES[parameter] if isinstance(parameter, str) else parameter
+    new = object.__new__(MetaData.__class_getitem__(parameter))
     new.__setstate__(state)
     return new
 

@@ -37,7 +37,7 @@ def write_rows(entry: Tensor, index: Any, value: Any) -> None:
         if isinstance(value, Tensor) and value.device != entry.device:  # torch copies to slices of another device only
             return write_rows(entry, index, value.to(entry.device))
         if not isinstance(error, NotImplementedError) or entry.dtype not in _SIGNED:
-            raise
+            raise  # no unsigned dtype that torch refuses to index: the shape or the index is wrong
         value = torch.as_tensor(value, dtype=entry.dtype, device=entry.device)
         signed_view(entry)[index] = signed_view(value)
 

@@ -157,7 +157,7 @@ def test_descriptors_of_an_output_are_closed_with_it(tmp_path):
 
 
 def test_threads_share_the_descriptors_of_an_output(tmp_path, monkeypatch):
-    """Two that ask at the same moment, too: the files of a list that nobody keeps are closed."""
+    """Also on a concurrent first access: a second list would close its files when it is freed."""
     both = threading.Barrier(2)
 
     class Slow(rowfiles.OpenFiles):
