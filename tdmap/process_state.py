@@ -326,6 +326,19 @@ def _read_flag(flag: str) -> Any:
     return None
 
 
+def _use_deterministic_algorithms(mode: bool, warn_only: bool) -> None:
+    """As torch's function of that name, which imports torch's compiler: a second for each new worker."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        return
+    torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if mode else "default")
+    os.environ[COMPILER_IS_DETERMINISTIC] = str(int(mode))
+
+
+COMPILER_IS_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"
+"""The variable that torch's compiler reads when it is imported."""
+
+
 class ProcessSettings(NamedTuple):
     """Settings of a whole process."""
 
@@ -370,7 +383,7 @@ class ProcessSettings(NamedTuple):
             with contextlib.suppress(RecursionError):  # this thread is deeper already
                 sys.setrecursionlimit(self.recursion_limit)
         if (self.deterministic, self.warn_only) != (here.deterministic, here.warn_only):
-            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+            _use_deterministic_algorithms(self.deterministic, self.warn_only)
         if self.precision is not None and self.precision != here.precision:
             torch.set_float32_matmul_precision(self.precision)
         for flag, wanted in zip(_FLAGS, self.flags):

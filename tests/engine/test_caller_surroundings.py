@@ -144,6 +144,21 @@ def test_threads_find_the_state_of_the_caller(name, executor):
     find_state(name, executor=executor, num_workers=1)
 
 
+def test_a_worker_imports_no_compiler_to_be_deterministic():
+    """It takes a second; the compiler is deterministic all the same where a function imports it."""
+
+    def look(chunk):
+        before = "torch._inductor.config" in sys.modules
+        import torch._inductor.config
+
+        return before, torch._inductor.config.deterministic, torch.are_deterministic_algorithms_enabled()
+
+    with tdmap.WorkerPool(1, "spawn") as pool:
+        for mode, imported in ((True, False), (False, True)):
+            with STATE["deterministic"][1](mode):
+                assert list(tdmap.map_iter(torch.zeros(1), look, pool=pool)) == [(imported, mode, mode)]
+
+
 @pytest.fixture
 def umask():
     before = os.umask(0o022)

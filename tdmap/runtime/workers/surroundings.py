@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tdmap.process_state import ProcessSettings, ThreadSettings
+from tdmap.process_state import COMPILER_IS_DETERMINISTIC, ProcessSettings, ThreadSettings
 
-_own_variables = {"OMP_NUM_THREADS"}
+_own_variables = {"OMP_NUM_THREADS", COMPILER_IS_DETERMINISTIC}
 """Variables that workers are started with, and keep."""
 
 
