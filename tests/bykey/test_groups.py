@@ -97,7 +97,7 @@ def check(found: TensorDict, frame: pandas.DataFrame) -> None:
     np.testing.assert_array_equal(found["wide"].numpy(), np.repeat(wide.to_numpy()[:, None], 11, 1))
 
 
-@pytest.mark.parametrize("kind, way, rows, chunksize", sampled(3, KEYS, WAYS, [1, ROWS], [97, 300, 5000]))
+@pytest.mark.parametrize("kind, way, rows, chunksize", sampled(5, KEYS, WAYS, [1, ROWS], [97, 300, 5000]))
 def test_figures_are_those_of_pandas(kind: str, way: str, rows: int, chunksize: int) -> None:
     data, frame = rows_of(KEYS[kind](np.random.default_rng(0), rows))
     with tuning.use(**WAYS[way]):

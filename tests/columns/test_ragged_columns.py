@@ -159,7 +159,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("data, name, into, workers", sampled(3, LAYOUTS, OPERATIONS, INTO, [0, 2]), indirect=["data"])
+@pytest.mark.parametrize("data, name, into, workers", sampled(5, LAYOUTS, OPERATIONS, INTO, [0, 2]), indirect=["data"])
 def test_every_operation_gives_the_rows(data: Any, name: str, into: str, workers: int, tmp_path: Path) -> None:
     run, numbers = OPERATIONS[name]
     how: dict[str, Any] = {"memory": {}, "folder": {"out": tmp_path / "out"}}.get(into, {})

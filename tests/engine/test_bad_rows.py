@@ -93,7 +93,7 @@ def check(result, rows, bad, mode):
     assert mode != "mark" or torch.equal(result["__valid__"], ~zero)
 
 
-@pytest.mark.parametrize("bad, mode, place, workers", sampled(4, BAD, MODES, PLACES, WORKERS))
+@pytest.mark.parametrize("bad, mode, place, workers", sampled(5, BAD, MODES, PLACES, WORKERS))
 def test_rows_on_which_a_function_raises(rows, bad, mode, place, workers, tmp_path):
     errors = tdmap.RowErrors(mode)
     result = tdmap.map(rows, failing(throw, BAD[bad]), on_error=errors, **PLACES[place](tmp_path), **WORKERS[workers])
@@ -108,7 +108,7 @@ def test_rows_on_which_a_function_raises(rows, bad, mode, place, workers, tmp_pa
 BAD_LATER = [9, 10, 17, 39]
 
 
-@pytest.mark.parametrize("misfit, mode, place, workers", sampled(4, MISFITS, MODES, PLACES, WORKERS))
+@pytest.mark.parametrize("misfit, mode, place, workers", sampled(5, MISFITS, MODES, PLACES, WORKERS))
 def test_rows_whose_results_do_not_fit_a_new_dataset(rows, misfit, mode, place, workers, tmp_path):
     """The first result, whatever it is, says how the others must look; of each shard, where there are several."""
     errors, fn, how = tdmap.RowErrors(mode), failing(MISFITS[misfit], BAD_LATER), PLACES[place](tmp_path)

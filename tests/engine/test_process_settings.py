@@ -339,7 +339,7 @@ def expected(name, run):
     return _expected[name]
 
 
-@pytest.mark.parametrize(("name", "setting", "workers"), sampled(3, OPERATIONS, SETTINGS, WORKERS))
+@pytest.mark.parametrize(("name", "setting", "workers"), sampled(5, OPERATIONS, SETTINGS, WORKERS))
 def test_an_operation_gives_the_same_bits_under_every_setting(name, workers, setting, data):
     wanted = expected(name, lambda: OPERATIONS[name](data, WORKERS["0 workers"]))
     with SETTINGS[setting]():

@@ -126,10 +126,11 @@ def kill_twice(place: Place, number: int) -> bool:
     return killed
 
 
+LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
 OTHERS = [*((name, "folder") for name in VARIANTS), *BY_THREADS]
 
 
-@pytest.mark.parametrize("name, output", [*sampled(2, NAMES, OUTPUTS), *OTHERS])
+@pytest.mark.parametrize("name, output", [*sampled(3, NAMES, OUTPUTS), *OTHERS])
 def test_a_driver_is_killed_twice(name, output, tmp_path):
     place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name)
     while kill_twice(place, number):
@@ -151,7 +152,7 @@ CLEANING = [("map", "folder"), *(("filter", output) for output in OUTPUTS)]
 @pytest.mark.parametrize(
     "name, output, end, last, every",
     [
-        *((*case, "killed", 60, 5) for case in CLEANING),
+        *((*case, "killed", 60, 10) for case in CLEANING),
         *((*case, "interrupted", 60, 15) for case in CLEANING),
         *((*case, "killed", 120, 15) for case in BY_THREADS),
     ],
@@ -176,15 +177,16 @@ def test_a_driver_is_killed_while_it_removes_files_that_it_had_made(tmp_path):
 
 @pytest.mark.parametrize("name", ["shuffle of text", "flat_map of text"])
 @pytest.mark.parametrize("step", ["link", "replace", "unlink", "rmdir"])
-def test_a_driver_is_killed_while_it_adds_or_moves_text(name, step, tmp_path):
+@pytest.mark.parametrize("first, every", [(1, 3), pytest.param(2, 3, marks=LONG), pytest.param(3, 3, marks=LONG)])
+def test_a_driver_is_killed_while_it_adds_or_moves_text(name, step, first, every, tmp_path):
     """The files have two names while ragged entries are added, and lie in two folders while the dataset moves."""
-    place, number = Place(name, "folder", tmp_path), 1
+    place, number = Place(name, "folder", tmp_path), first
     while kill_at(number, place.call, [(os, step)]):
         place.resume()
-        number += 1
+        number += every
 
 
-@pytest.mark.parametrize("name, kind, number", sampled(8, NAMES, KINDS, [20, 45, 90]))
+@pytest.mark.parametrize("name, kind, number", sampled(12, NAMES, KINDS, [20, 45, 90]))
 def test_a_driver_is_killed_with_every_kind_of_rows(name, kind, number, tmp_path):
     operation, data = OPERATIONS[name], KINDS[kind](tmp_path)
 

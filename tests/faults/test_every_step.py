@@ -99,7 +99,7 @@ def result(mode: str, folder: Path) -> dict[str, bytes]:
 LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=LONG)])
 @pytest.mark.parametrize("mode", ["folder", "files", "in place", "reduce"])
 def test_a_run_that_is_killed_at_any_step(tmp_path, mode, every):
     wanted_folder = prepare(mode, tmp_path / "wanted")

@@ -148,7 +148,7 @@ EDITED = {
 """What makes another log of one, its checksums right."""
 
 
-@pytest.mark.parametrize("name, kind", sampled(2, EVERY, [*LINKS, "another user's", *EDITED]))
+@pytest.mark.parametrize("name, kind", sampled(3, EVERY, [*LINKS, "another user's", *EDITED]))
 def test_a_log_that_is_no_log_of_the_callers_is_refused_by_name_and_nothing_runs(tmp_path, name, kind):
     out, outside = begun(name, tmp_path), tmp_path / "outside"
     outside.mkdir()

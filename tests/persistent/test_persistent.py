@@ -176,7 +176,7 @@ def test_reading_is_that_of_the_reference(both_to_read: tuple[Any, Any], name: s
     assert mine == theirs or theirs[0] == "raises" != mine[0]  # what it refuses may have an answer
 
 
-@pytest.mark.parametrize("both, name", sampled(2, PAIRS, WRITES), indirect=["both"])
+@pytest.mark.parametrize("both, name", sampled(3, PAIRS, WRITES), indirect=["both"])
 def test_writing_is_that_of_the_reference_and_reaches_the_file(
     both: tuple[Any, Any], name: str, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ NO_ROWS = ("filter", "sort", "gather", "scatter")
 NO_CHUNKS = ("gather", "scatter", "pipeline")
 
 
-@pytest.mark.parametrize(("dtype", "name"), sampled(2, DTYPES, OPERATIONS))
+@pytest.mark.parametrize(("dtype", "name"), sampled(3, DTYPES, OPERATIONS))
 def test_rows_come_through_whatever_lies_between_them(dtype, name):
     for n in (0, 1, 7) if name in NO_ROWS else (1, 7):
         for tail in ((), (3,), (2, 0)):
