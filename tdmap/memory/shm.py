@@ -25,12 +25,16 @@ import torch
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import check_mapped_files, mapped_elsewhere
 from tdmap.memory.resources import system_memory
+from tensordict_lite.gathering import bytes_of
 from tensordict_lite.memmap.disk import mapping
 from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, map_anonymous, region_of, release, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
+
+WRITTEN_BYTES = 256 << 10
+"""A copy of so many bytes is written to its file, which takes half the time of stores into a new mapping."""
 
 
 def align(offset: int) -> int:
@@ -117,7 +121,13 @@ class Arena:
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of `tensor` in shared memory; its expanded dimensions stay expanded."""
         compact = unexpanded(tensor)
-        return self.empty(tensor.dtype, compact.shape).copy_(compact).expand(tensor.shape)
+        copy = self.empty(tensor.dtype, compact.shape)
+        is_plain = compact.device.type == "cpu" and compact.is_contiguous()
+        if copy.nbytes < WRITTEN_BYTES or not is_plain or compact.is_conj() or compact.is_neg():
+            copy.copy_(compact)
+        else:
+            write_bytes(copy, bytes_of(compact))
+        return copy.expand(tensor.shape)
 
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Zeroed shared memory as a contiguous tensor."""

@@ -32,3 +32,13 @@ def test_addresses_are_aligned() -> None:
     for count in (0, 1, 63, 5000, 1 << 14):
         tensor = arena.empty(torch.uint8, torch.Size([count]))
         assert tensor.numel() == count and (not count or tensor.data_ptr() % 64 == 0)
+
+
+def test_copies_have_the_values_of_their_tensors() -> None:
+    arena, rows = Arena(), torch.arange(1 << 17).view(1 << 9, 1 << 8)
+    complex_rows = torch.complex(rows.double(), -rows.double())
+    cases = [rows[0], rows, rows.T, rows[1:, 3:], rows[:1].expand(1 << 10, -1), rows.bfloat16(), rows[:0]]
+    cases += [complex_rows, complex_rows.conj(), torch._neg_view(rows)]
+    for case in cases + cases:  # large ones are written to the file, some behind others
+        copy = arena.copy_of(case)
+        assert torch.equal(copy, case) and copy.dtype == case.dtype and region_of(copy) is not None
