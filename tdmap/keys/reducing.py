@@ -26,7 +26,7 @@ from tdmap.memory.spill import Spill
 from tdmap.output.output import Step
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
-from tensordict_lite.ops.arrow_types import name_types
+from tensordict_lite.ops.arrow_types import name_type
 
 PARTITION_SLOTS = 1 << 18
 """Keys of a partition that lie within so many numbers are counted, not sorted: sums of them fit into the cache."""
@@ -185,7 +185,8 @@ def answer_of(
     for name, kind in types.items():
         value = answer.get(name)
         parts = [path_of(name)] if isinstance(value, Tensor) else [(*path_of(name), key) for key in value.keys()]
-        name_types(answer, parts, [kind] * len(parts))
+        for path in parts:
+            name_type(answer, path, kind)
     return answer
 
 

@@ -99,20 +99,19 @@ def joined_types(items: Any) -> dict[str, str] | None:
     return first
 
 
-def types_at(root: Any, paths: list[tuple[str, ...]]) -> list[str | None]:
-    """The types of the entries at some paths."""
-    nodes = [_level_of(root, path) for path in paths]
-    return [(node._types or {}).get(path[-1]) for node, path in zip(nodes, paths)]
+def type_at(root: Any, path: tuple[str, ...]) -> str | None:
+    """The type of the entry at a path."""
+    types = _level_of(root, path)._types
+    return None if types is None else types.get(path[-1])
 
 
-def name_types(root: Any, paths: list[tuple[str, ...]], types: list[str | None]) -> None:
-    """Set the types of the entries at some paths."""
-    for path, name in zip(paths, types):
-        node = _level_of(root, path)
-        if name is not None:
-            node._types = {**(node._types or {}), path[-1]: name}
-        elif node._types is not None and path[-1] in node._types:
-            node._types = {key: kept for key, kept in node._types.items() if key != path[-1]} or None
+def name_type(root: Any, path: tuple[str, ...], name: str | None) -> None:
+    """Set the type of the entry at a path."""
+    node = _level_of(root, path)
+    if name is not None:
+        node._types = {**(node._types or {}), path[-1]: name}
+    elif node._types is not None and path[-1] in node._types:
+        node._types = {key: kept for key, kept in node._types.items() if key != path[-1]} or None
 
 
 def _level_of(root: Any, path: tuple[str, ...]) -> Any:

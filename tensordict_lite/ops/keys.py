@@ -14,7 +14,7 @@ from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.kernel import DeviceLike, Kernel
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path, unravel_key
-from tensordict_lite.ops.arrow_types import name_types, pruned, types_at
+from tensordict_lite.ops.arrow_types import name_type, pruned, type_at
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import (
     LeafKeysView,
@@ -533,20 +533,21 @@ class KeyOps(Kernel):
                 )
         old, new = require_path(old_key), require_path(new_key)
         self._require_unlocked()
-        if entry_of(self, old) is None:
+        value = entry_of(self, old)
+        if value is None:
             self._raise_missing(old)
         if old == new:
             return self
         if safe and new[: len(old)] != old and entry_of(self, new) is not None:
             raise KeyError(f"key {new_key!r} is already present in {type(self).__name__}, and safe=True")
-        types = types_at(self, [old])
-        value = self.pop(old)
+        arrow_type = type_at(self, old)
+        self.del_(old)
         try:
             if len(new) == 1:
                 self._set_str(new[0], self._fit(value, new[0]) if len(old) > 1 else value)
             else:
                 self._put(new, value)
-            name_types(self, [new], types)
+            name_type(self, new, arrow_type)
         except Exception:  # it cannot be stored there: below a tensor, or not a field
             self._put(old, value)
             raise
@@ -589,12 +590,11 @@ class KeyOps(Kernel):
         _check_disjoint([old for old, _ in moves], "source")
         _check_disjoint([new for _, new in moves], "destination")
         result = self.copy()
-        types = types_at(self, [old for old, _ in moves])
-        values = [result.pop(old) for old, _ in moves]
-        for (_, new), value in zip(moves, values):
+        moved = [(type_at(self, old), result.pop(old)) for old, _ in moves]
+        for (_, new), (arrow_type, value) in zip(moves, moved):
             _check_free(result, new)
             result._put(new, value)
-        name_types(result, [new for _, new in moves], types)
+            name_type(result, new, arrow_type)
         for old, _ in moves:
             for depth in range(len(old) - 1, 0, -1):
                 parent = entry_of(result, old[:depth])

@@ -135,3 +135,9 @@ def test_compiled_as_it_is_run(name: str) -> None:
     for key in ("a", "u"):
         assert torch.equal(found[key].as_subclass(torch.Tensor), expected[key].as_subclass(torch.Tensor))
     assert type(td["u"]._base) is not UnbatchedTensor  # the base of a view is no view
+
+
+@pytest.mark.parametrize("to", ["w", ("n", "w")])
+def test_a_renamed_entry_stays_unbatched(to: Any) -> None:
+    td = _tree().rename_key_("u", to)
+    assert td[0].get(to).shape == td.unsqueeze(0).get(to).shape == RAW.shape
