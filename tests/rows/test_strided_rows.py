@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tdmap
+import tdmap.ops.permute
 from tdmap.reducers import Checksum, Sum
 from tensordict_lite import TensorDict
 from tests.products import sampled
