@@ -116,7 +116,7 @@ def unravel_key_list(keys: Iterable[Any]) -> list[NestedKey]:
 
 def require_path(key: NestedKey) -> tuple[str, ...]:
     """Flat path of ``key``, or a KeyError that explains valid keys."""
-    path = unravel_key_to_tuple(key)
+    path = path_of(key) if type(key) is tuple else unravel_key_to_tuple(key)
     if not path:
         raise KeyError(_not_a_key(key))
     return path

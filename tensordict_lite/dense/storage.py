@@ -26,7 +26,7 @@ from tensordict_lite.indexing import (
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import pruned
 from tensordict_lite.ops.cast import SharedLock, mark_shared
-from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, put_rows, write_rows
+from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, write_rows
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
@@ -460,7 +460,7 @@ class DenseCollection(Fitting):
             KeyError: there is no such entry.
             EntryKindError: the entry is a tensor and the value not numeric, or vice versa.
         """
-        path = require_path(key)
+        path = (key,) if type(key) is str else require_path(key)
         entry: Any = self
         try:
             for part in path:
@@ -475,14 +475,14 @@ class DenseCollection(Fitting):
                     node.set_at_(path[depth:], value, index, non_blocking=non_blocking)
                     return self
             entry = self._get_path(path)
-        if isinstance(entry, Tensor):
-            if type(index) is list:  # torch takes some for tuples
-                index = normalise_index(index, entry.ndim)
-            put_rows(entry, index, value, ".".join(path))
-        elif entry._is_unbatched:  # indexes the tensor itself, like `get(key)[index]`
-            put_rows(entry._plain(), index, value, ".".join(path))
-        else:
-            self._parent_of(path)._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
+        if not isinstance(entry, Tensor):
+            if not entry._is_unbatched:
+                self._parent_of(path)._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
+                return self
+            entry = entry._plain()  # indexes the tensor itself, like `get(key)[index]`
+        if type(index) is list:  # torch takes some for tuples
+            index = normalise_index(index, entry.ndim)
+        write_rows(entry, index, value if isinstance(value, NUMBERS) else as_rows(value, entry, ".".join(path)))
         return self
 
     def del_(self, key: NestedKey) -> Self:
