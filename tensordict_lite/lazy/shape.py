@@ -128,7 +128,7 @@ class LazyShapeOps(Stacked):
             raise RuntimeError(
                 f"a stack of members of different batch sizes ({list(old)}) cannot be reshaped: pad the members first"
             )
-        new = infer_size(sizes, old.numel())
+        new = old if sizes == old else infer_size(sizes, old.numel())
         if new == old:
             return self._unchanged()
         out = self._rearranged(old, new, method)
