@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests import interpreters, products
+from tests import interpreters, processes, products
 
 # The same examples every time, however long one of them takes on a busy machine: a change that breaks nothing is never
 # refused. `make soak` draws others.
@@ -42,6 +42,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    if len(session.items) > 1000 and sys.platform == "linux":
+        processes.collapse_memory()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,7 @@
 """Children for tests: that begin at one moment, that die at a step of their work; and what they leave behind."""
 
 import contextlib
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -12,6 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+
+def collapse_memory() -> None:
+    """Have huge pages below what this process has allocated: a fork of it copies two hundred entries, not 100 000.
+
+    With all tests collected, a fork costs 18 ms of a processor then, instead of 48. Kernels before Linux 6.1, and those
+    without huge pages, refuse, and nothing changes.
+    """
+    collapse, size = 25, 2 << 20  # MADV_COLLAPSE, for any memory; mmap.madvise is for objects of its own
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        limits, mode, _, _, inode, *path = line.split()
+        if mode == "rw-p" and inode == "0" and path in ([], ["[heap]"]):
+            start, stop = (int(limit, 16) for limit in limits.split("-"))
+            for address in range(-(-start // size) * size, stop - size + 1, size):
+                madvise(address, size, collapse)
 
 
 def in_child(work: Callable[[], Any]) -> int:
