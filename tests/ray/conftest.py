@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+# Ray's atexit handlers hold the nodes of a cluster that has ended. `multiprocessing` of Python 3.13 clears them
+# in a forked child; a node whose last reference is dropped there ends its gRPC client, which crashes the child.
+_ended_nodes: list[Any] = []
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
@@ -38,5 +42,6 @@ def cluster() -> Iterator[Any]:
         ray.shutdown()
         signal.signal(signal.SIGTERM, handler)
         if made is not None:
+            _ended_nodes.extend(made.list_all_nodes())
             made.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
