@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -205,10 +206,8 @@ def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | No
             check_alike(td, link)
         for bundle in bundles(found, bucket_bytes):
             message = bundle.buffer(link.device)
-            if dst is None:
-                work = dist.all_reduce(message, op=operation, group=link.group, async_op=True)
-            else:
-                work = dist.reduce(message, dst, op=operation, group=link.group, async_op=True)
+            reduction = dist.all_reduce if dst is None else functools.partial(dist.reduce, dst=dst)
+            work = reduction(message, op=operation, group=link.group, async_op=True)
             takes = dst is None or dist.get_rank() == dst
             works.append(Pending(work, link, what, _taking(bundle, message) if takes else None, message))
     return works

@@ -585,11 +585,9 @@ def is_whole(tensor: Tensor) -> bool:
     """Whether a mapped tensor is all of its file."""
     if tensor.is_nested or not tensor.numel():
         return True
-    return (
-        tensor.storage_offset() == 0
-        and tensor.is_contiguous()
-        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    )
+    if tensor.storage_offset() or not tensor.is_contiguous():
+        return False
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 register(MappedNestedTensor=MappedNestedTensor, MemoryMappedTensor=MemoryMappedTensor)
