@@ -40,7 +40,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.run.identity import IN_PLACE, MAP, identify
 from tdmap.run.log import clean
 from tdmap.run.options import Resume
-from tdmap.run.run import ONCE_MORE, OVERWRITE, open_run
+from tdmap.run.run import ONCE_MORE, open_run
 from tdmap.sink import Allocate, Demands, Kind, Sink
 from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.plan import replaced_file
@@ -134,7 +134,8 @@ def map_into(job: Job, out: Data, execution: Execution, resume: Resume = True) -
     if in_place:
         require_undo(job)
     folder, files = own_folder(out, "data" if in_place else "out"), files_of(out)
-    known, again = (identify(job, IN_PLACE), ONCE_MORE) if in_place else (identify(job, MAP), OVERWRITE)
+    known = identify(job, IN_PLACE if in_place else MAP)
+    again = ONCE_MORE if in_place else f"remove {folder / HIDDEN / 'journal'} to run it again"
     with (
         FolderLock(folder, f"map({job.name})" + " in place" * in_place),
         open_run(folder / HIDDEN, known, job, resume, files=files, again=again) as log,

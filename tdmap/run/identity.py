@@ -181,16 +181,21 @@ def _is_plan(description: dict[str, Any]) -> bool:
     return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
 
 
-def refuse_other(folder: Path, changes: list[str], is_complete: bool) -> NoReturn:
-    """Raise ResumeMismatch: the folder holds another run, which may be complete."""
+OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
+"""How a run into a folder is begun anew, in the words of a message."""
+
+
+def refuse_other(folder: Path, changes: list[str], is_complete: bool, again: str = OVERWRITE) -> NoReturn:
+    """Raise ResumeMismatch: the folder holds another run, which may be complete. `again` says how it is begun anew."""
     if not is_complete and any(line.startswith("the source's") and "written at" in line for line in changes):
         changes = [*changes, WRITTEN_SINCE]
     refuse(
         folder,
         changes,
         "holds the result of another run" if is_complete else "holds an unfinished run that differs from this one",
-        "Choose another folder, or pass overwrite=True instead of resume=True to "
-        + ("run again." if is_complete else "start again, or repeat the earlier call to resume it."),
+        f"Choose another folder, or {again}."
+        if is_complete
+        else f"Choose another folder, {again}, or repeat the earlier call to resume it.",
     )
 
 

@@ -70,7 +70,7 @@ from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
 from tdmap.rowerrors import RowError, RowErrors
 from tdmap.run import disk
-from tdmap.run.identity import COMMAND, check_identity, differences, refuse_other
+from tdmap.run.identity import COMMAND, OVERWRITE, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.runtime.commits import Ranges
@@ -305,7 +305,12 @@ def _counting(data: memoryview, frames: Sequence[Frame], boot: int) -> Sequence[
 
 
 def begun(
-    folder: Path, identity: dict[str, Any], boot: int | None, ranks: bool = False, durable: bool = False
+    folder: Path,
+    identity: dict[str, Any],
+    boot: int | None,
+    ranks: bool = False,
+    durable: bool = False,
+    again: str = OVERWRITE,
 ) -> History:
     """What the log in a hidden folder says of a call; a new log, where none of it has begun.
 
@@ -315,6 +320,7 @@ def begun(
         boot: as `History`.
         ranks: several programs do it, each a part.
         durable: a new log is on the disk before this returns.
+        again: how a run is begun anew, for the error.
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
@@ -329,7 +335,7 @@ def begun(
         done = History(path)  # what the machine may have lost when it went down counts, too
         # A rank does not hold the lock of a run of one program, which may be at work.
         if done.has_results or done.by_ranks or (ranks and done.begun):
-            refuse_other(folder, changes, done.is_complete)
+            refuse_other(folder, changes, done.is_complete, again)
     header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
     header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
     clean(folder)

@@ -43,7 +43,7 @@ from tdmap.run.context import Context, policy_for, require_rows
 from tdmap.run.identity import identify_call, parts_of
 from tdmap.run.log import History, changes_of, clean
 from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
-from tdmap.run.run import OVERWRITE, open_run
+from tdmap.run.run import open_run
 from tdmap.runtime.skipping import DROP, PAD
 from tensordict_lite.paths import absolute_path
 
@@ -269,8 +269,8 @@ def resumable_call(
             return whole
         if _is_gone(store, known):
             store.begin_anew()
-        again = OVERWRITE if shards is None else ""  # the rows were complete, and not the shards
-        with open_run(store.hidden, known, job, resume, lists=shards is None, again=again) as log:
+        warns = shards is None  # else the rows were complete, and not the shards
+        with open_run(store.hidden, known, job, resume, lists=shards is None, warns=warns) as log:
             if log is None:
                 result = store.publish()
             else:
@@ -301,7 +301,7 @@ def resumable_answer(
         ResumeMismatch: the folder holds another run; names what differs.
         FileNotFoundError: the call was complete, and its states are gone.
     """
-    path, known, again = Path(absolute_path(folder)), identity(), "remove the folder to run it again"
+    path, known, again = Path(absolute_path(folder)), identity(), "remove this one to run it again"
     run = open_run(path / HIDDEN, known, job, files=None, lists=False, again=again, replays=True)
     with FolderLock(path, ctx.name), run as log:
         assert log is not None

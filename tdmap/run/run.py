@@ -33,7 +33,7 @@ from tdmap.memory.hidden import append_line, lines, remove, remove_tree
 from tdmap.run import disk
 from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
-from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, refuse
+from tdmap.run.identity import IN_PLACE, OVERWRITE, STEPWISE, check_identity, refuse
 from tdmap.run.ledger import Ledger
 from tdmap.run.log import EarlierSkips, History, Log, begun, changes_of
 from tdmap.run.options import REDO, TRUST, Resume
@@ -43,9 +43,8 @@ from tensordict_lite.memmap.disk.format import REPLACED
 HISTORY = "history.jsonl"
 """Runs over a dataset, in place, that were complete before the last one began."""
 
-OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
 ONCE_MORE = "call it without resume=True to change the rows once more"
-"""How a run that is complete is begun anew, in the words of a warning: one into a folder, and one in place."""
+"""How a run in place that is complete is begun anew, in the words of a warning; see `OVERWRITE`."""
 
 
 @contextlib.contextmanager
@@ -58,6 +57,7 @@ def open_run(
     files: Sequence[str] | None = (),
     lists: bool = True,
     again: str = OVERWRITE,
+    warns: bool = True,
     replays: bool = False,
 ) -> Iterator[Log | None]:
     """Begin a run in `folder`, or resume the one that is there. The caller holds the lock (see `folderlock`).
@@ -69,7 +69,8 @@ def open_run(
         resume: `TRUST` or `REDO` where the machine went down in the middle of the run.
         files: files of the output, as far as they are known. None: nothing has to reach the disk.
         lists: as `Log`.
-        again: how a run that is complete is begun anew, for the warning; empty: there is no warning.
+        again: how a run is begun anew, for the error, and the warning that it is complete.
+        warns: whether there is a warning.
         replays: a run that is complete gives its log too: its jobs have their results there.
 
     Yields:
@@ -79,13 +80,13 @@ def open_run(
         ResumeMismatch: the folder holds another run; names what differs.
         UntrustedFile: it holds what this library does not put there.
     """
-    found = history_of(folder, identity, resume)
+    found = history_of(folder, identity, resume, again=again)
     history, ledger = found.history, None
     if found.is_over or history.is_complete:
-        if again:
+        if warns:
             text = f"the run of {identity['name']} was complete before, and nothing was done ({again})."
             warn_user(f"{folder.parent}: {text}", AlreadyComplete)
-        if again and job is not None and job.policy.skip and not found.is_over:
+        if warns and job is not None and job.policy.skip and not found.is_over:
             SkipLog(job, Callback(), EarlierSkips(None, 0, history.bad_rows, folder if lists else None)).report()
         if not replays:
             yield None
@@ -124,13 +125,16 @@ class Found(NamedTuple):
     """In place: the machine went down in the middle of it."""
 
 
-def history_of(folder: Path, identity: dict[str, Any], resume: Resume, ranks: bool = False) -> Found:
+def history_of(
+    folder: Path, identity: dict[str, Any], resume: Resume, ranks: bool = False, again: str = OVERWRITE
+) -> Found:
     """The log of a run, a new one where there is none. Arguments and errors as `open_run` and `begun`."""
     boot = None if resume == TRUST else disk.boot_number()
     over = {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
     is_over = bool(over) and _digest(identity) in over
     if identity["kind"] != IN_PLACE:
-        return Found(History(folder / "journal") if is_over else begun(folder, identity, boot, ranks), is_over)
+        path = folder / "journal"
+        return Found(History(path) if is_over else begun(folder, identity, boot, ranks, again=again), is_over)
     history = History(folder / "journal", boot)
     torn = boot is not None and not history.is_settled(boot)
     _refuse_replaced(folder, history, identity, is_over)

@@ -204,7 +204,7 @@ def test_a_folder_of_another_run_is_told_in_lines_of_what_differs(run):
     head, differs, advice = done.stderr.splitlines()
     assert head.startswith("tdmap: /") and head.endswith("holds the result of another run:")
     assert differs == "  - the argument key was 'time', and is 'label'"
-    assert advice == "Choose another folder, or pass --overwrite instead of --resume to run again."
+    assert advice == "Choose another folder, or pass --overwrite instead of --resume to run it again."
     told = json.loads(run("sort photos one_run --by label --num-workers 0 --resume --json").stdout)
     assert told["error"] == done.stderr.removeprefix("tdmap: ").strip() and told["exit_code"] == 2
     assert "--out" in run("group photos count --by time --resume").stderr
