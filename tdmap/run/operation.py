@@ -301,7 +301,8 @@ def resumable_answer(
         ResumeMismatch: the folder holds another run; names what differs.
         FileNotFoundError: the call was complete, and its states are gone.
     """
-    path, known, again = Path(absolute_path(folder)), identity(), "remove this one to run it again"
+    path, known = Path(absolute_path(folder)), identity()
+    again = f"remove {path} to run it again"
     run = open_run(path / HIDDEN, known, job, files=None, lists=False, again=again, replays=True)
     with FolderLock(path, ctx.name), run as log:
         assert log is not None
