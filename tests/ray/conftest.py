@@ -1,5 +1,7 @@
 """A real Ray cluster of two nodes on this machine, for the tests of this folder."""
 
+import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -9,9 +11,26 @@ from typing import Any
 
 import pytest
 
-# Ray's atexit handlers hold the nodes of a cluster that has ended. `multiprocessing` of Python 3.13 clears them
-# in a forked child; a node whose last reference is dropped there ends its gRPC client, which crashes the child.
-_ended_nodes: list[Any] = []
+_kept: list[Any] = []
+
+
+@contextlib.contextmanager
+def _keep_exit_handlers() -> Iterator[None]:
+    """Keep those of Ray, which hold the nodes of a cluster that has ended.
+
+    A child that `multiprocessing` forks drops all handlers, since Python 3.13. The client of a node that ends there
+    crashes the child, or waits for threads that are not there.
+    """
+
+    def register(handler: Any, *arguments: Any, **options: Any) -> Any:
+        _kept.append((handler, arguments, options))
+        return before(handler, *arguments, **options)
+
+    before, atexit.register = atexit.register, register
+    try:
+        yield
+    finally:
+        atexit.register = before
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +50,11 @@ def cluster() -> Iterator[Any]:
     small = {"object_store_memory": 100 << 20, "include_dashboard": False}
     made, handler = None, signal.getsignal(signal.SIGTERM)
     try:
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder, **small})
-        made.add_node(num_cpus=2, **small)
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-        yield made
+        with _keep_exit_handlers():
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder, **small})
+            made.add_node(num_cpus=2, **small)
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            yield made
     finally:
         import tdmap
 
@@ -42,6 +62,5 @@ def cluster() -> Iterator[Any]:
         ray.shutdown()
         signal.signal(signal.SIGTERM, handler)
         if made is not None:
-            _ended_nodes.extend(made.list_all_nodes())
             made.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
