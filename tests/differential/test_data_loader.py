@@ -112,9 +112,11 @@ def test_batches_are_those_of_the_reference(kind: str, collate_fn: Any, workers:
     if kind == "parameters" and workers:
         pytest.skip("torch sends no tensors that require gradients to another process")
     found = []
+    method = "fork" if workers and kind == "hdf5" else None  # HDF5 locks an open file against other processes
     for library in LIBRARIES:
         data = made(kind, library, tmp_path)
-        loaders = [DataLoader(data, batch_size=4, collate_fn=collate_fn, num_workers=workers)]
+        options = {"num_workers": workers, "multiprocessing_context": method}
+        loaders = [DataLoader(data, batch_size=4, collate_fn=collate_fn, **options)]
         if not workers:
             loaders.append(DataLoader(Subset(data, [5, 0, 2]), batch_size=2, collate_fn=collate_fn))
             loaders.append(DataLoader(data, batch_sampler=[[5, 1], [-1]], collate_fn=collate_fn))

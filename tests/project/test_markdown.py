@@ -6,7 +6,9 @@ where these packages can be imported.
 
 import functools
 import importlib
+import multiprocessing
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,16 @@ def importable(name: str) -> bool:
 PAGES_WITH_CODE = [page for page in PAGES if "\n```python" in page.read_text()]
 
 
+@pytest.fixture
+def forks() -> Iterator[None]:
+    """Workers of a DataLoader are forked: what a page defines is in no module that another process could import."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=[str(p.relative_to(ROOT)) for p in PAGES_WITH_CODE])
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -224,6 +224,21 @@ def test_bad_shares_are_named(rows):
         batches.iter(shard="all")
 
 
+class _States(torch.utils.data.IterableDataset):
+    def __init__(self, share, state=None):
+        self.share, self.state = share, state
+
+    def __iter__(self):
+        elements = iter(self.share)
+        if torch.utils.data.get_worker_info().id:
+            yield None
+            return
+        if self.state is not None:
+            elements.load_state_dict(self.state)
+        next(elements)
+        yield elements.state_dict()
+
+
 def test_a_state_of_workers_cannot_be_loaded_by_other_ranks(rows):
     batches = rows.pipeline().batch(4)
 
@@ -231,20 +246,6 @@ def test_a_state_of_workers_cannot_be_loaded_by_other_ranks(rows):
         share = batches.shard(rank, world, even="drop")
         (state,) = {json.dumps(s) for s in DataLoader(_States(share), batch_size=None, num_workers=2)} - {"null"}
         return json.loads(state)
-
-    class _States(torch.utils.data.IterableDataset):
-        def __init__(self, share, state=None):
-            self.share, self.state = share, state
-
-        def __iter__(self):
-            elements = iter(self.share)
-            if torch.utils.data.get_worker_info().id:
-                yield None
-                return
-            if self.state is not None:
-                elements.load_state_dict(self.state)
-            next(elements)
-            yield elements.state_dict()
 
     state = state_of(0, 2)
     list(DataLoader(_States(batches.shard(1, 2, even="drop"), state), batch_size=None, num_workers=2))
