@@ -26,7 +26,7 @@ from tensordict_lite.indexing import (
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import pruned
 from tensordict_lite.ops.cast import SharedLock, mark_shared
-from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, write_rows
+from tensordict_lite.ops.put import NUMBERS, as_rows, put_alike, put_rows, write_rows
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.strided import indexed
 from tensordict_lite.views import has_entry, public
@@ -482,7 +482,7 @@ class DenseCollection(Fitting):
             entry = entry._plain()  # indexes the tensor itself, like `get(key)[index]`
         if type(index) is list:  # torch takes some for tuples
             index = normalise_index(index, entry.ndim)
-        write_rows(entry, index, value if isinstance(value, NUMBERS) else as_rows(value, entry, ".".join(path)))
+        put_rows(entry, index, value, ".".join(path))
         return self
 
     def del_(self, key: NestedKey) -> Self:
