@@ -326,6 +326,10 @@ def _read_flag(flag: str) -> Any:
     return None
 
 
+COMPILER_IS_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"
+"""The variable that torch's compiler reads when it is imported."""
+
+
 def _use_deterministic_algorithms(mode: bool, warn_only: bool) -> None:
     """As torch's function of that name, which imports torch's compiler: a second for each new worker."""
     if "torch._inductor.config" in sys.modules:
@@ -333,10 +337,6 @@ def _use_deterministic_algorithms(mode: bool, warn_only: bool) -> None:
         return
     torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if mode else "default")
     os.environ[COMPILER_IS_DETERMINISTIC] = str(int(mode))
-
-
-COMPILER_IS_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"
-"""The variable that torch's compiler reads when it is imported."""
 
 
 class ProcessSettings(NamedTuple):
