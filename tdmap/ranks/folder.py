@@ -83,15 +83,18 @@ class RankFolder:
 
     # -- what the run is ---------------------------------------------------------------------------------
 
-    def begin(self, job: Job, kind: str, call: str) -> bool:
+    def begin(self, job: Job, kind: str, call: str, again: str) -> bool:
         """Begin the run, or check that it is the one that was begun. Returns whether it is complete. Call it `alone`.
+
+        Args:
+            job, kind, call, again: as those of the run.
 
         Raises:
             ResumeMismatch: the folder holds another run; names what differs.
             FolderInUse: a program that is no rank writes it.
         """
         with contextlib.nullcontext() if os.path.lexists(self.journal) else FolderLock(self.path, call):
-            found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True)
+            found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True, again=again)
         return found.is_over or found.history.is_complete
 
     def history(self) -> History | None:

@@ -49,7 +49,7 @@ def part_of(job: Job, rank: Rank) -> Job:
 
 @contextlib.contextmanager
 def _entered(
-    folder: RankFolder, job: Job, kind: str, rank: Rank, resume: Resume, check: Callable[[], None]
+    folder: RankFolder, job: Job, kind: str, rank: Rank, resume: Resume, check: Callable[[], None], again: str
 ) -> Iterator[Log | None]:
     """The log of a rank's run; None where the rank, or all of them, are done.
 
@@ -60,13 +60,13 @@ def _entered(
         rank: which one this is.
         resume: see `open_run`.
         check: raises where nothing can be written.
+        again: how the run is begun anew, for messages.
     """
     call = f"map({job.name}), {rank}"
-    again = ONCE_MORE if kind == IN_PLACE else "remove that folder to run them again"
     with contextlib.ExitStack() as stack:
         with folder.alone(call):
             check()
-            if folder.begin(job, kind, call):
+            if folder.begin(job, kind, call, again):
                 text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({again})."
                 if rank.chunks(job.plan)[0] < rank.chunks(job.plan)[1]:  # a rank without rows may come last
                     warn_user(text, AlreadyComplete)
@@ -98,7 +98,8 @@ def map_to_folder(
     folder, plan = RankFolder(out), job.plan
     free = OutputFolder(out)
     free.require_free(resume=True)  # before anything is made
-    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(resume=True)) as log:
+    again = f"remove {folder.path} to run it again"
+    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(resume=True), again) as log:
         if log is not None:
             if plan.length == 0:
                 _write_no_rows(folder, job)
@@ -132,7 +133,8 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Executi
     if in_place:
         require_undo(job)
     folder, kind = RankFolder(own_folder(out, "data" if in_place else "out")), IN_PLACE if in_place else MAP
-    with _entered(folder, job, kind, rank, resume, lambda: None) as log:
+    again = ONCE_MORE if in_place else f"remove {folder.hidden} to run it again"
+    with _entered(folder, job, kind, rank, resume, lambda: None, again) as log:
         if log is not None:
             log.add_files(files_of(out))
             sink: Sink[Any] = RankInPlace(out) if in_place else RankInto(out)

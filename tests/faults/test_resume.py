@@ -345,6 +345,29 @@ def test_what_a_refusal_advises_can_be_done(data, tmp_path):
         assert torch.equal(call().double(), wanted.double())
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+@pytest.mark.parametrize("place", ["folder", "given"])
+def test_what_a_refusal_advises_ranks_can_be_done(data, tmp_path, place, is_complete):
+    """Ranks take no `overwrite=True`, and a dataset that is given stays when the call is begun anew."""
+    given = data.memmap_like(tmp_path / "given") if place == "given" else None
+
+    def call(factor, rank):
+        fn = lambda td: TensorDict({"x": td["x"] * factor, "meta": td["meta"].clone()}, td.batch_size)  # noqa: E731
+        tdmap.map(data, fn, out=tmp_path / "out" if given is None else given, shard=(rank, 2), resume=True, **OPTIONS)
+
+    for rank in range(1 + is_complete):
+        call(2, rank)
+    with pytest.raises(ResumeMismatch) as caught:
+        call(3, 1)
+    advice = str(caught.value).splitlines()[-1]
+    assert "overwrite" not in advice
+    shutil.rmtree(re.search("remove (/[^ ]*) to run it again", advice)[1])
+    for rank in range(2):
+        call(3, rank)
+    found = TensorDict.load_memmap(tmp_path / "out") if given is None else given
+    assert torch.equal(found["x"], data["x"] * 3)
+
+
 def test_another_function_is_named_with_what_changed(data, tmp_path):
     def make(scale, power=1):
         def fn(td, power=power):
