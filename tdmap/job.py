@@ -14,7 +14,7 @@ from torch import Tensor, strided
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import Reader, rows_of
 from tdmap.events import Measures
-from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
+from tdmap.plan import ChunkPlan
 
 _numbers = itertools.count(1)
 
@@ -120,10 +120,6 @@ class Job:
     """Of an in-place run that can be resumed: where workers note what is done."""
     on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
     """With `policy.skip`: called by the driver with each exception and its rows; None: a warning at the end."""
-    chunk_bytes: int = CACHE_BYTES
-    """With a plan that is open: bytes of input and result that chunks should have."""
-    min_chunks: int = MIN_CHUNKS
-    """With a plan that is open: chunks that there are at least."""
     on_settled: Callable[[ChunkPlan], Any] | None = None
     """Called with the plan once it is settled, before anything but the first chunks is begun."""
     number: int = field(default_factory=_numbers.__next__)

@@ -14,6 +14,12 @@ from tdmap.arguments import require_integer
 CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""
 
+ENTRY_BYTES = 32 << 10
+"""Input and output bytes of a default chunk for each entry: a view and a copy of fewer take as long as of so many."""
+
+WIDE_BYTES = 16 << 20
+"""Input and output bytes of a default chunk of rows with many entries, at most."""
+
 MIN_CHUNKS = 64
 """A default plan has at least so many chunks (rows permitting), so that small data still spread over workers."""
 
@@ -58,6 +64,10 @@ class ChunkPlan:
     """Chunk *k* is chunk `stride * k` of the larger dataset, counted from that row."""
     most: int = 0
     """Where `size` is a guess, and only the first chunks count (see `settled`): what it will be at most. Else 0."""
+    chunk_bytes: int = CACHE_BYTES
+    """Where `size` is a guess: input and output bytes that chunks should have."""
+    min_chunks: int = MIN_CHUNKS
+    """Where `size` is a guess: chunks that there are at least, rows permitting."""
 
     @property
     def num_chunks(self) -> int:
@@ -80,6 +90,10 @@ class ChunkPlan:
     def most_rows(self) -> int:
         """Rows of the largest chunk that there may be."""
         return min(max(self.size, self.lead, self.most), self.length)
+
+    def size_for(self, row_bytes: int) -> int:
+        """Rows of the later chunks of an open plan, for `row_bytes` of input and output in a row."""
+        return min(default_chunk_size(self.length, row_bytes, self.chunk_bytes, self.min_chunks), self.most)
 
     def settled(self, size: int) -> ChunkPlan:
         """The plan with chunks of `size` rows after the first ones."""
@@ -136,6 +150,16 @@ class ChunkPlan:
             start = end
 
 
+def default_chunk_bytes(entries: int) -> int:
+    """Input and output bytes of a chunk of rows with so many entries.
+
+    Example:
+        >>> [default_chunk_bytes(entries) >> 20 for entries in (1, 32, 128, 10_000)]
+        [1, 1, 4, 16]
+    """
+    return max(min(entries * ENTRY_BYTES, WIDE_BYTES), CACHE_BYTES)
+
+
 def default_chunk_size(
     length: int, row_bytes: int, chunk_bytes: int = CACHE_BYTES, min_chunks: int = MIN_CHUNKS
 ) -> int:
@@ -165,7 +189,9 @@ def make_plan(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     row_bytes: int = 0,
-    most: int = 0,
+    result_bytes: int = 0,
+    is_guess: bool = False,
+    chunk_bytes: int = CACHE_BYTES,
     min_chunks: int = MIN_CHUNKS,
 ) -> ChunkPlan:
     """The plan for `length` rows.
@@ -175,10 +201,11 @@ def make_plan(
         dim: the dimension that is cut, not negative.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`.
         num_chunks: how many chunks at most; their size is the quotient rounded up, as in `torch.chunk`.
-        row_bytes: bytes of a row, input and output together; used only when neither size is given.
-        most: where the output's part of `row_bytes` is a guess, the rows of a chunk by the input alone: the plan is
-            open then, until the first result is known.
-        min_chunks: chunks that there are at least where neither size is given.
+        row_bytes: bytes of a row. This and what follows is used only when neither size is given.
+        result_bytes: bytes of the result of a row.
+        is_guess: `result_bytes` is a guess: the plan is open until the first result is known.
+        chunk_bytes: input and output bytes of a chunk.
+        min_chunks: chunks that there are at least, rows permitting.
 
     Raises:
         ValueError: both sizes are given, or one is out of range.
@@ -201,10 +228,11 @@ def make_plan(
     if num_chunks is not None:
         require_integer("num_chunks", num_chunks, 1)
         return ChunkPlan(length, max(-(-length // num_chunks), 1), dim)
-    size = default_chunk_size(length, row_bytes, min_chunks=min_chunks)
-    if not most or length <= MIN_CHUNKS:
+    size = default_chunk_size(length, row_bytes + result_bytes, chunk_bytes, min_chunks)
+    if not is_guess or length <= MIN_CHUNKS:
         return ChunkPlan(length, size, dim)
-    return ChunkPlan(length, size, dim, lead=min(LEAD_ROWS, size), most=max(most, size))
+    lead, most = min(LEAD_ROWS, size), default_chunk_size(length, row_bytes, chunk_bytes, min_chunks)
+    return ChunkPlan(length, size, dim, lead=lead, most=most, chunk_bytes=chunk_bytes, min_chunks=min_chunks)
 
 
 # -- runs of chunks, as pairs of a first one and the one after the last ----------------------------------------

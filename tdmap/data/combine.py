@@ -16,6 +16,7 @@ from tdmap.data.entries import with_room, with_types
 from tdmap.data.kinds import Ahead, Data, Picks, Rows, tensors_of
 from tdmap.data.reader import rows_of
 from tdmap.data.schema import join_pieces
+from tdmap.plan import CACHE_BYTES
 from tensordict_lite import is_tensor_collection
 
 
@@ -37,6 +38,10 @@ class Combined(Rows):
     @property
     def is_remote(self) -> bool:
         return any(part.is_remote for part in self.parts)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return max((part.chunk_bytes for part in self.parts), default=CACHE_BYTES)
 
     @property
     def folders(self) -> set[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.mapped import read_only_file
+from tdmap.plan import default_chunk_bytes
 from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
@@ -94,6 +95,11 @@ class Rows:
     def row_bytes(self) -> int:
         """Bytes of one row, objects included."""
         raise NotImplementedError
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Input and output bytes of a default chunk; more where rows have many entries."""
+        return default_chunk_bytes(_count_entries(self.like))
 
     @property
     def like(self) -> Data:
@@ -197,6 +203,11 @@ def is_data(value: object) -> bool:
 def is_dense(value: object) -> TypeGuard[DenseCollection]:
     """A collection whose entries are in a plain dict: `TensorDict` and tensorclasses."""
     return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
+
+
+def _count_entries(node: Data) -> int:
+    """Tensors that a chunk has a view of. A lazy stack counts as one: its chunks have whole members."""
+    return sum(map(_count_entries, node._source.values())) if is_dense(node) else 1
 
 
 def has_members(value: object) -> TypeGuard[LazyStackedTensorDict]:

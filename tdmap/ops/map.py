@@ -36,7 +36,6 @@ from tdmap.output.given import InPlace, Preallocated, map_into
 from tdmap.output.memory import Gather
 from tdmap.output.spill import placing
 from tdmap.output.store import write_folder
-from tdmap.plan import CACHE_BYTES
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.rowerrors import mode_of
@@ -225,8 +224,6 @@ def map(
         where.function(fn, execution),
         replace(ctx.function, undo=bool(undo), in_place=True, needs_results=ctx.output.store is not None),
         on_row_error=ctx.on_row_error,
-        chunk_bytes=CACHE_BYTES * factor,
-        min_chunks=min_chunks,
     )
     ctx = replace(ctx, execution=execution)
     if shards is not None:

@@ -265,7 +265,6 @@ class ShardWriter:
         self.plan = job.plan
         self.policy = job.policy
         self.collects = job.policy.skip != ""
-        self.chunk_bytes = job.chunk_bytes
         self.target = target
         self.run = run
         self.rows_per_shard = rows_per_shard
@@ -292,7 +291,6 @@ class ShardWriter:
             self.fn,
             replace(self.policy, timeout=None, part_of_call=True),
             on_row_error=collect if self.collects else None,
-            chunk_bytes=self.chunk_bytes,
         )
         try:
             done = WrittenShard(*self._written(job, rows, count, number), skipped)

@@ -136,7 +136,8 @@ def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> i
     if chunksize is not None:
         return chunksize
     rows = head.view.length or 0
-    return max(default_chunk_size(rows, head.view.row_bytes * (1 + OUTPUT_FACTOR)), batch or 1)
+    size = default_chunk_size(rows, head.view.row_bytes * (1 + OUTPUT_FACTOR), head.view.chunk_bytes)
+    return max(size, batch or 1)
 
 
 def is_open(head: Head, chunksize: int | None) -> bool:
@@ -147,8 +148,8 @@ def is_open(head: Head, chunksize: int | None) -> bool:
 def open_plan(head: Head, rows: int) -> ChunkPlan:
     """How the rows of an open head are cut by a job whose first result settles it."""
     own = head.view.row_bytes
-    most = default_chunk_size(rows, own)
-    return make_plan(rows, row_bytes=own * (1 + OUTPUT_FACTOR), most=most)
+    result, chunk_bytes = own * OUTPUT_FACTOR, head.view.chunk_bytes
+    return make_plan(rows, row_bytes=own, result_bytes=result, is_guess=True, chunk_bytes=chunk_bytes)
 
 
 def chunk_sizes(plan: Plan, settings: RunSettings, batch: int | None = None) -> list[int]:
@@ -181,7 +182,7 @@ def _tried(head: Head, settings: RunSettings) -> int:
         found = [size for size in quiet.run(job, Collect()) if isinstance(size, int)]
     if not found:
         return guess
-    return default_chunk_size(rows, head.view.row_bytes + found[0] // LEAD_ROWS)
+    return default_chunk_size(rows, head.view.row_bytes + found[0] // LEAD_ROWS, head.view.chunk_bytes)
 
 
 def _measured(value: object, start: int) -> int:

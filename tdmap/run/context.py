@@ -23,7 +23,7 @@ from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.output.output import Output
 from tdmap.output.values import Collect
-from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.plan import MIN_CHUNKS, ChunkPlan, make_plan
 from tdmap.process_state import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.run.log import Log, Plain, run_logged, spill_for
@@ -143,19 +143,19 @@ class Context:
         if rows.is_remote:
             factor *= REMOTE_CHUNKS
         length = int(data.shape[dim])
-        own = max(row_bytes_of(data, length) // factor, 1)
-        result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
-        most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
+        own = row_bytes_of(data, length)
         plan = make_plan(
             length,
             dim=dim,
             chunksize=chunksize,
             num_chunks=num_chunks,
-            row_bytes=own + result,
-            most=most,
+            row_bytes=own,
+            result_bytes=own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length),
+            is_guess=out is None and results_vary,
+            chunk_bytes=rows.chunk_bytes * factor,
             min_chunks=min_chunks,
         )
-        if rows.blocks and chunksize is None and num_chunks is None and rows.blocks[0] * own <= BLOCK_BYTES:
+        if rows.blocks and chunksize is None and num_chunks is None and rows.blocks[0] * own <= BLOCK_BYTES * factor:
             block = rows.blocks[0]
             plan = replace(plan, size=max(plan.size // block, 1) * block, lead=0, most=0)
         return plan

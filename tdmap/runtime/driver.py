@@ -28,7 +28,7 @@ from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, Lease
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.mapped import check_mapped_files, read_only_file
-from tdmap.plan import default_chunk_size, merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
@@ -418,8 +418,7 @@ class Driver:
             nbytes = self._sizes[chunk]
             if nbytes is not None:
                 each = self.row_bytes + nbytes // max(plan.count(chunk, chunk + 1), 1)
-                wanted = default_chunk_size(plan.length, each, self.job.chunk_bytes, self.job.min_chunks)
-                size = min(wanted, plan.most)
+                size = plan.size_for(each)
                 break
         else:
             each = self.row_bytes

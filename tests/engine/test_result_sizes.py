@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -88,10 +89,31 @@ def test_small_results_of_large_rows_make_larger_chunks(name, log, tmp_path):
     assert max(sizes) > 2 * guess
 
 
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, "tensors") for name in OPERATIONS if name != "iter of late batches"),
+        *product(["map", "collect"], ["nested", "shards"]),
+    ],
+)
+def test_rows_of_many_entries_make_larger_chunks(name, kind, log, tmp_path):
+    """Each entry costs a chunk a view and a copy, however few bytes these are."""
+    entries = {f"{number}": torch.zeros(1100, 1024, dtype=torch.uint8) for number in range(63)}
+    if kind == "nested":
+        entries = {"half": dict(list(entries.items())[:30]), "rest": dict(list(entries.items())[30:])}
+    data = TensorDict({"row": torch.arange(1100), **entries}, [1100])
+    if kind == "shards":
+        data = tdmap.map(data, torch.clone, out=tmp_path / "shards", rows_per_shard=300)
+    OPERATIONS[name](data, noted(log, torch.clone), tmp_path / "out", num_workers=2)
+    sizes = [rows for _, rows in calls_in(log)]
+    row_bytes = 2 * (63 * 1024 + 8)
+    assert CACHE_BYTES // row_bytes < max(sizes) == 2 * CACHE_BYTES // row_bytes
+
+
 @pytest.mark.parametrize("executor, workers", [("serial", 1), ("thread", 3), ("process", 1), ("process", 3)])
 def test_chunks_are_the_same_whoever_works(executor, workers, index, log):
     tdmap.map(index, noted(log, draw), executor=executor, num_workers=workers)
-    expected = make_plan(ROWS, row_bytes=40, most=CACHE_BYTES // 8).settled(CACHE_BYTES // (LARGE + 16))
+    expected = make_plan(ROWS, row_bytes=8, result_bytes=32, is_guess=True).settled(CACHE_BYTES // (LARGE + 16))
     assert calls_in(log) == [
         (start, stop - start) for start, stop in (expected.rows(k) for k in range(expected.num_chunks))
     ]

@@ -18,7 +18,7 @@ from tdmap.memory.links import Device, open_link, resolve_device
 from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.ops.iteration.streams import stream_values
-from tdmap.plan import CACHE_BYTES, ChunkPlan
+from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
@@ -131,7 +131,6 @@ def map_iter(
             here,
             replace(policy, seed=seed),
             on_row_error=ctx.on_row_error,
-            chunk_bytes=CACHE_BYTES * factor,
             on_settled=settled,
         )
         if target is None:
