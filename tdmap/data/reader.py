@@ -267,8 +267,8 @@ def narrow(data: Data, dim: int, begin: int, end: int) -> Data:
 def cut(data: Data, dim: int, begin: int, end: int, size: int) -> Sequence[Data]:
     """Rows `begin..end` along `dim` as pieces of `size` rows, the last one perhaps shorter."""
     if isinstance(data, Tensor):
-        pieces: Sequence[Data] = data.narrow(dim, begin, end - begin).split(size, dim)
-        return pieces
+        part = data.narrow(dim, begin, end - begin)
+        return part.split(size, dim) if end - begin > size else (part,)
     if not is_dense(data):
         return tuple(narrow(data, dim, begin, end).split(size, dim))
     keys = tuple(data._source)
