@@ -31,7 +31,7 @@ def top_k(
 
     Args:
         data: a collection with rows in dimension 0.
-        key: an entry with one value per row: numbers (NaN come last) or strings.
+        key: an entry with one value per row: numbers (NaN come last) or strings (None is ignored).
         k: maximum number of rows.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         largest: False selects the smallest values, smallest first.
