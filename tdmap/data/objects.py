@@ -193,7 +193,7 @@ def forms_of(data: Data) -> Forms:
 
 
 def with_ragged_rows(result: Data, forms: Forms) -> Data:
-    """The result of a single row (`chunksize=0`), each value of a ragged entry as a `Ragged` of one row.
+    """A single row as a result, each value of a ragged entry as a `Ragged` of one row.
 
     Values of another kind or row shape stay as they are.
     """

@@ -15,6 +15,7 @@ from torch import Tensor
 from tdmap.data.alike import not_alike
 from tdmap.data.columns import Shape, reordered, split_rows
 from tdmap.data.kinds import Data, concatenated, entries_of, is_data, is_dense, signed_view
+from tdmap.data.objects import Forms, as_chunk, forms_of, with_ragged_rows
 from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
 from tdmap.functions import plain_group
@@ -84,14 +85,16 @@ class MapPartition:
         waiting: list[Data] = []
         look: object = None
         schema: Schema | None = None
+        forms: Forms | None = None
         nbytes = row_bytes = 0
         for group, rows in enumerate(self._groups(columns, starts, stops)):
+            forms = forms_of(rows) if forms is None else forms
             try:
                 result = plain_group(self.fn(rows))
                 if result is None:
                     continue
                 if is_data(result) and not len(result.shape):
-                    result = result.unsqueeze(0)
+                    result = as_chunk(with_ragged_rows(result, forms), 0)
                 if schema is None or _look_of(result) != look:
                     schema, look = _same_schema(schema, result), _look_of(result)
                     row_bytes = sum(schema.row_bytes)

@@ -153,8 +153,8 @@ class GroupBy:
 
         Args:
             fn: takes all rows of a group, in the order of the dataset, as a collection that it may change. It returns
-                any number of rows (the same entries in each call), one row (a collection of batch size `[]`), a dict of
-                columns or of single values, or None.
+                any number of rows (the same entries in each call), one row (a collection of batch size `[]`, whose
+                ragged entries stay ragged), a dict of columns or of single values, or None.
             out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
             **options: see `tdmap.MapGroupsOptions`. To leave out a group on which `fn` fails, catch the exception in
                 `fn` and return None.

@@ -1,4 +1,4 @@
-"""`map(chunksize=0)` and `map_rows` give ragged entries as chunks of several rows do, wherever the results go."""
+"""Single rows of `map(chunksize=0)`, `map_rows` and `map_groups` keep ragged entries as chunks of several rows do."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +116,30 @@ def test_map_rows_keeps_ragged_entries(kind: str, workers: int) -> None:
     result = made(kind).pipeline().map_rows(as_dict).collect(num_workers=workers)
     column = result.get(("in", "w"))
     assert type(column) is Ragged and column.kind == KINDS[kind].kind and column.tolist() == KINDS[kind].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("returned", ["a row", "rows and a row"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_of_a_group_keeps_ragged_entries(kind: str, returned: str, workers: int) -> None:
+    data = made(kind).set("group", torch.tensor([2, 1, 0, 2, 1, 0]))
+
+    def first(rows: TensorDict) -> TensorDict:
+        return rows[:1] if returned != "a row" and rows["group"][0] == 1 else rows[0]
+
+    result = tdmap.group_by(data, "group").map_groups(first, num_workers=workers)
+    column = result.get(("in", "w"))
+    assert type(column) is Ragged and column.kind == KINDS[kind].kind and column.dtype == KINDS[kind].dtype
+    assert column.tolist() == KINDS[kind][[2, 1, 0]].tolist() and result["x"].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_ragged_of_one_row_is_the_row_of_a_group(workers: int) -> None:
+    data = TensorDict({"group": torch.tensor([1, 0, 1]), "x": torch.arange(3)}, [3])
+    listed = tdmap.group_by(data, "group").map_groups(
+        lambda rows: TensorDict({"xs": Ragged.from_list([rows["x"].tolist()])}, []), num_workers=workers
+    )
+    assert listed.get("xs").tolist() == [[1], [0, 2]]
 
 
 def first_element(row: TensorDict) -> TensorDict:
