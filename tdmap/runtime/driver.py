@@ -111,6 +111,8 @@ class Driver:
         self._first_result = False
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
         self._one_first = bool(job.policy.skip) and self._demands.first_alone
+        self._failure: tuple[int, Exception] | None = None
+        """The first chunk that has failed, and its error, which waits for the results before it."""
         self._lost: dict[int, Lost] = {}
         self._owner = Owner(f"the job {job.name}")
 
@@ -268,6 +270,8 @@ class Driver:
             self._fill_all()
             if self.job.policy.timeout is not None:
                 self._check_clock()
+            if self._failure is not None and scheduler.is_stuck:
+                raise self._failure[1]
 
     def _still_ours(self) -> None:
         """Raise RuntimeError when the consumer has forked, and this is the child; unless there are no workers."""
@@ -371,11 +375,21 @@ class Driver:
         elif isinstance(message, Failed):
             self.changed |= message.mutated
             note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.workers.seat(worker).text)
-            raise message.error
+            self._fail(worker, message.chunk, message.error)
         elif isinstance(message, Refused):
             raise message.error
         else:
             self._handle_loss(worker, message)
+
+    def _fail(self, worker: int, chunk: int, error: Exception) -> None:
+        """End the job with the error of a chunk: at once, or after the results before it if results come in order."""
+        if self._demands.ordered is None:
+            raise error
+        if self._failure is None or chunk < self._failure[0]:
+            self._failure = chunk, error
+        self.scheduler.failed(worker, chunk)
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
 
     def _accept(self, segment: Segment) -> None:
         _, number, _, stop, kind, values = segment
@@ -475,8 +489,11 @@ class Driver:
         if lost.unprotected and loss.chunk is not None:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)
         if loss.exhausted:
-            raise self._loss_error(worker, lost, loss.chunk, loss.attempts)
-        if loss.chunk is not None:
+            error = self._loss_error(worker, lost, loss.chunk, loss.attempts)
+            if loss.chunk is None:
+                raise error
+            self._fail(worker, loss.chunk, error)
+        elif loss.chunk is not None:
             if self.skips is not None:
                 self.skips.void(loss.chunk)
             self.callbacks.on_chunk_retried(

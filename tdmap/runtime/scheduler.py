@@ -149,6 +149,7 @@ class Scheduler:
         self._released = 0
         self._consumed = 0
         self._cancelled = False
+        self._failed = NO_LIMIT
         position = 0
         for start, stop in sorted(committed):
             if start > position:
@@ -232,6 +233,7 @@ class Scheduler:
             return None
         start, stop = self._pending[0]
         horizon = self._consumed + self.policy.window if self.policy.ordered else stop
+        horizon = min(horizon, self._failed)
         if start >= horizon:
             return None
         size = self._lease_size(start)
@@ -348,6 +350,17 @@ class Scheduler:
             return Loss(None, 0, exhausted=self._blameless > patience)
         attempts = self._attempts[blamed] = self._attempts.get(blamed, 0) + 1
         return Loss(blamed, attempts, exhausted=attempts > self.policy.retries)
+
+    def failed(self, worker: int, chunk: int) -> None:
+        """A chunk has failed for good: nothing from it on is given out, and its worker's chunks go back."""
+        self._failed = min(self._failed, chunk)
+        for lease in self.leases_of(worker):
+            self._end(lease)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a chunk has failed, and those before it are released, or no worker runs any."""
+        return self._released >= self._failed or not self._leases
 
     def _end(self, lease: Lease) -> None:
         if lease.cursor < lease.stop:

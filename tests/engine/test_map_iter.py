@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import time
 
 import pytest
@@ -87,17 +88,33 @@ def test_shuffle_without_index_with_generator_is_refused(data):
         tdmap.map_iter(data, lambda td: td, shuffle=True, index_with_generator=False)
 
 
-def test_an_exception_comes_after_the_results_before_it(iterate, data):
-    def fail(td):
-        if td["meta", "row"][0] == 20:
-            raise ValueError("twenty")
-        return int(td["meta", "row"][0])
+@pytest.mark.parametrize("chunksize", [0, 1, 4])
+def test_an_exception_comes_after_the_results_before_it(iterate, chunksize):
+    def fail(rows):
+        time.sleep(0.002 * float(rows.sum() % 3))
+        if ((rows == 20) | (rows >= 24)).any():
+            raise ValueError(f"from row {int(rows.reshape(-1)[0])} on")
+        return rows.reshape(-1).tolist()
 
     got = []
-    with pytest.raises(ValueError, match="twenty"):
-        for value in iterate(data, fail, chunksize=1):
+    with pytest.raises(ValueError, match="from row 20 on"):
+        for values in iterate(torch.arange(60), fail, chunksize=chunksize):
+            got += values
+    assert got == list(range(20))
+
+
+def test_a_lost_worker_is_told_of_after_the_results_before_it():
+    def leave(rows):
+        if rows[0] == 20:
+            os._exit(1)
+        time.sleep(0.002 * float(rows[0] % 3))
+        return int(rows[0])
+
+    got = []
+    with pytest.raises(tdmap.errors.WorkerLost, match="row 20"):
+        for value in tdmap.map_iter(torch.arange(60), leave, chunksize=1, num_workers=2, retries=1):
             got.append(value)
-    assert got == list(range(len(got)))
+    assert got == list(range(20))
 
 
 def test_leaving_the_loop_stops_the_work(iterate, tmp_path):

@@ -76,6 +76,22 @@ def test_who_goes_on_after_an_exception_misses_nothing(data, chain, error, tmp_p
         assert next(elements, None) is None
 
 
+@pytest.mark.parametrize("chain", list(CHAINS)[:6])
+def test_an_exception_comes_after_the_elements_before_it(data, chain, workers):
+    def fail(td):
+        if (td["x"] >= 22).any():
+            raise ValueError("a bad row")
+        return td
+
+    rows, got = data.select("x"), []
+    with pytest.raises(ValueError, match="a bad row"):
+        for element in CHAINS[chain](rows.pipeline(), fail).iter(chunksize=2, **workers):
+            got.append(element)
+    wanted = plain(CHAINS[chain](rows.pipeline(), lambda td: td).iter(num_workers=0))
+    bad = next(n for n, element in enumerate(wanted) if max(torch.tensor(element["x"]).reshape(-1)) >= 22)
+    assert plain(got) == wanted[:bad]
+
+
 def test_a_shuffle_buffer_cannot_go_back_and_says_so(data, tmp_path):
     pipeline = data.pipeline().shuffle(seed=1, buffer=8).batch(4).map(Once(20, tmp_path / "mended"))
     elements = pipeline.iter(num_workers=0)

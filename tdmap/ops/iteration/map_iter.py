@@ -97,7 +97,7 @@ def map_iter(
     Raises:
         RuntimeError: `shuffle` without `index_with_generator`.
         ValueError: as `map`, raised by the call itself: the device does not exist, or an option is out of range.
-        Exception: as `map`, raised during the iteration.
+        Exception: as `map`, raised during the iteration, after the results of the chunks before.
 
     Example:
         >>> import torch
