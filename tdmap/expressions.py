@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, is_data, stored_entry
 from tdmap.data.reader import require_entry
 from tdmap.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
@@ -223,7 +223,7 @@ class Column(Expression):
         if isinstance(chunk, Tensor) or not is_data(chunk):
             raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
         require_entry(chunk, self.key, "the column")
-        return _array(chunk.get(self.key), self)
+        return _array(stored_entry(chunk, self.key), self)
 
 
 class Constant(Expression):
@@ -425,7 +425,7 @@ def _array(value: Data, column: Expression) -> Any:
         found = value.tolist()
         if not isinstance(found, list):  # of a single row
             return found
-        return _objects(found)
+        return _objects(found, tuple(value.batch_size))
     if not isinstance(value, Tensor):
         raise TypeError(f"{column!r} is a collection of entries: name one of them, as in col('a', 'b').")
     value = value.detach().cpu()
@@ -443,8 +443,8 @@ def _whole(value: object) -> object:
     return np.array(value, dtype=object) if isinstance(value, (str, bytes)) else value
 
 
-def _objects(values: list[Any]) -> Any:
-    array = np.empty(len(values), dtype=object)
+def _objects(values: list[Any], shape: tuple[int, ...]) -> Any:
+    array = np.empty(shape, dtype=object)
     array[:] = values
     return array
 

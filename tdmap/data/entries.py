@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, is_tensorclass, lazy_stack
 
 
 def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None) -> Data:
@@ -43,6 +43,8 @@ def with_room(data: Data) -> Data:
     """
     if is_dense(data) or len(data.shape) > 1:
         return as_tensordict(data)
+    if is_tensorclass(data):
+        return lazy_stack([as_tensordict(member) for member in data.unbind(0)])
     return data.clone(False) if data.is_locked else data.copy()
 
 

@@ -302,6 +302,20 @@ def entries_of(data: Data) -> Mapping[str, Any]:
     return entries
 
 
+def stored_entry(data: Data, key: str | tuple[str, ...]) -> Any:
+    """An entry as it is stored, where `get` of a tensorclass gives objects; None where there is none."""
+    for name in (key,) if isinstance(key, str) else key:
+        if isinstance(data, Tensor):
+            return None
+        if not isinstance(data, TensorCollection):  # rows of several folders
+            data = data.get(name, None)
+        elif name in data.keys():
+            data = data._get_str(name)
+        else:
+            return None
+    return data
+
+
 def with_entries(example: Data, entries: dict[str, Any], rows: int | None = None) -> Data:
     """A dense collection like `example` with other entries, and another number of rows, if that is given."""
     shape = example._batch_size

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, is_data, stored_entry
 from tdmap.data.reader import require_entry
 from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
@@ -116,7 +116,7 @@ def _plain(key: Key) -> Key:
 
 
 def _column(chunk: Data, name: Key) -> Any:
-    value = chunk.get(name)
+    value = stored_entry(chunk, name)
     if isinstance(value, Tensor):
         return value
     if is_ragged(value) and value.kind == "tensor":

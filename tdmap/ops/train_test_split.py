@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, R
+from tdmap.data.kinds import Data, Dataset, R, stored_entry
+from tdmap.data.reader import require_entry
 from tdmap.devices import check_no_device
 from tdmap.functions import Key
 from tdmap.ops.permute import permute
@@ -78,9 +79,10 @@ def train_test_split(
 
 def _labels(data: Data, stratify: Key | Tensor | Sequence[Any]) -> Tensor:
     """What tells the groups apart: the numbers of an entry, or one for each of its strings."""
-    labels = data[stratify] if isinstance(stratify, (str, tuple)) else stratify
-    if isinstance(labels, str):  # one for all rows
-        labels = [labels] * len(data)
+    labels: Any = stratify
+    if isinstance(stratify, (str, tuple)):
+        require_entry(data, stratify, "the entry of stratify")
+        labels = stored_entry(data, stratify)
     if not isinstance(labels, Tensor):
         numbers: dict[Any, int] = {}
         with contextlib.suppress(TypeError):  # no labels at all, or lists

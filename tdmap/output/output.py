@@ -27,6 +27,7 @@ from tdmap.data.kinds import (
     is_dense,
     key_name,
     require_writable,
+    stored_entry,
     tensors_of,
 )
 from tdmap.data.objectlog import check_storable
@@ -314,9 +315,7 @@ class Output:
 
 
 def _entry(data: Data, path: KeyPath) -> Any:
-    if not path:
-        return data
-    return data.get(path if len(path) > 1 else path[0], None)
+    return stored_entry(data, path)
 
 
 def _check_entry(target: object, field: Field) -> None:
@@ -352,7 +351,9 @@ class SourceRows:
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))
         self.schema = parts.schema
         self.tensors = parts.tensors if dense else None
-        self._objects: dict[KeyPath, Any] = parts.objects if dense else {path: data.get(path) for path in parts.objects}
+        self._objects: dict[KeyPath, Any] = (
+            parts.objects if dense else {path: stored_entry(data, path) for path in parts.objects}
+        )
 
     def check(self, output: Output) -> None:
         """Raise OutputMismatch unless rows of this dataset can go into an output."""

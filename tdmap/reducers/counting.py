@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, entries_of
+from tdmap.data.kinds import Data, stored_entry
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.ranks import ranked, unranked
-from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor, is_tensorclass
+from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor
 from tensordict_lite.gathering import flat_bytes
 from tensordict_lite.ragged import is_ragged
 
@@ -313,15 +313,19 @@ class TopK(Reducer[Any]):
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
         objects = objects_of(chunk, self.key)
         if objects is not None:
+            rows = int(chunk.shape[0]) if chunk.shape else 1
+            if len(objects) != rows:
+                raise self._several([len(objects) // rows])
             return self.merge(state, best(zip(objects, range(start, start + len(objects))), self.k, self.largest))
         values = values_of(chunk, self.key)
         if values.numel() != values.shape[0]:
-            raise ValueError(
-                f"TopK ranks rows by one value each; the entry {self.key!r} has rows of shape {list(values.shape[1:])}"
-            )
+            raise self._several(list(values.shape[1:]))
         values = values.reshape(-1)
         good = self._candidates(self._ranked(values))
         return self.merge(state, self._best(values[good], good + start))
+
+    def _several(self, shape: list[int]) -> ValueError:
+        return ValueError(f"TopK ranks rows by one value each; the entry {self.key!r} has rows of shape {shape}")
 
     def _candidates(self, rank: Tensor) -> Tensor:
         """The places of all values better than the k-th, and of the first k that equal it: hardly more than k."""
@@ -425,22 +429,13 @@ def objects_of(chunk: Data, key: Key | None) -> list[Any] | None:
     Raises:
         TypeError: they are rows of different lengths.
     """
-    entry = None if key is None or not hasattr(chunk, "get") else _entry(chunk, key)
+    entry = None if key is None or not hasattr(chunk, "get") else stored_entry(chunk, key)
     if entry is None or not is_non_tensor(entry):
         return None
     if is_ragged(entry) and entry.kind not in ("str", "bytes"):
         raise TypeError(f"the entry {key!r} holds rows of different lengths, and values are numbers, text or bytes.")
     found: list[Any] = _flat(entry.tolist(), len(entry.batch_size))
     return found
-
-
-def _entry(chunk: Data, key: Key) -> Any:
-    node = chunk
-    for name in (key,) if isinstance(key, str) else key:
-        node = entries_of(node).get(name) if is_tensorclass(node) else node.get(name, None)
-        if node is None:
-            return None
-    return node
 
 
 def _flat(values: Any, dims: int) -> list[Any]:

@@ -9,6 +9,7 @@ import torch
 import tdmap
 from tdmap import reducers as r
 from tdmap.reducers import blocks
+from tensordict_lite import TensorDict
 
 DTYPES = [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int64, torch.float16, torch.float32, torch.float64]
 
@@ -75,6 +76,14 @@ def test_top_k_among_many_ties_takes_the_earlier_rows(dtype: torch.dtype, k: int
     values = x.to(torch.float64).numpy()
     order = np.argsort(-values if largest else values, kind="stable")[:k]
     assert got["row"].tolist() == order.tolist() and torch.equal(got["value"], x[torch.from_numpy(order)])
+
+
+@pytest.mark.parametrize("key", ["x", "word"])
+def test_top_k_takes_one_value_a_row(key: str) -> None:
+    words = [["a", "b"], ["c", "d"], ["e", "f"]]
+    data = TensorDict({"x": torch.arange(6).reshape(3, 2), "word": words}, [3, 2])
+    with pytest.raises(ValueError, match=r"one value each; the entry .* has rows of shape \[2\]"):
+        tdmap.top_k(data, key, 2, num_workers=0)
 
 
 def test_checksum_of_many_blocks_is_that_of_the_definition() -> None:

@@ -12,7 +12,7 @@ import torch
 
 import tdmap
 from tdmap import col
-from tdmap.errors import ResumeMismatch
+from tdmap.errors import OutputMismatch, ResumeMismatch
 from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorDict
 
 ROWS = 10_007
@@ -164,6 +164,13 @@ def test_bad_formulas_say_what_is_wrong() -> None:
         col("word").isin("ab")
     with pytest.raises(TypeError, match="single values"):
         col("v") > torch.zeros(3)  # noqa: B015
+
+
+@pytest.mark.parametrize("formula", [col("s") == "a", col("s") != "a", col("s").isin(["a"]), col("x") == 1])
+def test_a_column_of_several_values_a_row_is_no_condition_for_rows(formula: Any) -> None:
+    data = TensorDict({"s": [["a", "b"], ["c", "d"], ["a", "z"]], "x": torch.arange(6).reshape(3, 2)}, [3, 2])
+    with pytest.raises(OutputMismatch, match=r"bools of shape \[3\].*of shape \[3, 2\]"):
+        tdmap.filter(data, formula, num_workers=0)
 
 
 def test_goes_where_functions_go() -> None:
