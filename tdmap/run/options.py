@@ -44,7 +44,8 @@ class RunOptions(WorkerOptions, total=False):
     Attributes:
         chunksize: rows per chunk. Default: chosen from the row size, so that a chunk fits in the CPU cache.
         retries: how many times a chunk runs again after its worker dies. Default: 2.
-        timeout: maximum seconds per chunk; a worker that takes longer is replaced. Default: no limit.
+        timeout: maximum seconds per chunk; a worker process that takes longer is replaced. Threads and the caller are
+            not stopped. Default: no limit.
     """
 
     chunksize: int | None
