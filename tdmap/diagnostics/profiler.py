@@ -273,6 +273,8 @@ class OperationProfile(Profiler):
 
     def on_job_started(self, event: JobStarted) -> None:
         super().on_job_started(event)
+        if not isinstance(self.target, bool):  # a path that cannot be written to is no reason to lose the result
+            Path(self.target).parent.mkdir(parents=True, exist_ok=True)
         operation = running_operation()
         if operation is not None and not self._waits:
             self._waits = True

@@ -124,6 +124,17 @@ def test_profile_of_a_call_that_fails_is_written_all_the_same(data, tmp_path):
     assert "failed" in (tmp_path / "p.txt").read_text()
 
 
+@pytest.mark.parametrize("name", ["p.txt", "p.json"])
+def test_folders_above_a_profile_are_made_before_the_work(data, tmp_path, name):
+    data.map(add, num_workers=2, profile=tmp_path / "new" / "folder" / name)
+    assert (tmp_path / "new" / "folder" / name).stat().st_size
+    (tmp_path / "file").touch()
+    ran = tmp_path / "ran"
+    with pytest.raises(FileExistsError):
+        data.map(lambda chunk: ran.touch(), num_workers=0, profile=tmp_path / "file" / name)
+    assert not ran.exists()
+
+
 def dies_once(chunk, flag):
     if (chunk["x"] == 200).any() and not os.path.exists(flag):
         open(flag, "w").close()
