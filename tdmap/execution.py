@@ -97,7 +97,14 @@ class Execution:
     tuning: Tuning = field(default_factory=current)
 
     def __post_init__(self) -> None:
-        callbacks = tuple(self.callbacks)  # each job of an operation reads them
+        given: Any = self.callbacks
+        if not isinstance(given, Iterable):
+            raise TypeError(f"callbacks must be a list of tdmap.events.Callback objects: got {given!r}.")
+        callbacks = tuple(given)  # each job of an operation reads them
+        for one in callbacks:
+            if not isinstance(one, Callback):
+                hint = ", a class: pass an instance" if isinstance(one, type) else ""
+                raise TypeError(f"callbacks must be tdmap.events.Callback objects: got {one!r}{hint}.")
         if not isinstance(self.profile, (bool, str, os.PathLike)) or self.profile == "":
             raise TypeError(
                 "profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: "

@@ -125,6 +125,8 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         if looked_at is not None:  # rows and how they are looked at
             data = looked_at.data
         folder = given.get("resume")  # of an operation that returns no rows
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(f"resume= of {fn.__name__} is the path of a folder for its states: got {folder!r}.")
         if has_output or folder is not None:
             require_rows(data, fn.__name__)
         theirs = next((value for name, value in given.items() if name != names[0] and callable(value)), None)

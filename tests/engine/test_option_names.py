@@ -11,6 +11,7 @@ import torch
 
 import tdmap
 from tdmap import reducers
+from tdmap.events import Callback
 from tensordict_lite import TensorDict, tensorclass
 from tests import interpreters
 from tests.cells.kinds import plain
@@ -106,6 +107,13 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: TensorDict({"x": torch.zeros(3)}, []).map(len), "no dimension"),
         (lambda d: tdmap.map(JAGGED, len), "the data is a nested tensor"),
         (lambda d: TensorDict({"x": JAGGED}, [2]).map(len), "the entry 'x' is a nested tensor.*lazy stack"),
+        (lambda d: d.map(len, callbacks=Callback()), "callbacks must be a list of .*Callback objects: got <"),
+        (lambda d: d.map(len, callbacks=[Callback]), "callbacks must be .*Callback'>, a class: pass an instance"),
+        (lambda d: d.map(len, callbacks=[print]), "callbacks must be .*got <built-in function print>"),
+        (
+            lambda d: tdmap.reduce(d, {"n": reducers.Count()}, resume=True),
+            "resume= of reduce is the path.*got True",
+        ),
         (lambda d: d.map(len, pbar="text"), "pbar must be True or False: got 'text'"),
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
         (lambda d: tdmap.group_by(d, "lable"), "Entries: 'label', 'path', 'x'. Did you mean 'label'"),
