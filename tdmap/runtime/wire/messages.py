@@ -1,6 +1,6 @@
 """What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
 
-driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Planned(job, plan)
+driver ──► worker   Begin(job, payload)  Protect(...)  WriteTo(job, payload)  Planned(job, plan)
                     Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)  Dropped(...)
 workers ─► driver   Joined, and Lost(...) when a pipe closes or a process ends
