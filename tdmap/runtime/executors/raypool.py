@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -30,8 +31,8 @@ from tdmap.runtime.executors.slot import Slot, WorkerPlace
 from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.launch import pidfd_of
-from tdmap.runtime.workers.pool import PoolMember, WorkerPool, is_readable
+from tdmap.runtime.workers.launch import Process, pidfd_of
+from tdmap.runtime.workers.pool import PoolMember, WorkerPool
 from tdmap.tuning import current
 
 PROBE_SECONDS = 60.0
@@ -44,14 +45,13 @@ IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
 
 
-class _ActorProcess:
+class _ActorProcess(Process):
     """The process of an actor, as far as it is known here."""
 
     def __init__(self, ray: ModuleType, actor: Any) -> None:
+        super().__init__(0, -1)
         self._ray = ray
         self._actor = actor
-        self.pid = 0
-        self.sentinel = -1
         self.near = False
 
     def poll(self) -> int | None:
@@ -65,12 +65,6 @@ class _ActorProcess:
                 os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):  # of a cluster that has been left meanwhile
             self._ray.kill(self._actor, no_restart=True)
-
-    def close(self) -> None:
-        """Close the sentinel."""
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
 
 
 class RayMember(PoolMember):
@@ -172,7 +166,7 @@ class RayMember(PoolMember):
                 self._failed(error)
             else:
                 yield from self.answered(method, argument, answer)
-        if self._listener is not None and is_readable(self._listener.fileno()):
+        if self._listener is not None and _is_readable(self._listener.fileno()):
             self._accept(self._listener)
         if self.connection is not None:
             yield from super().receive()
@@ -246,7 +240,7 @@ class RayMember(PoolMember):
     def has_ended(self) -> bool:
         if self.gone or self.process.sentinel < 0:
             return self.gone
-        return is_readable(self.process.sentinel)
+        return _is_readable(self.process.sentinel)
 
     def close(self, kill: bool = True) -> int | None:
         if not self._owner.is_here:
@@ -257,18 +251,24 @@ class RayMember(PoolMember):
             self.closed = True
             os.close(self._bell)
         if not self.leaving or (
-            self.process.sentinel >= 0 and not is_readable(self.process.sentinel, current().exit_seconds)
+            self.process.sentinel >= 0 and not _is_readable(self.process.sentinel, current().exit_seconds)
         ):
             self.process.kill()
         self.reader.close()
         if self.process.sentinel >= 0:
-            is_readable(self.process.sentinel, 5.0)
+            _is_readable(self.process.sentinel, 5.0)
         self.process.close()
         if self.connection is not None:
             self.connection.close()
         self._close_listener()
         self.block.close()
         return None
+
+
+def _is_readable(descriptor: int, seconds: float = 0) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
 
 
 def _listen(folder: int, number: int) -> socket.socket:
@@ -308,9 +308,6 @@ class RayPool(WorkerPool):
         self.members[member.number] = member
         self._started += 1
         return member
-
-    def prepare(self, forks: bool) -> bool:
-        return False  # Ray starts its processes by itself
 
     def use(self, cluster: RayCluster) -> None:
         """Go on for a description that differs from the last one in how rows travel, at most."""

@@ -39,9 +39,10 @@ import sys
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from tdmap.errors import WorkerStartError
 from tdmap.process_state import Owner, close_end, forking_worker, register_end, threads_that_break_in_forks
@@ -54,34 +55,37 @@ START_METHODS = ("fork", "forkserver", "spawn")
 """Those that there are on Linux; see `start_methods`."""
 
 
-class Process(Protocol):
-    """A worker process."""
+class Process(ABC):
+    """A worker process.
 
-    @property
-    def pid(self) -> int:
-        """0 while it is not known: until the template has forked it."""
-        ...
+    Args:
+        pid: 0 while it is not known: until the template, or Ray, has started it.
+        sentinel: a descriptor that is readable when `poll` has something to learn; -1 where the system has none.
+    """
 
-    @property
-    def sentinel(self) -> int:
-        """A descriptor that is readable when `poll` has something to learn; -1 where the system has none."""
-        ...
+    def __init__(self, pid: int, sentinel: int) -> None:
+        self.pid = pid
+        self.sentinel = sentinel
 
+    @abstractmethod
     def poll(self) -> int | None:
         """Exit status as `subprocess` gives it (negative: the signal), or None while it runs.
 
         Raises:
             WorkerStartError: it could not be started. Raised once; it has ended since.
         """
-        ...
 
     def kill(self) -> None:
         """Send SIGKILL to a process that has been started."""
-        ...
+        if self.pid and self.poll() is None:  # it has not been waited for, so the pid is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Close the sentinel."""
-        ...
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
 
 
 def socket_pair() -> tuple[Connection, Connection]:
@@ -184,12 +188,11 @@ def pidfd_of(pid: int) -> int:
         return -1
 
 
-class Child:
+class Child(Process):
     """A child of this process."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.sentinel = pidfd_of(pid)
+        super().__init__(pid, pidfd_of(pid))
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -202,16 +205,6 @@ class Child:
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
         return self._status
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
 
 
 def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> Child:
@@ -369,7 +362,7 @@ class Template:
         self._process.close()
 
 
-class TemplateChild:
+class TemplateChild(Process):
     """A worker that the template forks.
 
     Args:
@@ -378,10 +371,9 @@ class TemplateChild:
     """
 
     def __init__(self, template: Template, reports: int) -> None:
-        self.pid = 0
+        super().__init__(0, reports)
         os.set_blocking(reports, False)
         self._template = template
-        self.sentinel = reports
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -402,17 +394,10 @@ class TemplateChild:
                 raise _refused(OSError(-number, os.strerror(-number)), "a worker cannot be forked")
         return self._status
 
-    def kill(self) -> None:
-        if self.pid and self.poll() is None:  # the template has not reaped it, so the pid is still its own
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
     def close(self) -> None:
         if self._status is None:
             self._status = 0
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
+        super().close()
 
 
 _template: Template | None = None

@@ -45,13 +45,6 @@ _numbers = itertools.count(1)
 """Of members, in all pools."""
 
 
-def is_readable(descriptor: int, seconds: float = 0) -> bool:
-    """Whether a descriptor is readable within so many seconds."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
-
-
 class PoolMember:
     """The driver's view of one worker process.
 
