@@ -68,7 +68,6 @@ from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
 from tdmap.rowerrors import RowError
 from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
-from tdmap.run.log import EarlierSkips
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.skipping import DROP
@@ -368,8 +367,8 @@ class _Run:
         if not self.job.policy.skip:
             return
         plan = ChunkPlan(self.job.plan.length, self.rows)
-        skips = SkipLog(replace(self.job, plan=plan), Callback(), EarlierSkips(None, 0, self._skipped))
-        skips.begin()
+        skips = SkipLog(replace(self.job, plan=plan), Callback())
+        skips.begin(0, self._skipped)
         for number, done in enumerate(found):
             skips.add(Skipped(self.job.number, 0, number, tuple(done.skipped)))
         skips.commit(0, len(found))

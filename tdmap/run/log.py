@@ -43,7 +43,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from tdmap.data.failures import are_failures, row_errors, skipped_frame, write_list
+from tdmap.data.failures import Failure, are_failures, row_errors, skipped_frame
 from tdmap.data.kinds import Data
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
@@ -68,7 +68,7 @@ from tdmap.output.outputfolder import DATA, OutputFolder, files_of, remove_unfin
 from tdmap.output.values import Collect, Fold
 from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
-from tdmap.rowerrors import RowError, RowErrors
+from tdmap.rowerrors import RowError
 from tdmap.run import disk
 from tdmap.run.identity import COMMAND, OVERWRITE, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
@@ -364,7 +364,7 @@ class Log:
         is_complete: nothing is left to do.
         ledger: of an in-place run: which chunks are done, whatever the log says.
         elsewhere: chunks that other ranks do.
-        lists: the rows that are skipped are listed in a file for people.
+        list_in: the folder for a list of the rows that are skipped, for people; None: there is none.
     """
 
     def __init__(self, folder: Path, history: History, ledger: Ledger | None = None) -> None:
@@ -373,7 +373,7 @@ class Log:
         self.tuning = current()
         self.ledger = ledger
         self.elsewhere: list[tuple[int, int]] = []
-        self.lists = False
+        self.list_in: Path | None = None
         self._asked: dict[str, int] = {}
         self._begun = self._spills = 0
         self._began = time.monotonic()
@@ -564,28 +564,6 @@ def _size_of(job: int) -> str:
     return f"chunk size of job {job}"
 
 
-class EarlierSkips:
-    """The rows of one job that its sessions have skipped, for `SkipLog`."""
-
-    def __init__(self, log: Log | None, number: int, earlier: list[RowError], folder: Path | None = None) -> None:
-        self.earlier = earlier
-        self._log = log
-        self._number = number
-        self._folder = folder
-
-    def add(self, chunk: int, failures: Sequence[Any]) -> None:
-        """Note the rows that were skipped in a chunk; its frame "done" follows."""
-        if self._log is not None:
-            self._log.write(skipped_frame(self._number, chunk, failures))
-
-    def listed(self, errors: RowErrors) -> Path | None:
-        """Write them to a file for people; its path, or None where no file outlives the call."""
-        if self._folder is None:
-            return None
-        write_list(errors, self._folder / "skipped.jsonl")
-        return self._folder / "skipped.jsonl"
-
-
 class JobLog(contextlib.AbstractContextManager["JobLog"]):
     """The chunks of one job, as its driver sees them; a context."""
 
@@ -604,8 +582,12 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
         self.elsewhere: Ranges = log.elsewhere
         self.committed = subtract_ranges(done, log.elsewhere)
         self.has_all = self.committed == [(0, job.plan.num_chunks)] and not job.plan.is_open
-        folder = log.folder if log.lists else None
-        self.skips = EarlierSkips(log, number, known.bad_rows, folder) if job.policy.skip else None
+        self.skipped = known.bad_rows
+        self.list_in = log.list_in
+
+    def note_skipped(self, chunk: int, failures: Sequence[Failure]) -> None:
+        """Note the rows that were skipped in a chunk; its frame "done" follows."""
+        self._log.write(skipped_frame(self._number, chunk, failures))
 
     def _forget_undone(self, known: LoggedJob, done: list[tuple[int, int]]) -> None:
         """Drop skipped rows of chunks that are not done: these chunks run again."""

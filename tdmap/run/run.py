@@ -35,7 +35,7 @@ from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
 from tdmap.run.identity import IN_PLACE, OVERWRITE, STEPWISE, check_identity, refuse
 from tdmap.run.ledger import Ledger
-from tdmap.run.log import EarlierSkips, History, Log, begun, changes_of
+from tdmap.run.log import History, Log, begun, changes_of
 from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.format import REPLACED
@@ -68,7 +68,7 @@ def open_run(
         job: the one whose function may skip rows, or changes rows in place.
         resume: `TRUST` or `REDO` where the machine went down in the middle of the run.
         files: files of the output, as far as they are known. None: nothing has to reach the disk.
-        lists: as `Log`.
+        lists: the rows that are skipped are listed in a file of `folder`, for people.
         again: how a run is begun anew, for the error, and the warning that it is complete.
         warns: whether there is a warning.
         replays: a run that is complete gives its log too: its jobs have their results there.
@@ -82,12 +82,13 @@ def open_run(
     """
     found = history_of(folder, identity, resume, again=again)
     history, ledger = found.history, None
+    list_in = folder if lists else None
     if found.is_over or history.is_complete:
         if warns:
             text = f"the run of {identity['name']} was complete before, and nothing was done ({again})."
             warn_user(f"{folder.parent}: {text}", AlreadyComplete)
         if warns and job is not None and job.policy.skip and not found.is_over:
-            SkipLog(job, Callback(), EarlierSkips(None, 0, history.bad_rows, folder if lists else None)).report()
+            SkipLog(job, Callback()).report(history.bad_rows, list_in)
         if not replays:
             yield None
             return
@@ -101,7 +102,7 @@ def open_run(
                 ledger.restart(history.ranges)
             ledger.recover()
     log = Log(folder, history, ledger)
-    log.lists = lists
+    log.list_in = list_in
     if files is not None:
         log.add_files([str(log.path), *files])
     try:

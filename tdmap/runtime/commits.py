@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
-from tdmap.runtime.skiplog import SkippedBefore
+from tdmap.data.failures import Failure
+from tdmap.rowerrors import RowError
 
 Ranges = Sequence[tuple[int, int]]
 """Runs of chunks, ascending: from the first to behind the last."""
@@ -25,8 +27,17 @@ class CommitLog(Protocol):
         ...
 
     @property
-    def skips(self) -> SkippedBefore | None:
-        """The rows that were skipped; None where they are not kept."""
+    def skipped(self) -> Sequence[RowError]:
+        """Rows that earlier sessions have skipped."""
+        ...
+
+    @property
+    def list_in(self) -> Path | None:
+        """The folder for a list of the rows that were skipped; None where none outlives the call."""
+        ...
+
+    def note_skipped(self, chunk: int, failures: Sequence[Failure]) -> None:
+        """Note the rows that were skipped in a chunk; none: whatever was noted of it does not hold."""
         ...
 
     def add(self, start: int, stop: int) -> None:
@@ -46,11 +57,15 @@ class KnownChunks:
         elsewhere: chunks that other programs do.
     """
 
-    skips: SkippedBefore | None = None
+    skipped = ()
+    list_in = None
 
     def __init__(self, committed: Ranges = (), elsewhere: Ranges = ()) -> None:
         self.committed = committed
         self.elsewhere = elsewhere
+
+    def note_skipped(self, chunk: int, failures: Sequence[Failure]) -> None:
+        """Not noted."""
 
     def add(self, start: int, stop: int) -> None:
         """Not noted."""

@@ -102,7 +102,7 @@ class Driver:
         self.scheduler = Scheduler(job.plan.num_known, workers.size, policy, known, *_borders(job))
         self.changed = False
         self._mutated = self._has_results = False
-        self.skips = SkipLog(job, callbacks, None if log is None else log.skips) if job.policy.skip else None
+        self.skips = SkipLog(job, callbacks, log) if job.policy.skip else None
         self._idle: set[int] = set()
         """Workers that hold nothing."""
         self._hungry: set[int] = set()
@@ -168,7 +168,7 @@ class Driver:
         error: BaseException | None = None
         try:
             if self.skips is not None:
-                self.skips.begin(self.done_rows)
+                self.skips.begin(self.done_rows, () if self.log is None else self.log.skipped)
             self.sink.open(self.job.plan, self.workers.allocate)
             self._check_files()
             self.workers.open(self.sink)

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tdmap.data.failures import Failure
+from tdmap.data.failures import write_list
 from tdmap.errors import OutputMismatch, RemoteTraceback, SkippedRows, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors
+from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import unpack_error
-
-
-class SkippedBefore(Protocol):
-    """The rows that the sessions of a run have skipped."""
-
-    @property
-    def earlier(self) -> list[RowError]:
-        """Those of earlier sessions."""
-        ...
-
-    def listed(self, errors: RowErrors) -> Path | None:
-        """Write them to a file for people; its path, or None where no file outlives the call."""
-        ...
-
-    def add(self, chunk: int, failures: Sequence[Failure]) -> None:
-        """Note the rows that were skipped in a chunk; none: whatever was noted of it does not hold."""
-        ...
-
 
 MISFIT_ROWS = 64
 """After so many rows, more results that do not fit than do end the job: it would go on in vain."""
@@ -46,22 +29,22 @@ class SkipLog:
     Args:
         job: its `on_row_error` is called once with each failing row; None collects them for a warning.
         callbacks: receive `RowsSkipped`.
-        file: of a call that can be resumed: the rows of all its sessions.
+        log: notes the rows; None for a call without a log.
     """
 
-    def __init__(self, job: Job, callbacks: Callback, file: SkippedBefore | None = None) -> None:
+    def __init__(self, job: Job, callbacks: Callback, log: CommitLog | None = None) -> None:
         self.job = job
         self.callbacks = callbacks
         self.errors = RowErrors()
         self._fitting = self._misfits = 0
-        self._file = file
+        self._log = log
         self._handler: Callable[[BaseException, tuple[int, int]], Any] | None = job.on_row_error
         self._waiting: dict[int, Skipped] = {}
 
-    def begin(self, done: int = 0) -> None:
+    def begin(self, done: int, earlier: Sequence[RowError]) -> None:
         """Count what earlier sessions have done, too: so many rows, and those that they have skipped."""
         self._fitting = done
-        for bad in () if self._file is None else self._file.earlier:
+        for bad in earlier:
             self.errors(bad.error, (bad.row, bad.row + 1))
             self._fitting -= 1
             self._misfits += isinstance(bad.error, OutputMismatch)
@@ -75,8 +58,8 @@ class SkipLog:
     def void(self, chunk: int) -> None:
         """The worker of a chunk has died, and it runs again: nothing that was said about it holds."""
         self._waiting.pop(chunk, None)
-        if self._file is not None and self.job.ledger is not None:
-            self._file.add(chunk, ())
+        if self._log is not None and self.job.ledger is not None:
+            self._log.note_skipped(chunk, ())
 
     def commit(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are safe."""
@@ -108,8 +91,8 @@ class SkipLog:
             self._fitting -= 1
             self._misfits += isinstance(error, OutputMismatch)
             found.append(RowError(row, error, cause.text if isinstance(cause, RemoteTraceback) else ""))
-        if self._file is not None and self.job.ledger is None:  # in place, its worker has done so
-            self._file.add(report.chunk, [(bad.row, bad.error, bad.traceback) for bad in found])
+        if self._log is not None and self.job.ledger is None:  # in place, its worker has done so
+            self._log.note_skipped(report.chunk, [(bad.row, bad.error, bad.traceback) for bad in found])
         self.callbacks.on_rows_skipped(RowsSkipped(self.job.number, report.chunk, tuple(found)))
         if self._handler is not None:
             for bad in found:
@@ -119,10 +102,10 @@ class SkipLog:
         order = self.job.source.order
         return position if order is None else int(order[position])
 
-    def report(self) -> None:
-        """The run was complete before: say again what it skipped."""
-        self.begin()
-        self._warn()
+    def report(self, earlier: Sequence[RowError], list_in: Path | None) -> None:
+        """The run was complete before: say again what it skipped. `list_in` as of `CommitLog`."""
+        self.begin(0, earlier)
+        self._warn(list_in)
 
     def finish(self, rows: int) -> None:
         """Every chunk is done: warn of the rows that no handler was told of.
@@ -140,12 +123,15 @@ class SkipLog:
             error = self.errors[0].error
             add_note(error, f"on_error: {self.job.name} raised on every one of {len(self.errors)} rows")
             raise error
-        self._warn()
+        self._warn(None if self._log is None else self._log.list_in)
 
-    def _warn(self) -> None:
+    def _warn(self, list_in: Path | None) -> None:
         if self.errors and self._handler is None:
-            path = None if self._file is None else self._file.listed(self.errors)
-            where = "in the `errors` of this warning" if path is None else f"in {path}"
+            where = "in the `errors` of this warning"
+            if list_in is not None:
+                path = list_in / "skipped.jsonl"
+                write_list(self.errors, path)
+                where = f"in {path}"
             text = (
                 f"{self.job.name}: {self.errors.summary()}, the others were processed. All are {where}; "
                 "on_error=tdmap.RowErrors() collects them."
