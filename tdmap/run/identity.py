@@ -182,20 +182,22 @@ def _is_plan(description: dict[str, Any]) -> bool:
 
 
 OVERWRITE = "pass overwrite=True instead of resume=True to run it again"
-"""How a run into a folder is begun anew, in the words of a message."""
+"""How a complete run into a folder is begun anew, in the words of a message."""
 
 
-def refuse_other(folder: Path, changes: list[str], is_complete: bool, again: str = OVERWRITE) -> NoReturn:
+def refuse_other(folder: Path, changes: list[str], is_complete: bool, again: str) -> NoReturn:
     """Raise ResumeMismatch: the folder holds another run, which may be complete. `again` says how it is begun anew."""
-    if not is_complete and any(line.startswith("the source's") and "written at" in line for line in changes):
+    if is_complete:
+        refuse(folder, changes, "holds the result of another run", f"Choose another folder, or {again}.")
+    if again == OVERWRITE:  # there is no dataset yet that could be replaced
+        again = f"remove {folder} to run it again"
+    if any(line.startswith("the source's") and "written at" in line for line in changes):
         changes = [*changes, WRITTEN_SINCE]
     refuse(
         folder,
         changes,
-        "holds the result of another run" if is_complete else "holds an unfinished run that differs from this one",
-        f"Choose another folder, or {again}."
-        if is_complete
-        else f"Choose another folder, {again}, or repeat the earlier call to resume it.",
+        "holds an unfinished run that differs from this one",
+        f"Choose another folder, {again}, or repeat the earlier call to resume it.",
     )
 
 

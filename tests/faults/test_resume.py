@@ -317,25 +317,29 @@ def refused(match, *arguments, **options):
 
 def test_another_plan_or_seed_is_named(data, tmp_path):
     fn, out = interrupted(data, tmp_path), tmp_path / "out"
-    assert "overwrite=True" in refused("chunk size was 5, and is 10", data, fn, out=out, chunksize=10)
+    refused("chunk size was 5, and is 10", data, fn, out=out, chunksize=10)
     refused("seed was 1, and is 2", data, fn, out=out, seed=2)
     refused("rows was 200, and is 100", data[:100], fn, out=out)
     tdmap.map(data, fn, out=out, resume=True, **OPTIONS, seed=1)
 
 
 def test_what_a_refusal_advises_can_be_done(data, tmp_path):
-    """`overwrite=True` is for folders that the call makes: rows that are given, and answers, take none."""
+    """`overwrite=True` replaces a dataset that the call has made: rows that are given, answers and unfinished runs
+    take none."""
     given = TensorDict({"y": torch.zeros(200, 3), "meta": {"row": torch.zeros(200, dtype=torch.int64)}}, [200])
     given = given.memmap(tmp_path / "given")
     fn = failing(double, 100, str(tmp_path / "mark"))
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=given, resume=True, **OPTIONS)
+    (tmp_path / "mark").unlink()
+    interrupted(data, tmp_path)
     tdmap.reduce(data, Mean("x"), resume=tmp_path / "answer", **OPTIONS)
     calls = {
+        "folder": lambda: tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)["y"],
         "given": lambda: tdmap.map(data, lambda td: double(td).mul(2), out=given, resume=True, **OPTIONS)["y"],
         "answer": lambda: tdmap.reduce(data, Mean(("meta", "row")), resume=tmp_path / "answer", **OPTIONS),
     }
-    for wanted, call in zip((data["x"] * 4, torch.tensor(99.5)), calls.values(), strict=True):
+    for wanted, call in zip((data["x"] * 2, data["x"] * 4, torch.tensor(99.5)), calls.values(), strict=True):
         with pytest.raises(ResumeMismatch, match="Choose another folder") as caught:
             call()
         advice = str(caught.value).splitlines()[-1]
