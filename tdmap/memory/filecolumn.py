@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdmap.process_state import Owner
 from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.disk.placed import inodes_of_mappings
 
@@ -101,15 +102,7 @@ class FileColumn:
             self._pause = self._wait = min(2 * self._pause, LATE)
 
     def _pwrite(self, rows: Tensor, values: Tensor) -> None:
-        view = bytes_of(values)
-        at = int(rows.storage_offset()) * rows.element_size()
-        done = 0
-        try:
-            while done < len(view):  # once, but for a signal or more than 2 GiB
-                done += os.pwrite(self._fd, view[done:], at + done)
-        except OSError as error:
-            error.filename = self._path
-            raise
+        write_all(self._fd, bytes_of(values), int(rows.storage_offset()) * rows.element_size(), self._path)
 
 
 def columns_behind(leaves: Iterable[Tensor], block_rows: int) -> dict[int, FileColumn]:

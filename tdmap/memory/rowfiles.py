@@ -25,6 +25,7 @@ from tdmap.memory.residency import Growth, Residency
 from tdmap.memory.shm import Arena, shared_region
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.gathering import bytes_of, flat_bytes
+from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.mapping import SharedHandle, region_of
 
 
@@ -272,14 +273,7 @@ class RowFiles:
         file = self.files[number]
         if file is not None:
             view = bytes_of(block) if isinstance(block, Tensor) else block.view(np.uint8).data
-            at = file.offset + row * file.row_bytes
-            done = 0
-            try:
-                while done < len(view):
-                    done += os.pwrite(fd, view[done:], at + done)
-            except OSError as error:
-                error.filename = file.handle.path
-                raise
+            write_all(fd, view, file.offset + row * file.row_bytes, file.handle.path)
 
 
 def _read(fd: int, handle: SharedHandle, at: int, view: memoryview) -> None:

@@ -27,6 +27,7 @@ from tdmap.memory.mapped import check_mapped_files, mapped_elsewhere
 from tdmap.memory.resources import system_memory
 from tensordict_lite.gathering import bytes_of
 from tensordict_lite.memmap.disk import mapping
+from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, map_anonymous, region_of, release, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 
@@ -147,11 +148,10 @@ def write_bytes(tensor: torch.Tensor, data: memoryview) -> None:
     """Fill contiguous shared memory through its file: half of the work of a store into pages that are not there yet."""
     region = region_of(tensor)
     assert region is not None
-    fd = os.open(region.handle.path, os.O_RDWR | os.O_CLOEXEC)
+    path = region.handle.path
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        start = done = region.offset * tensor.element_size()
-        while done < start + len(data):
-            done += os.pwrite(fd, data[done - start :], done)
+        write_all(fd, data, region.offset * tensor.element_size(), path)
     finally:
         os.close(fd)
 

@@ -28,6 +28,7 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.scratch import temporary_path
 from tdmap.process_state import Owner
 from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.files import write_all
 
 PREFIX = "spill-"
 """How the names of files begin that lie in the hidden folder of an output."""
@@ -103,7 +104,7 @@ class Spill(contextlib.AbstractContextManager["Spill"]):
             for tensor in tensors:
                 view = bytes_of(tensor)
                 extents.append(Extent(name, end, len(view)))
-                _write(fd, view, end)
+                write_all(fd, view, end, str(self.folder))
                 end += -(-len(view) // ALIGNMENT) * ALIGNMENT
         return extents
 
@@ -111,7 +112,7 @@ class Spill(contextlib.AbstractContextManager["Spill"]):
         """Write the bytes of a contiguous CPU tensor to byte `at` of a file that all workers share, and that may become
         one of the result. Its name begins with the prefix. Errors as `append`."""
         with self._writing(name, [tensor], 0o666) as (fd, _):
-            _write(fd, bytes_of(tensor), at)
+            write_all(fd, bytes_of(tensor), at, str(self.folder))
 
     @contextlib.contextmanager
     def _writing(self, name: str, tensors: Sequence[Tensor], mode: int = 0o600) -> Iterator[tuple[int, int]]:
@@ -136,9 +137,10 @@ class Spill(contextlib.AbstractContextManager["Spill"]):
         except OSError as error:
             wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             free = shutil.disk_usage(self.folder).free
+            what = os.strerror(error.errno or 0)
             raise OSError(
                 error.errno,
-                f"{error.strerror} while {wanted} bytes of intermediate results were written, with {free} bytes "
+                f"{what} while {wanted} bytes of intermediate results were written, with {free} bytes "
                 "free: make room, or choose another place for them",
                 str(self.folder),
             ) from error
@@ -209,9 +211,3 @@ def spill_beside(folder: Path) -> Spill:
 def is_spill_file(name: str) -> bool:
     """Whether a name in a log is that of an intermediate file, and leads nowhere else."""
     return os.path.basename(name) == name and name.startswith(PREFIX)
-
-
-def _write(fd: int, view: memoryview, at: int) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], at + done)

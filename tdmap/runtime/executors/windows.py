@@ -36,6 +36,7 @@ from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.surroundings import Surroundings
 from tensordict_lite.gathering import bytes_of
+from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.mapping import region_of
 
 
@@ -282,11 +283,10 @@ def write_rows(column: Tensor, first: int, rows: Tensor) -> None:
         return
     row_bytes = column[0].numel() * column.element_size()
     place = region.offset * column.element_size() + first * row_bytes
-    view, done = bytes_of(rows.contiguous()), 0
-    fd = os.open(region.handle.path, os.O_WRONLY | os.O_CLOEXEC)
+    path = region.handle.path
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        while done < len(view):
-            done += os.pwrite(fd, view[done:], place + done)
+        write_all(fd, bytes_of(rows.contiguous()), place, path)
         os.fdatasync(fd)
     finally:
         os.close(fd)
