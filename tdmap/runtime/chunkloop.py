@@ -194,7 +194,7 @@ class ChunkLoop:
         if self.writer is not None:
             self.writer.plan = plan
         if self.undo is not None:
-            self.undo.replan(plan)
+            self.undo.plan = plan
 
     def _version(self) -> int:
         return _versions_of(self._leaves)
@@ -236,8 +236,8 @@ class ChunkLoop:
                     kind = Kind.PARCEL
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self.mutated
-                if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
-                    append(self.undo.objects, chunk, result)  # before it is noted that the chunk is done
+                if kind is Kind.OBJECTS and self.undo is not None and self.undo.room.objects is not None:
+                    append(self.undo.room.objects, chunk, result)  # before it is noted that the chunk is done
                     kind = Kind.WRITTEN
                 if self.settle is not None and not kind.travels:
                     self.settle()  # a device works after it was asked to, and it is then that this chunk may fail

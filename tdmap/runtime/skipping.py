@@ -33,7 +33,6 @@ from tdmap.data.trees import FreshResults
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
 from tdmap.job import FirstRow, takes_start
-from tdmap.runtime.undo import same_bits
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
@@ -138,9 +137,9 @@ class Skipper:
         start = self.loop.plan.rows(chunk)[0]
         report = tuple((offset, pack_error(_without_engine(bad))) for offset, bad in search.errors)
         undo = self.loop.undo
-        if undo is not None and undo.skipped is not None:
+        if undo is not None and undo.room.skipped is not None:
             failures = [(start + offset, bad, packed.text) for (offset, bad), (_, packed) in zip(search.errors, report)]
-            note_skipped(undo.skipped, chunk, failures)
+            note_skipped(undo.room.skipped, chunk, failures)
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
 
     def _settle(self, search: _Search, bad: list[int], target: Target | None) -> Any:
@@ -305,15 +304,9 @@ class _Search:
 
     def put_back(self, start: int, stop: int, error: Exception) -> None:
         """Undo what a call that has raised did to its rows."""
-        loop, plan = self.loop, self.loop.plan
-        undo = loop.undo
+        loop, undo = self.loop, self.loop.undo
         if undo is not None and loop.control[at.UNDO] == self.chunk + 1:
-            first = plan.rows(self.chunk)[0] - undo.base
-            for leaf, buffer in zip(undo.leaves, undo.buffers):
-                kept = buffer.narrow(plan.dim, start, stop - start)
-                rows = leaf.narrow(plan.dim, first + start, stop - start)
-                if not same_bits(rows, kept):  # writing equal bits would look like a change by the function
-                    rows.copy_(kept)
+            undo.restore(self.chunk, start, stop)
         elif loop._version() != self.before:
             self._refuse(error)
 

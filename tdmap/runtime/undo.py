@@ -94,39 +94,17 @@ class Undo:
     """
 
     def __init__(self, data: Data, plan: ChunkPlan, room: Room, base: int = 0) -> None:
-        self.base = base
         self.plan = plan
-        self.buffers = list(room.buffers)
-        self.look_at(data)
-        self.lock = room.lock
-        self.skipped = room.skipped
-        self.objects = room.objects
-        self._keep = room
+        self.room = room
+        self._base = base
         self._mark = _slots(room.mark)
         self.done = _slots(room.done)
-        self.replan(plan)
-
-    def replan(self, plan: ChunkPlan) -> None:
-        """The size of the later chunks is settled."""
-        self.plan = plan
+        self.look_at(data)
 
     def look_at(self, data: Data) -> None:
         """Go on with another mapping of the rows."""
-        self.leaves = tensors_of(data)
-        self._spans = _spans(self.leaves, self.buffers) if self.plan.dim == 0 else None
-
-    @staticmethod
-    def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
-        """Room for one chunk, in memory: that of `empty`, or of the device where rows are."""
-
-        buffers = []
-        for leaf in tensors_of(data):
-            shape = torch.Size((*leaf.shape[: plan.dim], plan.most_rows, *leaf.shape[plan.dim + 1 :]))
-            here = leaf.device.type == "cpu"
-            buffers.append(
-                empty(leaf.dtype, shape) if here else torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
-            )
-        return Room(buffers)
+        self._leaves = tensors_of(data)
+        self._spans = _spans(self._leaves, self.room.buffers) if self.plan.dim == 0 else None
 
     def save(self, chunk: int) -> None:
         """Copy the rows of `chunk` into the buffers."""
@@ -134,20 +112,23 @@ class Undo:
         start, stop = self.plan.rows(chunk)
         if self._spans is not None:
             for source, target, row_bytes in self._spans:
-                ctypes.memmove(target, source + (start - self.base) * row_bytes, (stop - start) * row_bytes)
+                ctypes.memmove(target, source + (start - self._base) * row_bytes, (stop - start) * row_bytes)
         else:
             dim, count = self.plan.dim, stop - start
-            for leaf, buffer in zip(self.leaves, self.buffers):
-                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start - self.base, count))
+            for leaf, buffer in zip(self._leaves, self.room.buffers):
+                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start - self._base, count))
         if self._mark is not None:
             self._mark[0] = chunk + 1
 
-    def restore(self, chunk: int) -> None:
-        """Put the rows of `chunk` back. Those that have not changed are not written: their file keeps its time."""
+    def restore(self, chunk: int, first: int = 0, last: int | None = None) -> None:
+        """Put the rows of `chunk` back, or those from `first` to `last` of it.
+
+        Rows that have not changed are not written: their file keeps its time, and they do not look changed.
+        """
         start, stop = self.plan.rows(chunk)
-        dim, count = self.plan.dim, stop - start
-        for leaf, buffer in zip(self.leaves, self.buffers):
-            rows, copy = leaf.narrow(dim, start - self.base, count), buffer.narrow(dim, 0, count)
+        dim, count = self.plan.dim, (stop - start if last is None else last) - first
+        for leaf, buffer in zip(self._leaves, self.room.buffers):
+            rows, copy = leaf.narrow(dim, start + first - self._base, count), buffer.narrow(dim, first, count)
             if not same_bits(rows, copy):
                 rows.copy_(copy)
 
@@ -166,7 +147,17 @@ def undo_room(job: Job, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> R
     chunk_bytes = tensor_bytes(data, plan.length) * plan.most_rows
     if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES or not leaves_hold_rows(data):
         return None
-    return Undo.allocate(data, plan, empty)
+    return allocate_room(data, plan, empty)
+
+
+def allocate_room(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
+    """Room for one chunk, in memory: that of `empty`, or of the device where rows are."""
+    buffers = []
+    for leaf in tensors_of(data):
+        shape = torch.Size((*leaf.shape[: plan.dim], plan.most_rows, *leaf.shape[plan.dim + 1 :]))
+        here = leaf.device.type == "cpu"
+        buffers.append(empty(leaf.dtype, shape) if here else torch.empty(shape, dtype=leaf.dtype, device=leaf.device))
+    return Room(buffers)
 
 
 def _spans(leaves: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[tuple[int, int, int]] | None:

@@ -54,7 +54,7 @@ def test_a_function_that_raises_on_its_first_chunk_of_data_elsewhere_is_heard():
 
 def test_rows_are_kept_where_they_are():
     there = TensorDict({"x": torch.ones(8, 3, device="meta"), "y": torch.ones(8)}, [8])
-    room = undo.Undo.allocate(there, ChunkPlan(8, 2), lambda dtype, shape: torch.empty(shape, dtype=dtype))
+    room = undo.allocate_room(there, ChunkPlan(8, 2), lambda dtype, shape: torch.empty(shape, dtype=dtype))
     assert [(buffer.device.type, tuple(buffer.shape)) for buffer in room.buffers] == [("meta", (2, 3)), ("cpu", (2,))]
 
 

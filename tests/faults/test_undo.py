@@ -12,7 +12,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.run import ledger as ledgers
 from tdmap.run.ledger import Ledger
 from tdmap.runtime import undo as undos
-from tdmap.runtime.undo import Undo
+from tdmap.runtime.undo import Undo, allocate_room
 from tensordict_lite import TensorDict
 from tests.processes import once
 
@@ -46,7 +46,7 @@ def test_saved_rows_come_back_bit_by_bit(count, chunk, base, scrambled):
     data["x"][::3] = float("nan") if scrambled else -0.0  # NaN differs from itself
     data["x"][1::3] = -0.0
     before, plan, mine = bits(data), ChunkPlan(count, 4), data[base:]
-    undo = Undo(mine, plan, Undo.allocate(mine, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)), base)
+    undo = Undo(mine, plan, allocate_room(mine, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)), base)
     rows = data[slice(*plan.rows(chunk))]
     undo.save(chunk)
     data["x"].abs_()  # -0.0 and 0.0 are equal, and differ
@@ -62,7 +62,7 @@ def test_any_dimension_and_rows_one_by_one(dim, unbind):
     data = TensorDict({"x": torch.arange(24.0).reshape(4, 6)}, [4, 6])
     before = data["x"].clone()
     plan = ChunkPlan((4, 6)[dim], 1 if unbind else 4, dim, unbind)
-    undo = Undo(data, plan, Undo.allocate(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
+    undo = Undo(data, plan, allocate_room(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
     start, stop = plan.rows(plan.num_chunks - 1)
     rows = data["x"].narrow(dim, start, stop - start)
     undo.save(plan.num_chunks - 1)
@@ -77,7 +77,7 @@ def test_any_dimension_and_rows_one_by_one(dim, unbind):
 def test_rows_that_do_not_lie_one_after_the_other(x):
     data, plan = TensorDict({"x": x, "y": torch.arange(10)}, [10]), ChunkPlan(10, 4)
     before = x.clone()
-    undo = Undo(data, plan, Undo.allocate(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
+    undo = Undo(data, plan, allocate_room(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
     for chunk in range(3):
         undo.save(chunk)
         x[slice(*plan.rows(chunk))] += 1
@@ -88,7 +88,7 @@ def test_rows_that_do_not_lie_one_after_the_other(x):
 def test_rows_that_did_not_change_are_not_written(tmp_path):
     data = dataset().memmap(tmp_path / "td")
     plan = ChunkPlan(20, 4)
-    undo = Undo(data, plan, Undo.allocate(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
+    undo = Undo(data, plan, allocate_room(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
     undo.save(2)
     os.utime(tmp_path / "td" / "x.memmap", ns=(1, 1))
     undo.restore(2)
@@ -118,7 +118,7 @@ def test_a_death_between_any_two_stores_is_put_right(tmp_path, step, again):
     if number >= 1:
         undo.release()
     if number >= 2:
-        undo.buffers[0].fill_(7)
+        undo.room.buffers[0].fill_(7)
     if number >= 3:
         undo.save(2)
         if number == 3:

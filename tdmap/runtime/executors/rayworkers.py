@@ -256,7 +256,7 @@ class _Travel:
         if self.writer is not None:
             self.writer.plan = plan
         if self.undo is not None:
-            self.undo.replan(plan)
+            self.undo.plan = plan
 
     def set_writer(self, writer: RowWriter) -> None:
         """Results have a place from now on."""
@@ -354,8 +354,8 @@ class _Travel:
                     self._put(grant.start, answer.upto, base, changed, written)
                 return list(answer.messages)
             for message in answer.messages:
-                if isinstance(message, Skipped) and self.undo.skipped is not None:
-                    _note_skipped(self.undo.skipped, self.plan, message)
+                if isinstance(message, Skipped) and self.undo.room.skipped is not None:
+                    _note_skipped(self.undo.room.skipped, self.plan, message)
             for chunk in range(grant.start, answer.upto):
                 self._put_noted(self.undo, chunk, base, changed, written, objects)
         return list(answer.messages)
@@ -377,9 +377,9 @@ class _Travel:
         """One chunk of a run in place that may have to be resumed: done, or not begun, at any instant."""
         undo.save(chunk)
         self._put(chunk, chunk + 1, base, changed, written)
-        if chunk in objects and undo.objects is not None:
+        if chunk in objects and undo.room.objects is not None:
             pieces: Any = unship(objects[chunk])
-            append(undo.objects, chunk, pieces)
+            append(undo.room.objects, chunk, pieces)
         assert undo.done is not None
         undo.done[chunk] = 1
         undo.release()

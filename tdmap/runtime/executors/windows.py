@@ -28,7 +28,7 @@ from tdmap.job import Policy
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.undo import MAX_BYTES, Undo
+from tdmap.runtime.undo import MAX_BYTES, Undo, allocate_room
 from tdmap.runtime.wire.messages import Failed, Grant, Message
 from tdmap.runtime.wire.packing import Packer, rebuild_bytes, unpack
 from tdmap.runtime.wire.parcels import Parcel, ParcelReader, ParcelWriter
@@ -227,7 +227,7 @@ class WindowLoop:
         if task.policy.skip and task.policy.undo and not task.ordered:
             nbytes = sum(leaf.nbytes for leaf in tensors_of(data))
             if nbytes <= MAX_BYTES:
-                room = Undo.allocate(data, self.plan, lambda dtype, shape: torch.empty(shape, dtype=dtype))
+                room = allocate_room(data, self.plan, lambda dtype, shape: torch.empty(shape, dtype=dtype))
                 self._loop.undo = Undo(data, self.plan, room, reader.base)
         return self._loop
 

@@ -256,8 +256,8 @@ class Worker:
             reader = self.loop.reader
             try:
                 self.loop.undo = undo = Undo(reader.data, reader.plan, unpack(message.payload))
-                if undo.lock is not None:
-                    self.lock = lock_shared(undo.lock)
+                if undo.room.lock is not None:
+                    self.lock = lock_shared(undo.room.lock)
             except Exception as error:  # most often: the job is over already, and its memory is gone
                 self.drop()
                 self.send(Refused(message.job, pack_error(error)))
