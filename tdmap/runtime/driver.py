@@ -348,7 +348,7 @@ class Driver:
 
     # -- coming back -------------------------------------------------------------------------------
 
-    def _handle(self, worker: int, message: Message | Joined) -> None:
+    def _handle(self, worker: int, message: Message) -> None:
         if isinstance(message, Done):
             if message.segment is not None:
                 self._accept(message.segment)

@@ -23,7 +23,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo, undo_room
-from tdmap.runtime.wire.messages import Done, Failed, Joined, Message
+from tdmap.runtime.wire.messages import Done, Failed, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sink import Sink
 
@@ -85,7 +85,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         """Tell a worker, or all of them, something."""
 
     @abstractmethod
-    def wait(self, timeout: float) -> Sequence[tuple[int, Message | Joined]]:
+    def wait(self, timeout: float) -> Sequence[tuple[int, Message]]:
         """What has happened, in order for each worker; waits for something at most `timeout` seconds."""
 
     @abstractmethod

@@ -199,11 +199,11 @@ class ForeignWorkers(Workers):
         except concurrent.futures.BrokenExecutor as error:  # it broke meanwhile, which lost other calls
             self._inbox.put((worker, error))
 
-    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+    def wait(self, timeout: float) -> list[tuple[int, Message]]:
         if not self._joined:
             self._joined = True
             return [(worker, Joined()) for worker in range(self.size)]
-        events: list[tuple[int, Message | Joined]] = []
+        events: list[tuple[int, Message]] = []
         try:
             worker, data = self._inbox.get(timeout=timeout)
             while True:

@@ -201,8 +201,8 @@ class ProcessWorkers(Workers):
 
     # -- listening -----------------------------------------------------------------------------------
 
-    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
-        events: list[tuple[int, Message | Joined]] = []
+    def wait(self, timeout: float) -> list[tuple[int, Message]]:
+        events: list[tuple[int, Message]] = []
         for member in list(self.pool.members.values()):
             if member.ready and member.number not in self._begun and len(self._begun) < self.size:
                 events.append((member.number, self._join(member)))
@@ -224,7 +224,7 @@ class ProcessWorkers(Workers):
                 self._retire(member)
         return events
 
-    def _event(self, member: PoolMember, message: Any) -> Message | Joined | None:
+    def _event(self, member: PoolMember, message: Any) -> Message | None:
         if isinstance(message, Hello):
             return self._join(member) if len(self._begun) < self.size else None
         if message.job != self._job.number:  # the last word of a worker on a job that was over before it came

@@ -23,7 +23,7 @@ class SerialWorkers(LocalWorkers):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
+        self._inbox: deque[tuple[int, Message]] = deque([(0, Joined())])
         self._leases: deque[Lease] = deque()
 
     def open(self, sink: Sink[Any]) -> None:
@@ -39,7 +39,7 @@ class SerialWorkers(LocalWorkers):
     def grant(self, worker: int, lease: Lease) -> None:
         self._leases.append(lease)
 
-    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+    def wait(self, timeout: float) -> list[tuple[int, Message]]:
         if not self._inbox and self._leases:
             lease = self._leases.popleft()
             with own_streams() if self._loop.policy.seed is not None else contextlib.nullcontext():

@@ -23,7 +23,7 @@ def _serve(
     number: int,
     loop: ChunkLoop,
     leases: queue.SimpleQueue[Lease | None],
-    inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
+    inbox: queue.SimpleQueue[tuple[int, Message]],
     torch_threads: int,
     settings: ThreadSettings,
 ) -> None:
@@ -39,7 +39,7 @@ def _run_leases(
     number: int,
     loop: ChunkLoop,
     leases: queue.SimpleQueue[Lease | None],
-    inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
+    inbox: queue.SimpleQueue[tuple[int, Message]],
 ) -> None:
     while (lease := leases.get()) is not None:
         try:
@@ -71,7 +71,7 @@ class ThreadWorkers(LocalWorkers):
         self.size = num_workers
         self._worker_threads = worker_threads
         self._leave_seconds = leave_seconds
-        self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._threads: list[threading.Thread] = []
         self._streaming = False
@@ -92,7 +92,7 @@ class ThreadWorkers(LocalWorkers):
     def grant(self, worker: int, lease: Lease) -> None:
         self._leases[worker].put(lease)
 
-    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+    def wait(self, timeout: float) -> list[tuple[int, Message]]:
         events = []
         try:
             events.append(self._inbox.get(timeout=timeout))

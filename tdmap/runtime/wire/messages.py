@@ -165,4 +165,4 @@ class Lost(NamedTuple):
     """Its function works in place, and the rows of the chunk could not be put back."""
 
 
-Message = Segment | Done | GaveBack | Skipped | Failed | Refused | Lost
+Message = Joined | Segment | Done | GaveBack | Skipped | Failed | Refused | Lost
