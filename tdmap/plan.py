@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tdmap.arguments import require_integer
+
+Ranges: TypeAlias = "list[tuple[int, int]]"
+"""Runs of chunks, ascending: from the first to behind the last."""
 
 CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""
@@ -238,14 +242,14 @@ def make_plan(
 # -- runs of chunks, as pairs of a first one and the one after the last ----------------------------------------
 
 
-def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Sorted runs that neither touch nor overlap.
 
     Example:
         >>> merge_ranges([(4, 6), (0, 2), (2, 3), (5, 8)])
         [(0, 3), (4, 8)]
     """
-    merged: list[tuple[int, int]] = []
+    merged: Ranges = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
@@ -254,7 +258,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def subtract_ranges(ranges: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
     """What is in `ranges` and not in `others`; both as `merge_ranges` gives them.
 
     Example:

@@ -29,8 +29,8 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import FolderLock, holder_of
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.memory.spill import PREFIX
-from tdmap.plan import merge_ranges
-from tdmap.ranks.shard import Ranges, Rank
+from tdmap.plan import Ranges, merge_ranges
+from tdmap.ranks.shard import Rank
 from tdmap.run.identity import IN_PLACE, identify
 from tdmap.run.log import History, Log
 from tdmap.run.options import TRUST

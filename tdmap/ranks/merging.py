@@ -15,7 +15,7 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.memory.spill import spill_beside
 from tdmap.output.outputfolder import files_of, ragged_files
 from tdmap.output.spill import PlaceSpilled
-from tdmap.plan import ChunkPlan, subtract_ranges
+from tdmap.plan import ChunkPlan, Ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.run import disk
 from tdmap.run.identity import check_identity, plan_of
@@ -110,7 +110,7 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
         folder.publish()
 
 
-def _missing(folder: RankFolder, plan: ChunkPlan, missing: list[tuple[int, int]]) -> ShardsMissing:
+def _missing(folder: RankFolder, plan: ChunkPlan, missing: Ranges) -> ShardsMissing:
     began = {rank: float((own.header or {}).get("began") or 0) for rank, own in folder.histories()}
     rows = tuple(plan.span(*span) for span in missing)
     shown = ", ".join(describe_rows(*span) for span in rows[:5]) + (", ..." if len(rows) > 5 else "")

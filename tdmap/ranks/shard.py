@@ -7,14 +7,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch.distributed
 
-from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
+from tdmap.plan import ChunkPlan, Ranges, merge_ranges, subtract_ranges
 
 AUTO = "auto"
 
 ShardLike: TypeAlias = "tuple[int, int] | str | None"
 """What users pass as `shard`."""
-
-Ranges: TypeAlias = "list[tuple[int, int]]"
 
 
 class Rank(NamedTuple):

@@ -25,7 +25,7 @@ from tdmap.data.objectlog import OBJECTS
 from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file, read, remove_tree
 from tdmap.memory.shm import ALIGNMENT, align
-from tdmap.plan import ChunkPlan
+from tdmap.plan import ChunkPlan, Ranges
 from tdmap.runtime.undo import Room, Undo
 
 
@@ -74,7 +74,7 @@ class Ledger:
             offset = align(offset + shape.numel() * leaf.element_size())
         return shapes, offset
 
-    def committed(self) -> list[tuple[int, int]]:
+    def committed(self) -> Ranges:
         """The chunks that are done, as runs."""
         edges = torch.diff(self.done.to(torch.int8), prepend=torch.zeros(1, dtype=torch.int8))
         starts = (edges == 1).nonzero().flatten().tolist()
@@ -100,7 +100,7 @@ class Ledger:
         for path in self.folder.glob("undo-*"):
             remove_tree(path)
 
-    def restart(self, done: list[tuple[int, int]]) -> None:
+    def restart(self, done: Ranges) -> None:
         """Count only these chunks as done, and leave all rows as they are."""
         self._forget_undo()
         self.done.zero_()

@@ -66,14 +66,13 @@ from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import PREFIX, Spill, is_spill_file, spill_beside
 from tdmap.output.outputfolder import DATA, OutputFolder, files_of, remove_unfinished
 from tdmap.output.values import Collect, Fold
-from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
+from tdmap.plan import ChunkPlan, Ranges, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
 from tdmap.rowerrors import RowError
 from tdmap.run import disk
 from tdmap.run.identity import COMMAND, OVERWRITE, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
-from tdmap.runtime.commits import Ranges
 from tdmap.sink import Sink
 from tdmap.tuning import current
 
@@ -105,7 +104,7 @@ class LoggedJob:
     chunks: int
     """0 where the first result settles how many there are."""
     rows: int
-    done: list[tuple[int, int]] = field(default_factory=list)
+    done: Ranges = field(default_factory=list)
     """Chunks, in the order in which they were noted."""
     values: list[tuple[int, memoryview]] = field(default_factory=list)
     """The first of some chunks, and their packed values."""
@@ -115,7 +114,7 @@ class LoggedJob:
     """Rows of the chunks that are done."""
 
     @property
-    def ranges(self) -> list[tuple[int, int]]:
+    def ranges(self) -> Ranges:
         """The chunks that are done, as runs that neither touch nor overlap."""
         return merge_ranges(self.done)
 
@@ -240,7 +239,7 @@ class History:
         return self.header is not None and bool(self.header.get("ranks"))
 
     @property
-    def ranges(self) -> list[tuple[int, int]]:
+    def ranges(self) -> Ranges:
         """The chunks of the first job that are done."""
         return self.jobs[0].ranges if self.jobs else []
 
@@ -372,7 +371,7 @@ class Log:
         self.path = folder / "journal"
         self.tuning = current()
         self.ledger = ledger
-        self.elsewhere: list[tuple[int, int]] = []
+        self.elsewhere: Ranges = []
         self.list_in: Path | None = None
         self._asked: dict[str, int] = {}
         self._begun = self._spills = 0
@@ -571,7 +570,7 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
         self._log, self._number, self._known, self._sink, self._plan = log, number, known, sink, job.plan
         self._codec: Codec = getattr(job.fn, "value_codec", PLAIN)
         self._modules = modules_of(job.fn) if isinstance(sink, Collect) else frozenset()
-        self._pending: list[tuple[int, int]] = []
+        self._pending: Ranges = []
         self._next = time.monotonic() + log.tuning.log_seconds
         self._warned = False
         self._ledger = log.ledger
@@ -589,13 +588,13 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
         """Note the rows that were skipped in a chunk; its frame "done" follows."""
         self._log.write(skipped_frame(self._number, chunk, failures))
 
-    def _forget_undone(self, known: LoggedJob, done: list[tuple[int, int]]) -> None:
+    def _forget_undone(self, known: LoggedJob, done: Ranges) -> None:
         """Drop skipped rows of chunks that are not done: these chunks run again."""
         void = [chunk for chunk in known.skipped if not any(start <= chunk < stop for start, stop in done)]
         self._log.write(*(skipped_frame(self._number, chunk, ()) for chunk in void))
         known.skipped = {chunk: rows for chunk, rows in known.skipped.items() if chunk not in void}
 
-    def _restore(self, chunks: int) -> list[tuple[int, int]]:
+    def _restore(self, chunks: int) -> Ranges:
         """Give the sink what earlier sessions have left; the chunks that need not run again."""
         if self._ledger is not None:
             committed = self._ledger.committed()
@@ -664,7 +663,7 @@ class StateLog(JobLog):
         super().__init__(log, number, known, job, sink)
         self._next_disk, self._checked = time.monotonic() + log.tuning.sync_seconds, False
 
-    def _restore(self, chunks: int) -> list[tuple[int, int]]:
+    def _restore(self, chunks: int) -> Ranges:
         assert isinstance(self._sink, Fold)
         self._modules = modules_of(self._sink.reducer)
         self._sink.restored = read_states(self._log.folder, self._number, self._modules)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from tdmap.data.failures import Failure
+from tdmap.plan import Ranges
 from tdmap.rowerrors import RowError
-
-Ranges = Sequence[tuple[int, int]]
-"""Runs of chunks, ascending: from the first to behind the last."""
 
 
 class CommitLog(Protocol):
@@ -60,9 +58,9 @@ class KnownChunks:
     skipped = ()
     list_in = None
 
-    def __init__(self, committed: Ranges = (), elsewhere: Ranges = ()) -> None:
-        self.committed = committed
-        self.elsewhere = elsewhere
+    def __init__(self, committed: Iterable[tuple[int, int]] = (), elsewhere: Iterable[tuple[int, int]] = ()) -> None:
+        self.committed = list(committed)
+        self.elsewhere = list(elsewhere)
 
     def note_skipped(self, chunk: int, failures: Sequence[Failure]) -> None:
         """Not noted."""

@@ -28,7 +28,7 @@ from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, Lease
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.mapped import check_mapped_files, read_only_file
-from tdmap.plan import merge_ranges
+from tdmap.plan import Ranges, merge_ranges
 from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
@@ -116,7 +116,7 @@ class Driver:
         self._lost: dict[int, Lost] = {}
         self._owner = Owner(f"the job {job.name}")
 
-    def _leave_out(self, log: CommitLog) -> list[tuple[int, int]]:
+    def _leave_out(self, log: CommitLog) -> Ranges:
         """The chunks that an earlier run has done, or that other programs do; they are counted."""
         plan = self.job.plan
         for start, stop in log.committed:

@@ -74,7 +74,7 @@ class SchedulerPolicy:
 
 
 @dataclass(slots=True)
-class Ranges:
+class ChunkSet:
     """A set of chunk numbers, kept as a front (everything below is in) and the islands beyond it.
 
     Islands that touch become one: there are no more of them than there are gaps, however long the front stands still.
@@ -145,7 +145,7 @@ class Scheduler:
         self._last_size = 1
         self._lead, self._weight = 0, 1.0
         self._blameless = 0
-        self._done = Ranges()
+        self._done = ChunkSet()
         self._released = 0
         self._consumed = 0
         self._cancelled = False
