@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
-import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
@@ -72,11 +71,6 @@ def _place(line: str) -> tuple[str, int] | None:
     file, _, rest = line[len('  File "') :].partition('", line ')
     number = rest.partition(",")[0]
     return (file, int(number)) if number.isdigit() else None
-
-
-def format_error(error: BaseException) -> str:
-    """The traceback of an exception as text."""
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 _silent: ContextVar[tuple[type[Warning], ...]] = ContextVar("silent", default=())

@@ -31,7 +31,6 @@ from tdmap.data.objects import Pieces, blank_like, concat_pieces, without_gaps
 from tdmap.data.reader import cut, narrow
 from tdmap.data.trees import FreshResults
 from tdmap.errors import add_note
-from tdmap.frames import without_engine
 from tdmap.job import FirstRow, takes_start
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
@@ -135,7 +134,7 @@ class Skipper:
 
     def _report(self, lease: int, chunk: int, search: _Search) -> None:
         start = self.loop.plan.rows(chunk)[0]
-        report = tuple((offset, pack_error(_without_engine(bad))) for offset, bad in search.errors)
+        report = tuple((offset, pack_error(bad)) for offset, bad in search.errors)
         undo = self.loop.undo
         if undo is not None and undo.room.skipped is not None:
             failures = [(start + offset, bad, packed.text) for (offset, bad), (_, packed) in zip(search.errors, report)]
@@ -348,9 +347,3 @@ def _zero(rows: Data) -> None:
         return
     for leaf in rows if type(rows) is tuple else tensors_of(rows):
         leaf.zero_()
-
-
-def _without_engine(error: Exception) -> Exception:
-    """`error` with the frames of the user's code only."""
-    error.__traceback__ = without_engine(error.__traceback__)
-    return error

@@ -1,6 +1,7 @@
 """Mistakes in a call: options by other names, values that make no sense, and tracebacks that show the user's code."""
 
 import inspect
+import multiprocessing
 import textwrap
 import traceback
 from pathlib import Path
@@ -174,8 +175,17 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
 def test_a_traceback_shows_the_users_frames_alone(name, options, table):
+    require_users_frames_alone(lambda: CALLS[name](table, **options))
+
+
+def test_a_traceback_from_a_pool_of_another_library_shows_the_users_frames_alone(table):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        require_users_frames_alone(lambda: tdmap.map(table, boom, pool=pool))
+
+
+def require_users_frames_alone(call):
     with pytest.raises(ZeroDivisionError) as caught:
-        CALLS[name](table, **options)
+        call()
     shown = "".join(traceback.format_exception(caught.value))
     assert "in boom" in shown and "in helper" in shown and "return 1 // 0" in shown
     engine = [line for line in shown.splitlines() if line.startswith(f'  File "{ROOT / "tdmap"}')]

@@ -27,9 +27,10 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.chunkloop import ChunkLoop
+from tdmap.runtime.executors.base import run_lease
 from tdmap.runtime.undo import MAX_BYTES, Undo, allocate_room
-from tdmap.runtime.wire.messages import Failed, Grant, Message
+from tdmap.runtime.wire.messages import Done, Grant, Message
 from tdmap.runtime.wire.packing import Packer, rebuild_bytes, unpack
 from tdmap.runtime.wire.parcels import Parcel, ParcelReader, ParcelWriter
 from tdmap.runtime.wire.remote import pack_error
@@ -199,14 +200,8 @@ class WindowLoop:
         loop = self._loop_over(reader)
         loop.writer = writer
         self._messages.clear()
-        try:
-            done: Any = loop.run(grant.lease, grant.start, grant.stop)
-            upto = done.upto
-        except ChunkError as failure:
-            cause = failure.__cause__
-            assert cause is not None
-            upto = failure.chunk
-            done = Failed(task.job, grant.lease, upto, pack_error(cause), loop.mutated)
+        done: Any = run_lease(loop, grant.lease, grant.start, grant.stop, pack_error)
+        upto = done.upto if isinstance(done, Done) else done.chunk
         if not task.policy.may_write or task.ordered or upto == grant.start or same(before, data):
             changed = None
         else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import traceback
 from typing import NamedTuple
 
 from tdmap.errors import RemoteError, RemoteTraceback
-from tdmap.frames import format_error, with_lines
+from tdmap.frames import with_lines, without_engine
 from tdmap.runtime.wire import byvalue
 
 
@@ -17,12 +18,12 @@ class PackedError(NamedTuple):
     data: bytes
     type_name: str
     text: str
-    """The formatted traceback."""
+    """The formatted traceback, without frames of the engine."""
 
 
 def pack_error(error: BaseException) -> PackedError:
     """`error` for the pipe. Its type is kept when the type can be pickled, else it becomes a `RemoteError`."""
-    text = format_error(error)
+    text = "".join(traceback.format_exception(type(error), error, without_engine(error.__traceback__)))
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     with contextlib.suppress(Exception):
         data = byvalue.dumps(error, to_caller=True)

@@ -29,7 +29,6 @@ import torch
 from tdmap.data.kinds import tensors_of
 from tdmap.data.objects import ragged_tensors
 from tdmap.data.writer import RowWriter
-from tdmap.frames import without_engine
 from tdmap.memory.residency import Residency
 from tdmap.process_state import give_back_freed_memory, keep_freed_memory
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
@@ -278,7 +277,6 @@ class Worker:
             assert cause is not None
             if isinstance(cause, (EOFError, BrokenPipeError, ConnectionResetError)) and self.orphaned:
                 raise EOFError from None
-            cause.__traceback__ = without_engine(cause.__traceback__)
             self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
             if loop.lost_device:
