@@ -27,7 +27,7 @@ from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.expressions import Expression
 from tdmap.functions import user_function
-from tdmap.job import Job, Source, function_name
+from tdmap.job import Job, Source, Wrapped
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.given import Preallocated
 from tdmap.output.output import SourceRows, Step
@@ -154,25 +154,20 @@ def _fill(mask: Tensor, data: Data, answer: Mask) -> None:
             raise
 
 
-class Mask:
+class Mask(Wrapped):
     """What a worker calls in the first job: the predicate, and a check of what it returns.
 
     Args:
-        predicate: of the user's.
+        fn: the predicate.
         single: it is called with rows one by one.
     """
 
-    takes_start = True
-
-    def __init__(self, predicate: Callable[..., Any], single: bool) -> None:
-        self.predicate = predicate
+    def __init__(self, fn: Callable[..., Any], single: bool) -> None:
+        super().__init__(fn)
         self.single = single
-        self._positional = getattr(predicate, "takes_start", False)
-        self.__qualname__ = function_name(predicate)  # messages and progress bars name what the user wrote
 
     def __call__(self, chunk: Data, start: int = 0) -> Tensor:
-        answer = self.predicate(chunk, start) if self._positional else self.predicate(chunk)
-        return as_mask(answer, () if self.single else (int(chunk.shape[0]),))
+        return as_mask(self.call(chunk, start), () if self.single else (int(chunk.shape[0]),))
 
 
 def as_mask(answer: object, shape: tuple[int, ...]) -> Tensor:

@@ -10,6 +10,7 @@ from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, Dataset
 from tdmap.data.schema import Schema, take_apart
 from tdmap.functions import user_function
+from tdmap.job import Wrapped
 from tdmap.output.append import append_rows, each_result
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
@@ -62,8 +63,7 @@ def flat_map(
 
 def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
     def first(rows: Data) -> Data | None:
-        result = fn(rows, 0) if getattr(fn, "takes_start", False) else fn(rows)
-        return next(each_result(result), None)
+        return next(each_result(Wrapped(fn).call(rows, 0)), None)
 
     rows = result_of_no_rows(first, data, plan)
     return None if rows is None else take_apart(rows[:0]).schema
