@@ -14,6 +14,7 @@ from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.sizes import row_bytes_of
 from tdmap.functions import as_function, check_placement
+from tdmap.job import function_name
 from tdmap.memory.hidden import AnyPath
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
@@ -47,8 +48,7 @@ class FoldChunk:
         self.mapper = mapper
         self.dim = dim
         # Messages and progress bars name what the user wrote.
-        named = mapper if mapper is not None else type(reducer)
-        self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+        self.__qualname__ = function_name(type(reducer) if mapper is None else mapper)
 
     def __call__(self, chunk: Data, start: int = 0) -> Any:
         if self.mapper is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,13 @@ def test_rows_along_another_dimension_are_folded_as_rows(dim: int) -> None:
 def test_rows_passed_one_by_one_are_folded_as_rows(data: TensorDict) -> None:
     answer = tdmap.reduce(data[:20], {"sum": r.Sum("k"), "n": r.Count()}, num_workers=2, chunksize=0)
     assert int(answer["sum"]) == int(data["k"][:20].sum()) and int(answer["n"]) == 20
+
+
+def picked(rows: TensorDict, key: str) -> Any:
+    return rows[key]
+
+
+def test_an_error_names_the_mapper_within_a_partial(data: TensorDict) -> None:
+    with pytest.raises(KeyError) as caught:
+        tdmap.map_reduce(data, functools.partial(picked, key="nope"), r.Sum(), num_workers=0)
+    assert any(note.startswith("raised by picked on rows 0:") for note in caught.value.__notes__)
