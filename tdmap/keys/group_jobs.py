@@ -64,84 +64,73 @@ def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...
     return tuple(dict.fromkeys(names))
 
 
-class Reduction:
-    """One call of `reduce`.
+def reduce_each_group(
+    ctx: Context,
+    keyed: KeyedData,
+    forms: dict[str, Grouped],
+    spill: Spill,
+    payload: tuple[Key, ...] | None = (),
+    by_number: bool = False,
+) -> tuple[CollectPieces | Data, Callable[[], Schema]]:
+    """The answers, of few keys as they are and of many as pieces in files, and what they look like for none.
 
     Args:
         ctx: the call.
         keyed: the dataset.
         forms: the reducers.
-        payload: entries that they read; None for all.
+        spill: for rows on their way to their partitions, and for the answers.
+        payload: entries that the reducers read; None for all.
         by_number: they read the numbers of rows, and no entries.
     """
+    codec, tuning = keyed.codec, ctx.tuning
+    source = _source(keyed, payload)
+    some = min(int(source.shape[0]), 1)
+    rows = torch.arange(some) if by_number else narrow(select(source, payload), 0, 0, some)
+    row = one_row(rows)
+    trial = try_forms(forms, row)
+    length = int(source.shape[0])
+    plan = plan_rows(length, row_bytes_of(source, length), ctx.options.get("chunksize"))
+    spec = keyed.reader.spec
+    names = {} if spec.fn is not None else dict(zip(keyed.names, spec.names))
+    types = types_of_answer(keyed.data, names, forms)
 
-    def __init__(
-        self,
-        ctx: Context,
-        keyed: KeyedData,
-        forms: dict[str, Grouped],
-        payload: tuple[Key, ...] | None = (),
-        by_number: bool = False,
-    ) -> None:
-        self.keyed = keyed
-        self.forms = forms
-        self.payload = payload
-        self.by_number = by_number
-        self.ctx = ctx
+    def empty() -> Schema:
+        return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)), types)).schema
 
-    def run(self, spill: Spill) -> tuple[CollectPieces | Data, Callable[[], Schema]]:
-        """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
-        keyed, forms, codec, tuning = self.keyed, self.forms, self.keyed.codec, self.ctx.tuning
-        source = _source(keyed, self.payload)
-        some = min(int(source.shape[0]), 1)
-        rows = torch.arange(some) if self.by_number else narrow(select(source, self.payload), 0, 0, some)
-        row = one_row(rows)
-        trial = try_forms(forms, row)
-        length = int(source.shape[0])
-        plan = plan_rows(length, row_bytes_of(source, length), self.ctx.options.get("chunksize"))
-        spec = keyed.reader.spec
-        names = {} if spec.fn is not None else dict(zip(keyed.names, spec.names))
-        types = types_of_answer(keyed.data, names, forms)
-
-        def empty() -> Schema:
-            return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)), types)).schema
-
-        if not plan.length:
-            return CollectPieces(), empty
-        one_by_one = any(form.objects for form in forms.values())
-        seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
-        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= tuning.unseen_share
-        share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
-        combine = share <= tuning.combine_share and not one_by_one
-        shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
-        rows_left = plan.length
-        if combine:  # keys that repeat within a chunk, in one chunk and all over the data
-            rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
-        row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
-        splits = keyed.splits(count_partitions(self.ctx, rows_left * row_bytes))
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, self.by_number)
-        widths = [len(state) for state in trial] if combine else None
-        if combine:
-            cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
-            kept_bytes = tuning.kept_bytes
-            cut.most = kept_bytes // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= kept_bytes else 0
-        runs = _run_cut(self.ctx, source, plan, cut)
-        kept = [run for run in runs if isinstance(run, Kept)]
-        if widths is not None and kept:
-            if len(kept) == sum(run is not None for run in runs):
-                words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
-                keys = key_entries(keyed.names, codec, words)
-                return answer_of(keys, forms, states, len(words[0]), types), empty
-            # The sample has not told it all: some chunks had too many keys.
-            for number, run in enumerate(runs):
-                if isinstance(run, Kept):
-                    runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
-        partitions = Partitions(spill, runs, codec.num_words, shapes)
-        reduce = ReducePartition(
-            keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes, types
-        )
-        ctx = self.ctx if one_by_one else self.ctx.light(partitions.nbytes)
-        return _each_partition(ctx, splits, reduce, spill), empty
+    if not plan.length:
+        return CollectPieces(), empty
+    one_by_one = any(form.objects for form in forms.values())
+    seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
+    few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= tuning.unseen_share
+    share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
+    combine = share <= tuning.combine_share and not one_by_one
+    shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
+    rows_left = plan.length
+    if combine:  # keys that repeat within a chunk, in one chunk and all over the data
+        rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
+    row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
+    splits = keyed.splits(count_partitions(ctx, rows_left * row_bytes))
+    cut = CutChunk(keyed.reader, spill, splits, payload, by_number)
+    widths = [len(state) for state in trial] if combine else None
+    if combine:
+        cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
+        kept_bytes = tuning.kept_bytes
+        cut.most = kept_bytes // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= kept_bytes else 0
+    runs = _run_cut(ctx, source, plan, cut)
+    kept = [run for run in runs if isinstance(run, Kept)]
+    if widths is not None and kept:
+        if len(kept) == sum(run is not None for run in runs):
+            words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
+            keys = key_entries(keyed.names, codec, words)
+            return answer_of(keys, forms, states, len(words[0]), types), empty
+        # The sample has not told it all: some chunks had too many keys.
+        for number, run in enumerate(runs):
+            if isinstance(run, Kept):
+                runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
+    partitions = Partitions(spill, runs, codec.num_words, shapes)
+    reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths, tuning.heap_bytes, types)
+    where = ctx if one_by_one else ctx.light(partitions.nbytes)
+    return _each_partition(where, splits, reduce, spill), empty
 
 
 def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:

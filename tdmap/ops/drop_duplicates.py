@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tdmap.data.kinds import Data, Dataset, R
 from tdmap.keys.aggregates import GroupedEnd, Starts, States
-from tdmap.keys.group_jobs import Reduction
+from tdmap.keys.group_jobs import reduce_each_group
 from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.keys.prepare import prepare
 from tdmap.keys.slots import Slotted
@@ -79,20 +79,19 @@ def drop_duplicates(
     with ctx.spill() as spill:
         mask = spill.mapped(MASK, int(data.shape[0])).view(torch.bool)
         marks = mask.numpy()
-        reduction = Reduction(ctx, replace(keyed, names=()), {_ROW: kept}, by_number=True)
-        for rows in _answers(reduction, spill):
+        found, _ = reduce_each_group(ctx, replace(keyed, names=()), {_ROW: kept}, spill, by_number=True)
+        for rows in _rows_of(found, spill):
             marks[rows if keep is not None else rows[rows >= 0]] = True
         copy_selected(ctx, data, source, mask)
-    found: R = ctx.output.result()
-    return found
+    rest: R = ctx.output.result()
+    return rest
 
 
 _ROW = "row"
 
 
-def _answers(reduction: Reduction, spill: Spill) -> Iterator[NDArray[np.int64]]:
+def _rows_of(found: CollectPieces | Data, spill: Spill) -> Iterator[NDArray[np.int64]]:
     """The number of the row of each key, a range of keys at a time."""
-    found, _ = reduction.run(spill)
     if not isinstance(found, CollectPieces):
         yield found[_ROW].numpy()
         return

@@ -12,6 +12,7 @@ batch by batch. Neither the chunks nor the batches depend on the workers, so nei
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from tdmap.data.reader import require_entry
 from tdmap.data.schema import Schema
 from tdmap.functions import user_function
 from tdmap.keys.aggregates import grouped_form
-from tdmap.keys.group_jobs import Reduction, map_each_group, payload_of
+from tdmap.keys.group_jobs import map_each_group, payload_of, reduce_each_group
 from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.keys.named_aggregates import OrderedGroups, parse
 from tdmap.keys.prepare import KeyedData, prepare
@@ -291,8 +292,9 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
         if form.key is not None and not isinstance(groups.data, Tensor):
             require_entry(groups.data, form.key, f"the entry of the reducer {name!r}")
     keyed = prepare(ctx, groups.data, groups.spec, "group_by", dropna=groups.dropna)
-    reduction = Reduction(ctx, keyed, forms, payload_of(keyed, forms))
-    return _to_output(ctx, groups, keyed, reduction.run, has_keys=True)
+    payload = payload_of(keyed, forms)
+    run = functools.partial(reduce_each_group, ctx, keyed, forms, payload=payload)
+    return _to_output(ctx, groups, keyed, run, has_keys=True)
 
 
 def _parts(groups: GroupBy, reducers: Mapping[Any, Any] | Reducer[Any]) -> dict[Any, Any]:
