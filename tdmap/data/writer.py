@@ -103,10 +103,7 @@ class RowWriter:
 
     def own(self) -> RowWriter:
         """Another one for the same output: workers in one process have one each."""
-        new = RowWriter(self.out, self.plan, self.exact, self.aliased, self.strict, self.objects)
-        new._before, new._names, new._one_level = self._before, self._names, self._one_level
-        new.spill, new._forms = self.spill, self._forms
-        return new
+        return copy.copy(self)
 
     def over(self, out: Data, base: int) -> RowWriter:
         """Another one, for some of the rows: those in `out`, of which the first is row `base`."""
