@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tdmap.data.kinds import KeyPath, key_name
-from tdmap.data.objects import MISSING, Each, One, Piece, Pieces, RaggedPiece, Spilled, StackedPiece
+from tdmap.data.objects import NO_OBJECT, Each, One, Piece, Pieces, RaggedPiece, Spilled, StackedPiece
 from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
@@ -118,8 +118,8 @@ def _values(piece: Piece) -> Sequence[Any]:
     if isinstance(piece, One):
         return [piece.value]
     if isinstance(piece, Each):
-        return [value for value in piece.values if value is not MISSING]
-    return [entry.tolist() for entry in piece.entries if entry is not MISSING]
+        return [value for value in piece.values if value is not NO_OBJECT]
+    return [entry.tolist() for entry in piece.entries if entry is not NO_OBJECT]
 
 
 def _noted(piece: Piece) -> Any:
@@ -130,9 +130,9 @@ def _noted(piece: Piece) -> Any:
     if isinstance(piece, One):
         return ["one" if piece.entry is None else "whole", piece.value]
     if isinstance(piece, Each):
-        gaps = [number for number, value in enumerate(piece.values) if value is MISSING]
-        return ["each", [None if value is MISSING else value for value in piece.values], gaps]
-    return ["rows", [None if e is MISSING else [e.batch_dims, e.tolist()] for e in piece.entries]]
+        gaps = [number for number, value in enumerate(piece.values) if value is NO_OBJECT]
+        return ["each", [None if value is NO_OBJECT else value for value in piece.values], gaps]
+    return ["rows", [None if e is NO_OBJECT else [e.batch_dims, e.tolist()] for e in piece.entries]]
 
 
 def _read(noted: Any) -> Piece:
@@ -147,9 +147,9 @@ def _read(noted: Any) -> Piece:
     if noted[0] == "each":
         values = list(noted[1])
         for number in noted[2]:
-            values[number] = MISSING
+            values[number] = NO_OBJECT
         return Each(values)
-    return StackedPiece([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
+    return StackedPiece([NO_OBJECT if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
 
 
 def describe_spilled(piece: Spilled) -> tuple[str, str, tuple[int, ...]]:

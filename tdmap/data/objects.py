@@ -237,26 +237,21 @@ def blank_rows(like: Ragged, rows: int) -> Ragged:
 
 
 class StackedPiece(NamedTuple):
-    """One non-tensor entry a row: rows that are stacks of objects themselves, or `MISSING`."""
+    """One non-tensor entry a row: rows that are stacks of objects themselves, or `NO_OBJECT`."""
 
     entries: list[Any]
 
 
-class _Missing:
+class _NoObject:
     """Stands for the object of a row that has none."""
 
-    def __reduce__(self) -> Any:
-        return _missing, ()
+    def __reduce__(self) -> str:
+        return "NO_OBJECT"
 
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING = _Missing()
+    __repr__ = __reduce__
 
 
-def _missing() -> _Missing:
-    return MISSING
+NO_OBJECT = _NoObject()
 
 
 Piece: TypeAlias = "One | Each | StackedPiece | Spilled | None"
@@ -447,7 +442,7 @@ def _joined(pieces: list[Piece]) -> RaggedPiece | None:
     for piece in pieces:
         if isinstance(piece, RaggedPiece):
             entries.append(piece.entry)
-        elif isinstance(piece, Each) and not any(value is MISSING for value in piece.values):
+        elif isinstance(piece, Each) and not any(value is NO_OBJECT for value in piece.values):
             entries.append(NonTensorStack._of_objects(piece.values))
         else:
             return None
@@ -461,14 +456,14 @@ def _flat(entry: Data) -> Any:
 
 def _payloads(piece: Piece, rows: int) -> list[Any]:
     if piece is None:
-        return [MISSING] * rows
+        return [NO_OBJECT] * rows
     return piece.values if isinstance(piece, Each) else [piece[0]] * rows
 
 
 def _entries(piece: Piece, rows: int) -> list[Any]:
     if isinstance(piece, StackedPiece):
         return piece.entries
-    return [value if value is MISSING else NonTensorData(value) for value in _payloads(piece, rows)]
+    return [value if value is NO_OBJECT else NonTensorData(value) for value in _payloads(piece, rows)]
 
 
 def unchanged(entry: Data, before: Data, plan: ChunkPlan) -> bool:
@@ -573,7 +568,7 @@ def _over(parts: list[tuple[int, Piece]], old: Data, plan: ChunkPlan) -> list[tu
     past = piece_of(old, ChunkPlan(plan.length, plan.size, plan.dim))
     stacked |= isinstance(past, StackedPiece)
     new, kept = (_entries(p, rows) if stacked else _payloads(p, rows) for p in (whole, past))
-    merged = [past if value is MISSING else value for value, past in zip(new, kept)]
+    merged = [past if value is NO_OBJECT else value for value, past in zip(new, kept)]
     return [(rows, StackedPiece(merged) if stacked else Each(merged))]
 
 
@@ -584,8 +579,8 @@ def _over_ragged(piece: Piece, old: Ragged) -> Piece:
     if isinstance(piece, (RaggedPiece, Spilled, StackedPiece)) or not len(old):
         return piece
     values = _payloads(piece, len(old))
-    if any(value is MISSING for value in values):
-        values = [past if value is MISSING else value for value, past in zip(values, old._payloads() or ())]
+    if any(value is NO_OBJECT for value in values):
+        values = [past if value is NO_OBJECT else value for value, past in zip(values, old._payloads() or ())]
     try:
         return RaggedPiece(ragged_rows(values, old.kind))
     except TypeError:
@@ -647,20 +642,20 @@ def column_of(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size)
 
 
 def stack_of(payloads: Sequence[Any], rest: Sequence[int] = (), dim: int = 0) -> NonTensorStack:
-    """A column with one object a row; None where it is `MISSING`."""
+    """A column with one object a row; None where it is `NO_OBJECT`."""
     stack: NonTensorStack = NonTensorStack._of_objects(
-        [None if value is MISSING else value for value in payloads], dim, torch.Size(rest)
+        [None if value is NO_OBJECT else value for value in payloads], dim, torch.Size(rest)
     )
     return stack
 
 
 def _filled(entries: list[Any], rest: torch.Size) -> list[Any]:
     """Rows of which some are stacks, all with the batch size `rest` in front; what is missing is None, or no object."""
-    example = next(entry for entry in entries if entry is not MISSING and len(entry._batch_size) >= len(rest))
+    example = next(entry for entry in entries if entry is not NO_OBJECT and len(entry._batch_size) >= len(rest))
     blank = NonTensorData(None, batch_size=rest)
     if len(example._batch_size) > len(rest):
         blank = example[(slice(None),) * len(rest) + (slice(0, 0),)]
-    return [_unplaced(blank if entry is MISSING else _expanded(entry, rest)) for entry in entries]
+    return [_unplaced(blank if entry is NO_OBJECT else _expanded(entry, rest)) for entry in entries]
 
 
 def _expanded(entry: Data, rest: torch.Size) -> Any:
@@ -718,7 +713,7 @@ class ObjectColumn:
         stacked = isinstance(whole, StackedPiece)
         values = _entries(whole, count) if stacked else _payloads(whole, count)
         gaps = missing if missing is not None else [False] * len(rows)
-        taken = [MISSING if gap else values[row] for row, gap in zip(rows, gaps)]
+        taken = [NO_OBJECT if gap else values[row] for row, gap in zip(rows, gaps)]
         if stacked and all(gaps):
             stacked = False
         piece = StackedPiece(taken) if stacked else Each(taken)

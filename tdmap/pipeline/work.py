@@ -28,18 +28,13 @@ from tensordict_lite import is_tensor_collection, lazy_stack
 class Nothing:
     """Stands for a chunk of which no row is left, and for a batch that was filtered out."""
 
-    def __reduce__(self) -> Any:
-        return _nothing, ()
-
-    def __repr__(self) -> str:
+    def __reduce__(self) -> str:
         return "NOTHING"
+
+    __repr__ = __reduce__
 
 
 NOTHING = Nothing()
-
-
-def _nothing() -> Nothing:
-    return NOTHING
 
 
 class Work:
