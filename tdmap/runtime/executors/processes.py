@@ -221,7 +221,8 @@ class ProcessWorkers(Workers):
             if ended:
                 events.append((member.number, self._lose(member)))
             elif not member.outstanding and self.pool.is_worn(member):
-                self._retire(member)
+                self.pool.recycle(member)
+                self._replace(member)
         return events
 
     def _event(self, member: PoolMember, message: Any) -> Message | None:
@@ -260,13 +261,9 @@ class ProcessWorkers(Workers):
         control = member.control
         running = int(control[at.RUNNING])
         code = self.pool.remove(member, lost=True, kill=False)
-        self._take_back(member.number)
         self._put_back(member)
-        self._begun.discard(member.number)
         self._pids.setdefault(member.number, member.process.pid)
-        if member.number in self._undo:
-            self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
-        self.pool.fill(self.size, self._forks)
+        self._replace(member)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
@@ -293,13 +290,12 @@ class ProcessWorkers(Workers):
             with contextlib.suppress(DatasetError):  # of a truncated file, which ends the job: a worker meets it too
                 self._packing.restore(self._job, room, running)
 
-    def _retire(self, member: PoolMember) -> None:
-        """Replace a worker that is worn out."""
-        self.pool.recycle(member)
+    def _replace(self, member: PoolMember) -> None:
+        """Start another worker for one that has ended, and free what that one had."""
         self._take_back(member.number)
         self._begun.discard(member.number)
         if member.number in self._undo:
-            self._free_rooms.append(self._undo[member.number])
+            self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
         self.pool.fill(self.size, self._forks)
 
     # -- the end -------------------------------------------------------------------------------------
