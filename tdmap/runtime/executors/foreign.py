@@ -33,7 +33,7 @@ from tdmap.runtime.executors.base import News, Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
-from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
+from tdmap.runtime.wire.parcels import IN_LINE, ParcelReader, ParcelWriter
 from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers.control import local_control
@@ -86,8 +86,8 @@ def _loop_of(task: _Task) -> ChunkLoop:
     key = (task.owner, task.job)
     loop = _loops.get(key)
     if loop is None:
-        parcels = ParcelWriter(small_bytes=1 << 62)
-        loop = load_loop(task.job, task.payload.read(), local_control(), parcels.pack, None, own_process=False)
+        pack = ParcelWriter(IN_LINE).pack
+        loop = load_loop(task.job, task.payload.read(), local_control(), pack, None, own_process=False)
         _loops[key] = loop
         while len(_loops) > KEPT_JOBS:
             _loops.popitem(last=False)

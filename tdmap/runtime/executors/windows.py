@@ -32,7 +32,7 @@ from tdmap.runtime.executors.base import run_lease
 from tdmap.runtime.undo import MAX_BYTES, Undo, allocate_room
 from tdmap.runtime.wire.messages import Done, Grant, Message
 from tdmap.runtime.wire.packing import Packer, rebuild_bytes, unpack
-from tdmap.runtime.wire.parcels import Parcel, ParcelReader, ParcelWriter
+from tdmap.runtime.wire.parcels import IN_LINE, Parcel, ParcelReader, ParcelWriter
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.surroundings import Surroundings
@@ -93,7 +93,7 @@ class FarOutput(NamedTuple):
 
 def ship(data: Data) -> Parcel:
     """Rows as bytes, which Ray's object store takes as they are."""
-    parcel = ParcelWriter(small_bytes=1 << 62).pack(data)
+    parcel = ParcelWriter(IN_LINE).pack(data)
     return parcel._replace(data=np.frombuffer(parcel.data, np.uint8))  # type: ignore[arg-type]
 
 
@@ -213,7 +213,7 @@ class WindowLoop:
     def _loop_over(self, reader: Reader) -> ChunkLoop:
         task, data = self.task, reader.data
         if self._loop is None:
-            pack = ParcelWriter(small_bytes=1 << 62).pack
+            pack = ParcelWriter(IN_LINE).pack
             emit = self._messages.append
             self._loop = ChunkLoop(task.job, reader, self._fn, task.policy, self.control, pack, emit, own_fn=True)
         else:

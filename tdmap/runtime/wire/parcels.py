@@ -40,6 +40,9 @@ from tensordict_lite.ragged import RaggedPart
 SMALL_BYTES = 1 << 15
 """Results of at most so many bytes travel through the pipe."""
 
+IN_LINE = 1 << 62
+"""For results of any size."""
+
 MAX_SLOTS = 8
 """Slots of one worker that a consumer may hold before results are copied for it."""
 
