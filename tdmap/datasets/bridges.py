@@ -231,8 +231,9 @@ def from_dataset(
     if unknown:
         raise ValueError(f"ragged names {unknown[0]!r}, and rows have {', '.join(first)}.")
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
-    place = destination(out, overwrite)
-    made: TensorDict = flat_map(index, fn, out=place, chunksize=chunksize, resume=resume, on_error=on_error, **options)
+    made: TensorDict = flat_map(
+        index, fn, out=out, chunksize=chunksize, overwrite=overwrite, resume=resume, on_error=on_error, **options
+    )
     return made
 
 
