@@ -422,10 +422,11 @@ class Log:
         number = self._asked[name] = self._asked.get(name, -1) + 1
         known = f"{name} {number}"
         if known not in self._history.decided:
-            self._note_decision(known, find())
+            self.note_decision(known, find())
         return self._history.decided[known]
 
-    def _note_decision(self, name: str, value: Plain) -> None:
+    def note_decision(self, name: str, value: Plain) -> None:
+        """Write a decision at once, before it is used."""
         self._history.decided[name] = value
         self.write(b"N" + json.dumps([name, value]).encode())
 
@@ -502,10 +503,6 @@ class Log:
         jobs[number:] = [LoggedJob(known_by, chunks, job.plan.length)]
         self.write(b"B" + json.dumps([number, known_by, chunks, job.plan.length]).encode())
         return number, jobs[number]
-
-    def settle(self, number: int, plan: ChunkPlan) -> None:
-        """Note the size of the later chunks of a job, which its first result has settled."""
-        self._note_decision(_size_of(number), plan.size)
 
     def is_there(self, file: str, nbytes: int) -> bool:
         """Whether an intermediate file of this folder has so many bytes."""
@@ -614,7 +611,7 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
     def settled(self, plan: ChunkPlan) -> None:
         """The first result has settled how rows are cut. Written at once, before any later chunk."""
         self._plan = plan
-        self._log.settle(self._number, plan)
+        self._log.note_decision(_size_of(self._number), plan.size)
 
     def add(self, start: int, stop: int) -> None:
         """The chunks are done; written at the next `tick` that is due."""
