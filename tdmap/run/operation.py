@@ -65,7 +65,7 @@ def entry_point(fn: Function) -> Function:
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
     shows the user's frames, and hides those of the engine between them.
     """
-    return _entry(fn, fn.__name__, inspect.signature(fn), fn)  # type: ignore[return-value]
+    return _entry(fn, inspect.signature(fn), fn)  # type: ignore[return-value]
 
 
 def operation(fn: Callable[Concatenate[Context, P], T]) -> Callable[P, T]:
@@ -150,7 +150,7 @@ def _operation(fn: Callable[..., Any], at: int, skip: str = DROP) -> Callable[..
         return resumable_call(ctx, identity, work, skipper)
 
     functools.update_wrapper(call, fn)
-    return _entry(call, fn.__name__, shown, fn)
+    return _entry(call, shown, fn)
 
 
 def _refuse(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> NoReturn:
@@ -185,18 +185,16 @@ def _context(name: str, data: Data, out: Any, options: Mapping[str, Any], skip: 
     return Context(name, execution, output, options, steps, function)
 
 
-def _entry(
-    fn: Callable[..., Any], name: str, signature: inspect.Signature, takes: Callable[..., Any]
-) -> Callable[..., Any]:
+def _entry(fn: Callable[..., Any], signature: inspect.Signature, takes: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         unknown = kwargs.keys() - allowed()
         if unknown:
-            raise unknown_option(name, sorted(unknown)[0], allowed())
+            raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
         outer = CURRENT.get()
         if outer is None:
             kwargs = with_defaults(kwargs, allowed() - set(positional[: len(args)]))
-        running = outer or Running(name)
+        running = outer or Running(fn.__name__)
         CURRENT.set(running)
         try:
             with Host():
