@@ -13,7 +13,7 @@ from torch import Tensor
 from tdmap.data.kinds import Dataset, concatenated, is_data
 from tdmap.datasets.arrow import rows_of, to_arrow
 from tdmap.ops.flat_map import flat_map
-from tdmap.output.outputfolder import OutputFolder, destination
+from tdmap.output.outputfolder import destination
 from tdmap.process_state import on_host
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
@@ -44,8 +44,8 @@ def from_arrow(
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
         overwrite: replace the dataset in the folder when the new one is complete.
     """
-    place, rows = destination(out, overwrite), rows_of(table, nulls)
-    return rows if out is None else OutputFolder.of(place).save(rows)
+    store, rows = destination(out, overwrite), rows_of(table, nulls)
+    return rows if store is None else store.save(rows)
 
 
 @on_host
@@ -158,16 +158,16 @@ def from_huggingface(
         )
     if columns is not None:
         dataset = dataset.select_columns(list(columns))
-    place = destination(out, overwrite)
+    store = destination(out, overwrite)
     arrow = dataset.with_format("arrow")
     if not len(arrow):
         return from_arrow(arrow.features.arrow_schema.empty_table(), out, nulls=nulls, overwrite=overwrite)
-    if out is None:
+    if store is None:
         starts = range(0, len(arrow), CHUNK_ROWS)
         return concatenated([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    made: TensorDict = flat_map(index, fn, out=place, chunksize=CHUNK_ROWS, resume=resume, **options)
+    made: TensorDict = flat_map(index, fn, out=out, chunksize=CHUNK_ROWS, overwrite=overwrite, resume=resume, **options)
     return made
 
 

@@ -149,21 +149,21 @@ def read(
         >>> list(data["code"]), data["n"]
         (['00501', '02134'], tensor([1., 2.]))
     """
-    place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
+    store, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
     text = _text_types(name, columns, types, on_error)
-    if name == "parquet" and out is not None:
-        return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
-    if out is not None and not resume and can_be_cut(files, name):
+    if name == "parquet" and store is not None:
+        return read_parquet(files, store, columns, nulls, resume, options)
+    if store is not None and not resume and can_be_cut(files, name):
         with contextlib.suppress(NotAlone):
-            return read_ranges(files, OutputFolder.of(place), columns, nulls, text, options)
+            return read_ranges(files, store, columns, nulls, text, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, and a folder as out=.")
 
     def stream() -> contextlib.closing[Generator[TensorDict, None, None]]:
         return contextlib.closing(batches_of(files, name, columns, nulls, text))
 
-    if out is None:
+    if store is None:
 
         def parts() -> list[TensorDict]:
             with stream() as batches:
@@ -172,7 +172,6 @@ def read(
         found = concatenated(attempt(parts))
         _tell_skipped(text, on_error)
         return found
-    store = OutputFolder.of(place)
 
     def into_folder() -> Any:
         with stream() as batches:
@@ -387,7 +386,7 @@ def convert(
         if not to_folder:
             write(data, place, nulls=kept)
         else:
-            OutputFolder.of(destination(place, overwrite)).save(data)
+            OutputFolder(place, overwrite).save(data)
         return len(data)
     into: Any = {"columns": columns, "nulls": nulls, "types": types, "on_error": on_error, **options}
     if to_folder:

@@ -24,7 +24,7 @@ from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.scratch import temporary_folder
 from tdmap.ops.map import map as map_chunks
-from tdmap.output.outputfolder import OutputFolder, destination
+from tdmap.output.outputfolder import destination
 from tdmap.pipeline.ragged import require_block_columns
 from tdmap.run.fingerprint import function_parts, source_parts
 from tdmap.run.operation import entry_point
@@ -259,9 +259,9 @@ def tokenise(
     if resume and (out is None or pack is not None):
         raise ValueError("resume=True needs out=, where it keeps its log, and pack=None.")
     require_block_columns(columns)
-    place = destination(out, overwrite)
-    if out is not None and pack is not None and not overwrite:
-        OutputFolder.of(place).require_free()  # the text is tokenised into another folder first
+    store = destination(out, overwrite)
+    if store is not None and pack is not None and not overwrite:
+        store.require_free()  # the text is tokenised into another folder first
     rows, key = text_in(data, key)
     one = Tokenizer(tokenizer)
     if pad:

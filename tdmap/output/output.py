@@ -111,9 +111,7 @@ class Output:
         self.shards: Shards | None = None
         if execution is not None and (rows_per_shard is not None or (is_name and is_url(out))):
             self.shards = Shards(out, rows_per_shard, execution, overwrite, storage_options)
-        if overwrite:
-            out = destination(out, overwrite)
-        self._named: OutputFolder | None = None
+        self._named = destination(out, overwrite)
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
@@ -124,8 +122,7 @@ class Output:
         self._rows = 0
         self._objects: Mapping[KeyPath, Any] = {}
         self._order: tuple[KeyPath, ...] = ()
-        if isinstance(out, (str, os.PathLike, OutputFolder)):
-            self._named = OutputFolder.of(out)
+        if self._named is not None:
             self.refuse(folder_of(source))
             self.store = self._named if self.shards is None else OutputFolder(self.shards.folder)
         elif out is not None:

@@ -67,11 +67,6 @@ class OutputFolder:
         self._data = f"{self.hidden}/{DATA}"
         self._moving = f"{self.hidden}/moving"
 
-    @staticmethod
-    def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
-        """An `OutputFolder` for a path; an `OutputFolder` is returned as it is."""
-        return out if isinstance(out, OutputFolder) else OutputFolder(out)
-
     def refuse_source(self, folder: str | os.PathLike[str]) -> None:
         """Raise FileExistsError where this is a folder of the data, or would be replaced with one below it."""
         if self._url is not None:
@@ -423,18 +418,18 @@ def require_no_tilde(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"only a shell replaces the ~ of {text!r}: pass os.path.expanduser({text!r}).")
 
 
-def destination(out: object, overwrite: bool) -> Any:
-    """`out` of an operation, as `OutputFolder.of` and `Output` take it.
+def destination(out: object, overwrite: bool = False) -> OutputFolder | None:
+    """The folder that `out` of an operation names; None where it is None, or a dataset.
 
     Raises:
-        ValueError: `overwrite`, and it is not a folder.
+        ValueError: `overwrite`, and it is not a path.
     """
-    if not overwrite:
-        return out
-    if not isinstance(out, (str, os.PathLike)):
+    if isinstance(out, (str, os.PathLike)):
+        return OutputFolder(out, overwrite)
+    if overwrite:
         what = "it is None" if out is None else f"got a {type(out).__name__}, whose rows are written over as it is"
         raise ValueError(f"overwrite=True replaces the dataset in a folder, so out must be its path: {what}.")
-    return OutputFolder(out, overwrite=True)
+    return out if isinstance(out, OutputFolder) else None
 
 
 def require_room_for_hidden(data: Data) -> None:
