@@ -17,18 +17,26 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, Picks, Rows, concatenated, tensors_of
+from tdmap.data.objects import ragged_tensors
 from tdmap.data.reader import narrow, plain_tensors
 from tdmap.memory.files import written_at
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.mapping import region_of
 
 READ_BYTES = 32 << 20
 """Bytes of rows that are read from a source in one go, unless a chunk has more."""
 
-MOST_OPEN = 64
-"""Sources of one dataset that one process keeps open."""
+MOST_OPEN = 1 << 14
+"""Mappings that the sources of one dataset keep in one process: a quarter of what Linux allows by default."""
+
+COST = MOST_OPEN // 64
+"""What a source counts for if it is no folder: it may keep files, connections and buffers."""
+
+OBJECT_BYTES = 16 << 10
+"""Of values in memory, so many bytes count as one mapping."""
 
 MOST_BLOCKS = 100_000
 """Of a source with more blocks, several count as one."""
@@ -128,7 +136,8 @@ class OpenSources:
     """The sources that a process has open; those that were read last, where there are many."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[int, tuple[RowSource, OpenRows]] = OrderedDict()
+        self._rows: OrderedDict[int, tuple[RowSource, OpenRows, int]] = OrderedDict()
+        self._cost = 0
 
     def __reduce__(self) -> Any:
         return OpenSources, ()
@@ -140,9 +149,11 @@ class OpenSources:
             self._rows.move_to_end(key)
             return found[1]
         rows = source.open()
-        self._rows[key] = source, rows
-        if len(self._rows) > MOST_OPEN:
-            self._rows.popitem(last=False)
+        cost = rows.cost if isinstance(rows, Mapped) else COST
+        self._rows[key] = source, rows, cost
+        self._cost += cost
+        while self._cost > MOST_OPEN and len(self._rows) > 1:
+            self._cost -= self._rows.popitem(last=False)[1][2]
         return rows
 
 
@@ -229,6 +240,12 @@ class Mapped(OpenRows):
         self.data = plain_tensors(data)
         self._leaves = tensors_of(data)
         self._versions = self._version()
+
+    @property
+    def cost(self) -> int:
+        """What it counts for among the sources that are open."""
+        values = [tensor for tensor in ragged_tensors(self.data) if region_of(tensor) is None]
+        return len(self._leaves) + sum(1 + tensor.nbytes // OBJECT_BYTES for tensor in values)
 
     def _version(self) -> int:
         return sum(leaf._version for leaf in self._leaves if not leaf.is_inference())

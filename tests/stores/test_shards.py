@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 
 import tdmap
 from tdmap.reducers import Sum
+from tdmap.stores import sources
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tests.processes import in_child
 from tests.stores.kinds import KINDS, numbers, same, strings
 
 LENGTHS = (7, 13, 1, 20, 9)
@@ -333,3 +336,29 @@ def test_functions_of_torch_say_what_to_use():
     shards = tdmap.concat([TensorDict({"x": torch.arange(3)}, [3])] * 1)
     with pytest.raises(TypeError, match=r"torch.cat takes collections in memory.*tdmap.concat"):
         torch.cat([shards, shards])
+
+
+@pytest.mark.parametrize("kind", [numbers, strings])
+def test_rows_in_random_order_open_each_shard_once(root: Path, kind: Any) -> None:
+    folders, rows = saved(root, kind, (4,) * 100)
+    data = tdmap.open(folders)
+
+    def read() -> None:
+        opened: list[str] = []
+        sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
+        batches = list(data.pipeline().shuffle(seed=0).batch(50).iter(num_workers=0, epoch=0))
+        assert same(tdmap.sort(torch.cat(batches), "x"), tdmap.sort(rows, "x"))
+        assert max(sum(str(path).startswith(f"{folder}/") for path in opened) for folder in folders) < 12
+
+    assert in_child(read) == 0
+
+
+def test_shards_that_were_read_last_stay_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a process may have mappings for; the others are opened again."""
+    monkeypatch.setattr(sources, "MOST_OPEN", 40)
+    folders, rows = saved(root, numbers, (4,) * 50)
+    data = tdmap.open(folders)
+    for first in (0, 100, 50, 0):
+        assert same(data[first : first + 100], rows[first : first + 100])
+        mapped = {line.split()[-1] for line in open("/proc/self/maps") if f"{root}/" in line}
+        assert 0 < len(mapped) <= 40
