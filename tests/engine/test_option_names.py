@@ -110,7 +110,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: TensorDict({"x": JAGGED}, [2]).map(len), "the entry 'x' is a nested tensor.*lazy stack"),
         (lambda d: d.map(len, callbacks=Callback()), "callbacks must be a list of .*Callback objects: got <"),
         (lambda d: d.map(len, callbacks=[Callback]), "callbacks must be .*Callback'>, a class: pass an instance"),
-        (lambda d: d.map(len, callbacks=[print]), "callbacks must be .*got <built-in function print>"),
+        (lambda d: d.map(len, callbacks=[len]), "callbacks must be .*got <built-in function len>"),
         (
             lambda d: tdmap.reduce(d, {"n": reducers.Count()}, resume=True),
             "resume= of reduce is the path.*got True",
