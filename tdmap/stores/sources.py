@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Picks, Rows, concatenated, tensors_of
-from tdmap.data.objects import ragged_tensors
+from tdmap.data.kinds import Data, Picks, Rows, concatenated, is_dense, tensors_of
+from tdmap.data.objects import entry_at, object_paths, ragged_tensors
 from tdmap.data.reader import narrow, plain_tensors
+from tdmap.data.sizes import result_bytes
 from tdmap.memory.files import written_at
 from tdmap.memory.hidden import HIDDEN
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.mapping import region_of
@@ -33,7 +34,7 @@ MOST_OPEN = 1 << 14
 """Mappings that the sources of one dataset keep in one process: a quarter of what Linux allows by default."""
 
 COST = MOST_OPEN // 64
-"""What a source counts for if it is no folder: it may keep files, connections and buffers."""
+"""What a source counts for if it is no folder, or a lazy stack: its files and objects are not known."""
 
 OBJECT_BYTES = 16 << 10
 """Of values in memory, so many bytes count as one mapping."""
@@ -244,8 +245,14 @@ class Mapped(OpenRows):
     @property
     def cost(self) -> int:
         """What it counts for among the sources that are open."""
-        values = [tensor for tensor in ragged_tensors(self.data) if region_of(tensor) is None]
-        return len(self._leaves) + sum(1 + tensor.nbytes // OBJECT_BYTES for tensor in values)
+        data = self.data
+        if not is_dense(data):
+            return COST
+        tensors = [*self._leaves, *ragged_tensors(data)]
+        objects = [entry_at(data, path) for path in object_paths(data)]
+        in_memory: list[Data] = [tensor for tensor in tensors if region_of(tensor) is None]
+        in_memory += [entry for entry in objects if not isinstance(entry, Ragged)]
+        return len(tensors) + len(objects) + sum(result_bytes(value) for value in in_memory) // OBJECT_BYTES
 
     def _version(self) -> int:
         return sum(leaf._version for leaf in self._leaves if not leaf.is_inference())

@@ -360,5 +360,19 @@ def test_shards_that_were_read_last_stay_open(root: Path, monkeypatch: pytest.Mo
     data = tdmap.open(folders)
     for first in (0, 100, 50, 0):
         assert same(data[first : first + 100], rows[first : first + 100])
-        mapped = {line.split()[-1] for line in open("/proc/self/maps") if f"{root}/" in line}
-        assert 0 < len(mapped) <= 40
+        assert 0 < len(mapped_files(root)) <= 40
+
+
+def mapped_files(root: Path) -> set[str]:
+    return {line.split()[-1] for line in open("/proc/self/maps") if f"{root}/" in line}
+
+
+def test_files_of_text_count_among_those_that_stay_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MOST_OPEN", 8)
+    texts = [f"row {number}" for number in range(5000)]
+    for place in range(12):
+        TensorDict({"t": texts}, [5000]).memmap(f"{root}/part{place}")
+    data = tdmap.open([f"{root}/part{place}" for place in range(12)])
+    for place in range(12):
+        assert data[5000 * place + 7 : 5000 * place + 9]["t"] == texts[7:9]
+        assert 0 < len(mapped_files(root)) <= 8
