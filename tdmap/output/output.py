@@ -177,7 +177,7 @@ class Output:
         entries = [field for field in schema.fields if field.dtype is not None or field.kind == "object"]
         found = False
         for field in entries:
-            target = _entry(out, field.path)
+            target = stored_entry(out, field.path)
             if target is not None:
                 found = True
                 _check_entry(target, field)
@@ -198,7 +198,7 @@ class Output:
             check_storable(tuple(pieces), list(objects), where)
         elif self.given is not None:
             for path, entry in objects.items():
-                check_ragged(path, form_of(_entry(self.given, path)), entry)
+                check_ragged(path, form_of(stored_entry(self.given, path)), entry)
 
     @property
     def is_memory(self) -> bool:
@@ -279,7 +279,7 @@ class Output:
         if not is_data(self.given) or not (isinstance(self.given, Tensor) or is_dense(self.given)):
             return None
         for field in schema.tensors:
-            target = _entry(self.given, field.path)
+            target = stored_entry(self.given, field.path)
             if target is not None and target.dtype is not field.dtype:
                 return None
             targets.append(target)
@@ -309,10 +309,6 @@ class Output:
             if old is not None and self._rows:
                 columns[path] = entry if given.shape[0] == self._rows else torch.cat([entry, old[self._rows :]])
         assign_objects(given, columns)
-
-
-def _entry(data: Data, path: KeyPath) -> Any:
-    return stored_entry(data, path)
 
 
 def _check_entry(target: object, field: Field) -> None:
