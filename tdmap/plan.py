@@ -19,7 +19,7 @@ CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""
 
 ENTRY_BYTES = 32 << 10
-"""Input and output bytes of a default chunk for each entry: a view and a copy of fewer take as long as of so many."""
+"""Input and output bytes of a default chunk for each entry: with fewer, the calls take longer than the copies."""
 
 WIDE_BYTES = 16 << 20
 """Input and output bytes of a default chunk of rows with many entries, at most."""
@@ -69,9 +69,9 @@ class ChunkPlan:
     most: int = 0
     """Where `size` is a guess, and only the first chunks count (see `settled`): what it will be at most. Else 0."""
     chunk_bytes: int = CACHE_BYTES
-    """Where `size` is a guess: input and output bytes that chunks should have."""
+    """While the plan is open: input and output bytes of a chunk."""
     min_chunks: int = MIN_CHUNKS
-    """Where `size` is a guess: chunks that there are at least, rows permitting."""
+    """While the plan is open: minimum number of chunks, if there are as many rows."""
 
     @property
     def num_chunks(self) -> int:
@@ -209,7 +209,7 @@ def make_plan(
         result_bytes: bytes of the result of a row.
         is_guess: `result_bytes` is a guess: the plan is open until the first result is known.
         chunk_bytes: input and output bytes of a chunk.
-        min_chunks: chunks that there are at least, rows permitting.
+        min_chunks: minimum number of chunks, if there are as many rows.
 
     Raises:
         ValueError: both sizes are given, or one is out of range.
