@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -228,7 +229,11 @@ def _make(folder: Path, inner: Path) -> bool:
 
 def require_no_file(folder: str | os.PathLike[str]) -> None:
     """Raise FileExistsError where the folder of a dataset would be, and a file or a broken link is."""
-    if not os.path.isdir(folder) and os.path.lexists(folder):
+    try:
+        mode = os.lstat(folder).st_mode  # asked once: another rank may make the folder at any moment
+    except OSError:
+        return
+    if not stat.S_ISDIR(mode) and not (stat.S_ISLNK(mode) and os.path.isdir(folder)):
         raise FileExistsError(f"{folder} is a file, and a dataset is a folder: choose another path.")
 
 

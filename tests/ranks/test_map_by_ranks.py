@@ -461,3 +461,37 @@ def test_links_in_the_hidden_folder_are_not_followed(data, tmp_path, name):
         data.map(doubled, out=out, chunksize=10, num_workers=0, shard=(1, 2))
         tdmap.merge_shards(out)
     assert sorted(os.listdir(target)) == ["file"] and (target / "file").read_text() == "{}"
+
+
+class Appears:
+    """Makes a folder right after the program has found, for the ``number``-th time, that it is not there."""
+
+    def __init__(self, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.left = folder, number
+        for name in ("stat", "lstat", "listdir", "open"):
+            monkeypatch.setattr(os, name, self.wrapped(getattr(os, name)))
+
+    def wrapped(self, call):
+        def looked(path, *args, **kwargs):
+            try:
+                return call(path, *args, **kwargs)
+            except FileNotFoundError:
+                if self.left and isinstance(path, (str, Path)) and Path(path) == self.folder:
+                    self.left -= 1
+                    if not self.left:
+                        self.folder.mkdir()
+                raise
+
+        return looked
+
+
+@pytest.mark.parametrize("shard", [None, (0, 1)], ids=["one program", "ranks"])
+def test_another_program_makes_the_folder_at_any_moment(tmp_path, data, shard):
+    for number in range(1, 100):
+        with pytest.MonkeyPatch.context() as patches:
+            appears = Appears(tmp_path / str(number), number, patches)
+            tdmap.map(data, doubled, out=appears.folder, shard=shard, num_workers=0)
+        assert TensorDict.load_memmap(appears.folder)["a"].tolist() == (data["x"] * 2).tolist()
+        if appears.left:
+            break
+    assert 1 < number < 99
