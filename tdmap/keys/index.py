@@ -22,7 +22,7 @@ from tdmap.data.kinds import Data
 from tdmap.data.reader import select
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.keys import KeyReader
-from tdmap.keys.order import Words, group_starts, is_sorted, stable_order
+from tdmap.keys.order import Words, group_starts, is_sorted, sort_numbered, stable_order
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import CutChunk
 from tdmap.keys.spilling import RUNS, Partitions, Run, by_partition
@@ -131,7 +131,8 @@ class CutPacked(Step):
         if not len(word):
             return None
         order, counts = by_partition(self.splits.ids([word]), self.splits.count)
-        packed = (word - np.uint64(self.low)) << np.uint64(self.bits)
+        packed = word - np.uint64(self.low)
+        packed <<= np.uint64(self.bits)
         packed |= (np.arange(len(chunk)) if kept is None else kept).view(np.uint64) + np.uint64(start)
         if order is not None:
             packed = packed[order]
@@ -154,9 +155,8 @@ class SortPacked(PartitionWork):
                 self._write(first, packed)
                 first += len(packed)
             return 0
-        (packed,) = self.partitions.read_words(partition)
-        packed.sort()
-        self._write(first, packed)
+        (packed,) = self.partitions.read_words(partition)  # in the order of their row numbers
+        self._write(first, sort_numbered(packed, self.bits))
         return 0
 
     def _has_one_key(self, partition: int) -> bool:
