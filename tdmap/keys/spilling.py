@@ -184,7 +184,7 @@ class Partitions:
         last = len(self.extents) if last is None else last
         rows = int(self._counts[first:last, partition].sum())
         columns = [shape.empty(rows) for shape in self.shapes[wanted]]
-        self.spill.read_many(self._pieces(partition, first, last, wanted, columns))
+        self.spill.read_many(list(self._pieces(partition, first, last, wanted, columns)))
         return columns
 
     def _pieces(

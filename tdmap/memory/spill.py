@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,7 +161,7 @@ class Spill(contextlib.AbstractContextManager["Spill"]):
         self.read_many([(extent, out)])
         return out
 
-    def read_many(self, pieces: Iterable[tuple[Extent, Tensor]]) -> None:
+    def read_many(self, pieces: Sequence[tuple[Extent, Tensor]]) -> None:
         """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once.
 
         Raises:
@@ -169,14 +169,18 @@ class Spill(contextlib.AbstractContextManager["Spill"]):
         """
         opened: dict[str, int] = {}
         try:
+            for file in {extent.file for extent, _ in pieces}:
+                if self.prefix and not is_spill_file(file):
+                    raise UntrustedFile(self.folder / "journal", f"names {file!r:.80}, which is not a spill file")
+                opened[file] = open_file(self.folder / file)
+            if len(pieces) > 1 and hasattr(os, "posix_fadvise"):
+                # Extents lie apart: what the kernel would read ahead of each may be several times as much.
+                for fd in opened.values():
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                for extent, _ in pieces:
+                    os.posix_fadvise(opened[extent.file], extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
             for extent, out in pieces:
-                fd = opened.get(extent.file)
-                if fd is None:
-                    if self.prefix and not is_spill_file(extent.file):
-                        what = f"names {extent.file!r:.80}, which is not a spill file"
-                        raise UntrustedFile(self.folder / "journal", what)
-                    fd = opened[extent.file] = open_file(self.folder / extent.file)
-                self._read(fd, extent, bytes_of(out))
+                self._read(opened[extent.file], extent, bytes_of(out))
         finally:
             for fd in opened.values():
                 os.close(fd)
