@@ -21,7 +21,7 @@ from tdmap.keys.keys import KeyReader, KeySpec, sample_rows
 from tdmap.keys.order import Words, group_starts, stable_order
 from tdmap.keys.ranks import ranks_of
 from tdmap.keys.splits import Splits
-from tdmap.memory.mapped import check_mapped_files
+from tdmap.memory.mapped import READ_AHEAD, check_mapped_files, will_need
 from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
@@ -147,7 +147,11 @@ class KeyedData:
         else:
             affordable = SAMPLE_BYTES // max(row_bytes_of(data, length), 1)
             runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
-        return replace(self, sample=self._words(data[sample_rows(length, runs, SAMPLE_RUN)], 0))
+        rows = sample_rows(length, runs, SAMPLE_RUN)
+        for tensor in tensors_of(data):
+            if tensor.nbytes > runs * READ_AHEAD:
+                will_need(tensor, ((first, first + SAMPLE_RUN) for first in rows[::SAMPLE_RUN].tolist()))
+        return replace(self, sample=self._words(data[rows], 0))
 
     def _words(self, rows: Data, start: int) -> Words:
         """The words of a sample; the worker that meets a NaN reports it."""

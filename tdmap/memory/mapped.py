@@ -82,6 +82,35 @@ def copies_on_write(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     return found
 
 
+READ_AHEAD = 1 << 20
+"""Bytes of a file that the kernel is asked for at a time: it cuts larger requests short."""
+
+
+def will_need(tensor: Tensor, spans: Iterable[tuple[int, int]]) -> None:
+    """Ask the kernel for rows of a mapped tensor, which are read soon.
+
+    A page that is missing when it is read makes the kernel read up to some megabytes around it, and wait for them.
+
+    Args:
+        tensor: does nothing where it does not lie in a file.
+        spans: the first row and the one after the last, of runs of up to `READ_AHEAD` bytes.
+    """
+    region = region_of(tensor)
+    if region is None or region.handle.anonymous or not hasattr(os, "posix_fadvise"):
+        return
+    row_bytes = region.stride[0] * tensor.element_size()
+    try:
+        fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # removed: the mapping keeps the bytes
+        return
+    try:
+        for first, last in spans:
+            at = region.offset * tensor.element_size() + first * row_bytes
+            os.posix_fadvise(fd, at, (last - first) * row_bytes, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(fd)
+
+
 LARGE_BYTES = 4 << 20
 """Smaller tensors are copied in the time that it takes to ask the system whether they are mapped."""
 

@@ -13,7 +13,6 @@ from the order alone, so every piece has an exact place (see `tdmap.output.scatt
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -24,22 +23,19 @@ from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, Dataset, R, is_data, signed_view
 from tdmap.data.schema import Schema, take_apart
 from tdmap.job import Job, Source
+from tdmap.memory.mapped import READ_AHEAD, will_need
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
 from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan
 from tdmap.run.context import Context
-from tensordict_lite.memmap.disk.mapping import region_of
 
 LARGE_ROW = 256 << 10
 """Rows of so many bytes are read at random as fast as one after the other, from any disk."""
 
 MEMORY_SHARE = 0.5
 """Data that is larger than this share of the available memory does not stay in it while it is read at random."""
-
-READ_AHEAD = 1 << 20
-"""Bytes of a file that the kernel is asked for at a time."""
 
 METHODS = ("gather", "scatter")
 
@@ -180,12 +176,6 @@ def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:
     """
     for tensor in tensors:
         rows = len(tensor)
-        region = region_of(tensor) if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW else None
-        if region is None or region.handle.anonymous or not hasattr(os, "posix_fadvise"):
-            continue
-        fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for start in range(0, os.fstat(fd).st_size, READ_AHEAD):  # the kernel cuts larger requests short
-                os.posix_fadvise(fd, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
+        if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW:
+            step = max(READ_AHEAD * rows // max(tensor.nbytes, 1), 1)
+            will_need(tensor, ((first, min(first + step, rows)) for first in range(0, rows, step)))

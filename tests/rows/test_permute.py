@@ -180,6 +180,16 @@ def test_the_caller_reads_a_file_that_was_removed(tmp_path):
     assert permute(data, order, num_workers=0, method="scatter")["x"].equal(order)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sort_and_shuffle_of_a_mapping_whose_files_were_removed(tmp_path, workers):
+    TensorDict({"x": torch.arange(4000) % 70}, [4000]).memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    copy = data.clone()
+    shutil.rmtree(tmp_path / "data")
+    assert bits(tdmap.sort(data, "x", num_workers=workers)) == bits(tdmap.sort(copy, "x", num_workers=0))
+    assert bits(tdmap.shuffle(data, 1, num_workers=workers)) == bits(tdmap.shuffle(copy, 1, num_workers=0))
+
+
 def test_members_of_a_lazy_stack_that_differ_are_named():
     stack = TensorDict.lazy_stack([TensorDict({"x": torch.zeros(number % 2 + 1)}) for number in range(6)])
     for call in (
