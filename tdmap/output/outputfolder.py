@@ -110,23 +110,32 @@ class OutputFolder:
             raise ValueError(
                 "resume=True continues the dataset in the folder, and overwrite=True replaces it: pass one of them."
             )
-        if self._overwrite and self.is_whole:
-            require_replaceable(self.path)
-            with self._replacing(call):
-                yield
-            return
-        with FolderLock(self.path, call) as lock:
-            self._lock = lock
-            try:
-                self._take_over(resume)
-                try:
+        while True:
+            if self._overwrite and self.is_whole:
+                require_replaceable(self.path)
+                with self._replacing(call):
                     yield
-                except BaseException:
-                    if not resume:
+                return
+            with FolderLock(self.path, call) as lock:
+                self._lock = lock
+                try:
+                    resumes = resume and self.has_journal
+                    if self._can_be_finished and not resumes:
+                        self._move()  # a run was killed while it moved its files
+                    if self._overwrite and self.is_whole:  # now, or another call was first
+                        continue
+                    self.require_free(resume)
+                    if not resumes:
                         self._discard()
-                    raise
-            finally:
-                self._lock = None
+                    try:
+                        yield
+                    except BaseException:
+                        if not resume:
+                            self._discard()
+                        raise
+                finally:
+                    self._lock = None
+                return
 
     @contextlib.contextmanager
     def _replacing(self, call: str) -> Iterator[None]:
@@ -151,15 +160,6 @@ class OutputFolder:
                 self._lock = self._replaced = None
                 if lock.is_mine:  # and not in a fork of the program
                     put_away(str(new), str(old))
-
-    def _take_over(self, resume: bool) -> None:
-        """Refuse what is in the way, and remove what a killed run has left."""
-        resumes = resume and self.has_journal
-        if self._can_be_finished and not resumes:
-            self._move()  # a run was killed while it moved its files
-        self.require_free(resume)
-        if not resumes:
-            self._discard()
 
     @property
     def _is_on_its_way(self) -> bool:

@@ -56,6 +56,19 @@ def test_the_new_dataset_takes_the_place_of_the_old_one(name: str, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == ["fresh", "new", "out"]
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_dataset_whose_run_was_killed_while_it_moved_its_files_is_replaced(name: str, tmp_path: Path) -> None:
+    run, out = OPERATIONS[name], tmp_path / "out"
+    hidden = out / ".tdmap"
+    table().memmap(out)
+    (hidden / "data").mkdir(parents=True)
+    os.replace(out / "meta.json", hidden / "data" / "meta.json")
+    (hidden / "moving").touch()
+    fresh = run(table(), tmp_path / "fresh", num_workers=0)
+    assert rows(run(table(), out, overwrite=True, num_workers=0)) == rows(fresh) == rows(TensorDict.load_memmap(out))
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
 @pytest.mark.parametrize("shards", [{}, {"rows_per_shard": 5}], ids=["folder", "shards"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_folder_that_is_read_is_not_replaced(name: str, shards: dict[str, int], tmp_path: Path) -> None:
