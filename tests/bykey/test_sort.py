@@ -180,3 +180,13 @@ def test_keys_near_and_far_from_each_other(rows, low, spread):
     present, counts = np.unique(keys, return_counts=True)
     counted = tdmap.sort(tdmap.group_by(data, "k").reduce({"n": tdmap.reducers.Count()}, num_workers=0), "k")
     assert (counted["k"].tolist(), counted["n"].tolist()) == (present.tolist(), counts.tolist())
+
+
+@pytest.mark.parametrize("view", [slice(None), slice(7, None), slice(None, None, 2)], ids=["whole", "later", "strided"])
+def test_large_rows_in_files_by_a_function(tmp_path, view):
+    rows = 300
+    like = TensorDict({"x": torch.zeros(()).expand(rows, 1 << 15)}, [rows]).memmap_like(tmp_path)
+    like["x"][:, 3] = torch.randperm(rows).float()
+    data = TensorDict.load_memmap(tmp_path)[view]
+    result = tdmap.sort(data, lambda chunk: chunk["x"][:, 3], num_workers=0)
+    assert result["x"][:, 3].equal(data["x"][:, 3].sort().values) and not result["x"][:, 4:].any()
