@@ -110,12 +110,7 @@ class OutputFolder:
             raise ValueError(
                 "resume=True continues the dataset in the folder, and overwrite=True replaces it: pass one of them."
             )
-        while True:
-            if self._overwrite and self.is_whole:
-                require_replaceable(self.path)
-                with self._replacing(call):
-                    yield
-                return
+        while not (self._overwrite and self.is_whole):
             with FolderLock(self.path, call) as lock:
                 self._lock = lock
                 try:
@@ -133,9 +128,12 @@ class OutputFolder:
                         if not resume:
                             self._discard()
                         raise
+                    return
                 finally:
                     self._lock = None
-                return
+        require_replaceable(self.path)
+        with self._replacing(call):
+            yield
 
     @contextlib.contextmanager
     def _replacing(self, call: str) -> Iterator[None]:
