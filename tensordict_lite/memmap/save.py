@@ -269,7 +269,12 @@ class _Save:
 
     def _missing(self, root: str, leaf: Leaf) -> int:
         """Bytes that a file which stays is copied for, because it is too short."""
-        return leaf.nbytes if self.like and os.path.getsize(f"{root}/{leaf.file}") < leaf.nbytes else 0
+        if not self.like:
+            return 0
+        try:
+            return leaf.nbytes if os.path.getsize(f"{root}/{leaf.file}") < leaf.nbytes else 0
+        except FileNotFoundError:  # another save has replaced the dataset meanwhile
+            return leaf.nbytes
 
     def _is_kept(self, staging: Staging, leaf: Leaf) -> bool:
         """Have a file stay, and whether it does: where another save has replaced it meanwhile, it is written again."""

@@ -29,6 +29,7 @@ from tensordict_lite.memmap.disk.format import (
     raw_key,
     read_small,
 )
+from tensordict_lite.memmap.disk.locks import is_at
 
 STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 """Suffix of a file or folder that a save writes: its machine and process."""
@@ -129,8 +130,13 @@ def files_below(folder: str) -> list[str]:
     pending = [""]
     while pending:
         inner = pending.pop()
-        with os.scandir(f"{folder}/{inner}") as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
+        try:
+            with os.scandir(f"{folder}/{inner}") as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            if not inner:
+                raise
+            continue  # such as the hidden folder of a call that has just ended
         if inner and not listed:
             found.append(inner)  # with a trailing slash
         for entry in listed:
@@ -184,9 +190,30 @@ def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
     return rest & ours, not rest <= ours
 
 
+def unmixed(folder: str, look: Callable[[], list[str]]) -> list[str]:
+    """What a function finds below a folder.
+
+    It is called again if another call has exchanged the folder meanwhile: it may have seen a part of either.
+    """
+    while True:
+        fd = os.open(
+            folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        )  # its number is not given to another meanwhile
+        try:
+            found = look()
+        except (OSError, DatasetError):
+            if is_at(fd, folder):
+                raise
+        else:
+            if not found or is_at(fd, folder):
+                return found
+        finally:
+            os.close(fd)
+
+
 def require_only(folder: str) -> None:
     """Raise FileExistsError unless a folder holds a dataset and no other files."""
-    refuse_others(folder, lambda: others_in(folder))
+    refuse_others(folder, lambda: unmixed(folder, lambda: others_in(folder)))
     refuse_part(folder)
 
 
