@@ -27,6 +27,7 @@ from tdmap.errors import FolderInUse, TdmapError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process_state import ProcessId, is_forking_worker
+from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 LOCK = "lock"
 """Its name in the hidden folder."""
@@ -105,6 +106,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         stray_seconds: to wait for the children of a holder that was killed.
 
     Attributes:
+        folder: the folder.
         made: the folder was not there; it is removed again when it stays empty.
 
     Raises:
@@ -115,7 +117,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """
 
     def __init__(self, folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> None:
-        self._folder, self._hidden = folder, os.path.join(folder, HIDDEN)
+        self.folder, self._hidden = folder, os.path.join(folder, HIDDEN)
         self._fd, self._pid = -1, os.getpid()
         began, self.made, path = time.monotonic(), False, folder / HIDDEN / LOCK
         while self._fd < 0:
@@ -154,9 +156,9 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     def _name_folder(self, error: OSError) -> None:
         """Name the folder in an error about a file that was to be moved there."""
-        made, name = (self._hidden, replacement_of(self._folder)), error.filename
+        made, name = (self._hidden, replacement_of(self.folder)), error.filename
         if isinstance(name, (str, os.PathLike)) and any(Path(name).is_relative_to(folder) for folder in made):
-            error.filename = str(self._folder)
+            error.filename = str(self.folder)
 
     def __del__(self) -> None:  # a signal handler raised after the lock was taken and before its block began
         with contextlib.suppress(Exception):
@@ -166,6 +168,13 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     def is_mine(self) -> bool:
         """Whether this process holds the lock: False in a fork of the process that took it, and after `release`."""
         return self._fd >= 0 and self._pid == os.getpid()
+
+    def exchange(self, other: FolderLock) -> None:
+        """Exchange the folders of two locks, which both stay held; nothing in a fork of the process."""
+        if self.is_mine and other.is_mine:
+            exchange_in_turn(str(self.folder), str(other.folder))
+            self.folder, other.folder = other.folder, self.folder
+            self._hidden, other._hidden = other._hidden, self._hidden
 
     def release(self) -> None:
         """Release the lock. Removes the lock file and its folders if nothing else is in them."""
@@ -190,8 +199,8 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
             return
         os.unlink(path)  # a call that has opened it already sees that it is gone, and makes another
         os.rmdir(self._hidden)
-        if self.made and not os.listdir(self._folder):
-            os.rmdir(self._folder)
+        if self.made and not os.listdir(self.folder):
+            os.rmdir(self.folder)
 
 
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()

@@ -31,7 +31,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
 from tensordict_lite.memmap.disk.mapping import region_of
-from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale
+from tensordict_lite.memmap.disk.staging import remove_stale
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.paths import is_url, local_path
 
@@ -53,10 +53,11 @@ class OutputFolder:
         text = local_path(path)
         require_no_tilde(text)
         self._url = text if is_url(text) else None
-        self._lie_in(Path(os.path.abspath(text)))
+        self._place = Path(os.path.abspath(text))
+        self._lie_in(self._place)
         self._overwrite = overwrite
-        self._replaced: Path | None = None
         self._lock: FolderLock | None = None
+        self._replaced: FolderLock | None = None  # on the folder that the new one is exchanged with
         self._keeps = False
 
     def _lie_in(self, path: Path) -> None:
@@ -141,23 +142,23 @@ class OutputFolder:
 
         A process that is killed meanwhile leaves the old dataset or the new one, whole.
         """
-        old = Path(os.path.realpath(self.path))
+        old = Path(os.path.realpath(self._place))
         new = replacement_of(old)
         with FolderLock(old, call) as lock:
             require_replaceable(old)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
             if new.exists():
                 raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
-            self._lock, self._replaced = lock, self.path
-            self._lie_in(new)
-            try:
-                os.makedirs(self.hidden)
-                yield
-            finally:
-                self._lie_in(self._replaced)
-                self._lock = self._replaced = None
-                if lock.is_mine:  # and not in a fork of the program
-                    put_away(str(new), str(old))
+            with FolderLock(new, call) as inner:  # so that others are kept out after the exchange, too
+                self._lock, self._replaced = inner, lock
+                self._lie_in(new)
+                try:
+                    yield
+                finally:
+                    self._lie_in(self._place)
+                    self._lock = self._replaced = None
+                    if lock.is_mine:  # and not in a fork of the program
+                        put_away(str(new), str(old))
 
     @property
     def _is_on_its_way(self) -> bool:
@@ -287,14 +288,9 @@ class OutputFolder:
             FileExistsError: another process has put something there meanwhile; the result stays where it was made.
         """
         self._move()
-        if self._replaced is None:
-            return TensorDict.load_memmap(self.path)
-        assert self._lock is not None
-        if self._lock.is_mine:
-            with contextlib.suppress(OSError):  # what is kept there is the dataset's own
-                os.rmdir(self.hidden)
-            exchange_in_turn(str(self.path), os.path.realpath(self._replaced))
-        return TensorDict.load_memmap(self._replaced)
+        if self._replaced is not None and self._lock is not None and self._lock.folder == self.path:
+            self._lock.exchange(self._replaced)
+        return TensorDict.load_memmap(self._place)
 
     def _move(self) -> None:
         if os.path.exists(f"{self._data}/{META}"):

@@ -1,5 +1,6 @@
 """`overwrite=True`: the dataset of a folder is replaced, by every operation, when the new one is whole."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.errors import FolderInUse
 from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.cells.operations import OPERATIONS as CELLS
 from tests.cells.operations import resumable
+from tests.processes import before_each
 
 
 def table() -> TensorDict:
@@ -67,6 +70,33 @@ def test_a_dataset_whose_run_was_killed_while_it_moved_its_files_is_replaced(nam
     fresh = run(table(), tmp_path / "fresh", num_workers=0)
     assert rows(run(table(), out, overwrite=True, num_workers=0)) == rows(fresh) == rows(TensorDict.load_memmap(out))
     assert tree(out) == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_two_calls_that_replace_one_dataset_do_not_disturb_each_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, done, is_second = tmp_path / "out", 0, False
+    fresh = OPERATIONS[name](table(), tmp_path / "fresh", num_workers=0)
+    table().memmap(out)
+
+    def second(_: int) -> None:
+        nonlocal done, is_second
+        if not is_second:
+            is_second = True
+            with contextlib.suppress(FolderInUse):
+                OPERATIONS[name](table(), out, overwrite=True, num_workers=0)
+                done += 1
+            is_second = False
+
+    with monkeypatch.context() as patch:
+        for step in ("unlink", "rmdir", "replace"):
+            patch.setattr(os, step, getattr(os, step))  # to be put back
+        before_each([(os, "unlink"), (os, "rmdir"), (os, "replace")], second)
+        result = OPERATIONS[name](table(), out, overwrite=True, num_workers=0)
+    assert done < 4  # before and after the first one is at work
+    assert rows(result) == rows(fresh) == rows(TensorDict.load_memmap(out))
+    assert tree(out) == tree(tmp_path / "fresh") and sorted(os.listdir(tmp_path)) == ["fresh", "out"]
 
 
 @pytest.mark.parametrize("shards", [{}, {"rows_per_shard": 5}], ids=["folder", "shards"])
