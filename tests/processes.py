@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -104,6 +105,34 @@ def before_each(steps: Iterable[tuple[Any, str]], do: Callable[[int], None]) -> 
 
     for owner, name in steps:
         setattr(owner, name, numbered(getattr(owner, name)))
+
+
+@contextlib.contextmanager
+def meanwhile(do: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    """Before each step of this thread within the block, `do` is called, as another program would at that moment.
+
+    Args:
+        do: what the other program does; its own steps do not count.
+        steps: as for `kill_at`.
+    """
+    steps, thread, is_other = list(steps), threading.current_thread(), False
+    real = [getattr(owner, name) for owner, name in steps]
+
+    def other(_: int) -> None:
+        nonlocal is_other
+        if not is_other and threading.current_thread() is thread:
+            is_other = True
+            try:
+                do()
+            finally:
+                is_other = False
+
+    before_each(steps, other)
+    try:
+        yield
+    finally:
+        for (owner, name), function in zip(steps, real, strict=True):
+            setattr(owner, name, function)
 
 
 def forked(work: Callable[[int], int], count: int) -> list[int]:

@@ -1,11 +1,13 @@
 """Folders of pictures as datasets: every kind of file, every spoilt one, labels, and back to files."""
 
+import contextlib
 import csv
 import json
 import os
 import re
 import struct
 import sys
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.errors import ResumeMismatch
+from tdmap.errors import FolderInUse, ResumeMismatch
 from tensordict_lite import DatasetError, TensorDict
 from tests import interpreters
+from tests.processes import meanwhile
 
 pytest.importorskip("PIL")
 
@@ -432,6 +435,31 @@ def test_a_dataset_stays_until_the_pictures_that_replace_it_are_whole(tmp_path: 
     (tmp_path / "in" / "a" / "9.png").unlink()
     grey = images.ingest(tmp_path / "in", out, overwrite=True, num_workers=0, **{**options, "mode": "L"})
     assert grey.about["mode"] == "L" and len(images.Pictures.open(out)) == 4
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["whole", "spoilt"])
+@pytest.mark.parametrize("options", [{"size": 4}, {"keep": "encoded"}, {"resize": "shorter"}], ids=str)
+def test_two_calls_that_replace_one_folder_do_not_disturb_each_other(
+    tmp_path: Path, options: Any, spoilt: bool
+) -> None:
+    make_folder(tmp_path / "in", 4)
+    if spoilt:
+        (tmp_path / "in" / "a" / "9.png").write_bytes(b"spoilt")
+    done, options = 0, {"on_error": "skip", "num_workers": 0, "overwrite": True, **options}
+    TensorDict({"old": torch.arange(3)}, [3]).memmap(tmp_path / "out")
+
+    def second() -> None:
+        nonlocal done
+        with contextlib.suppress(FolderInUse):
+            images.ingest(tmp_path / "in", tmp_path / "out", **options)
+            done += 1
+
+    with warnings.catch_warnings(), meanwhile(second, [(os, "unlink"), (os, "rmdir"), (os, "replace")]):
+        warnings.simplefilter("ignore", SkippedPictures)
+        found = images.ingest(tmp_path / "in", tmp_path / "out", **options)
+    assert done <= 1  # when the first one has let go of the folder
+    assert len(found) == len(Pictures.open(tmp_path / "out")) == 4
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
 

@@ -19,7 +19,7 @@ from tdmap.memory import hidden
 from tdmap.memory.spill import Spill
 from tensordict_lite import TensorDict
 from tests.datasets.listing import listed
-from tests.processes import before_each, in_child, kill_at
+from tests.processes import in_child, kill_at, meanwhile
 
 ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "parquet", "arrow", "npz", "npy", "tar", "h5", "zarr"]
 NEEDS = {"h5": "h5py", "zarr": "zarr"}
@@ -60,27 +60,21 @@ def test_threads_that_write_one_file_leave_one_of_them_whole(ending: str, tmp_pa
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_file_that_is_replaced_while_it_is_looked_at_is_replaced_again(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_replaced_while_it_is_looked_at_is_replaced_again(ending: str, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(ending, "torch"))
-    path, done, is_second = tmp_path / f"f.{ending}", 0, False
+    path, done = tmp_path / f"f.{ending}", 0
     others = table(2, ending)
     others = others if ending == "npy" else TensorDict({"a": others["n"]}, [500])
     write(others, path)
 
-    def second(_: int) -> None:
-        nonlocal done, is_second
-        if not is_second and done < 20 and threading.current_thread() is threading.main_thread():  # not one of zarr's
-            is_second = True
+    def second() -> None:
+        nonlocal done
+        if done < 20:
             write(table(1, ending) if done % 2 else others, path)
-            done, is_second = done + 1, False
+            done += 1
 
-    for step in ("scandir", "rename", "unlink"):
-        monkeypatch.setattr(os, step, getattr(os, step))  # to be put back
-    before_each([(os, "scandir"), (os, "rename"), (os, "unlink")], second)
-    write(table(3, ending), path)
-    monkeypatch.undo()
+    with meanwhile(second, [(os, "scandir"), (os, "rename")]):
+        write(table(3, ending), path)
     assert len(values := values_in(path)) == 1 and values <= {1, 2, 3}
     assert os.listdir(tmp_path) == [path.name]
 

@@ -15,7 +15,7 @@ from tensordict_lite import TensorDict
 from tests import interpreters
 from tests.cells.operations import OPERATIONS as CELLS
 from tests.cells.operations import resumable
-from tests.processes import before_each
+from tests.processes import meanwhile
 
 
 def table() -> TensorDict:
@@ -73,28 +73,20 @@ def test_a_dataset_whose_run_was_killed_while_it_moved_its_files_is_replaced(nam
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_two_calls_that_replace_one_dataset_do_not_disturb_each_other(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, done, is_second = tmp_path / "out", 0, False
+def test_two_calls_that_replace_one_dataset_do_not_disturb_each_other(name: str, tmp_path: Path) -> None:
+    out, done = tmp_path / "out", 0
     fresh = OPERATIONS[name](table(), tmp_path / "fresh", num_workers=0)
     table().memmap(out)
 
-    def second(_: int) -> None:
-        nonlocal done, is_second
-        if not is_second:
-            is_second = True
-            with contextlib.suppress(FolderInUse):
-                OPERATIONS[name](table(), out, overwrite=True, num_workers=0)
-                done += 1
-            is_second = False
+    def second() -> None:
+        nonlocal done
+        with contextlib.suppress(FolderInUse):
+            OPERATIONS[name](table(), out, overwrite=True, num_workers=0)
+            done += 1
 
-    with monkeypatch.context() as patch:
-        for step in ("unlink", "rmdir", "replace"):
-            patch.setattr(os, step, getattr(os, step))  # to be put back
-        before_each([(os, "unlink"), (os, "rmdir"), (os, "replace")], second)
+    with meanwhile(second, [(os, "unlink"), (os, "rmdir"), (os, "replace")]):
         result = OPERATIONS[name](table(), out, overwrite=True, num_workers=0)
-    assert done < 4  # before and after the first one is at work
+    assert done <= 1  # when the first one has let go of the folder
     assert rows(result) == rows(fresh) == rows(TensorDict.load_memmap(out))
     assert tree(out) == tree(tmp_path / "fresh") and sorted(os.listdir(tmp_path)) == ["fresh", "out"]
 

@@ -40,7 +40,6 @@ from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
 from tensordict_lite.memmap.disk.files import new_file, write_all
-from tensordict_lite.memmap.disk.staging import exchange_in_turn
 from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
@@ -172,10 +171,19 @@ def _beside(path: Path) -> Iterator[Path]:
             _remove(left, old)
         try:
             yield new
-            exchange_in_turn(str(new), str(old))
-        finally:
+            _exchange(new, lock)
+        except BaseException:
             if lock.is_mine:  # and not in a fork of the program
                 _remove(new, old)
+            raise
+
+
+def _exchange(new: Path, lock: FolderLock) -> None:
+    """Put a new dataset in the place of the locked one, which is removed; others are kept out of both meanwhile."""
+    place = lock.folder
+    with FolderLock(new, "images.ingest") as made:
+        made.exchange(lock)
+        _remove(new, place)
 
 
 def _remove(left: Path, place: Path) -> None:
@@ -236,12 +244,11 @@ def _decode(
         workers = {name: value for name, value in options.items() if name != "resume"}
         real = Path(os.path.realpath(path))
         new = _kept_beside(real)
-        with FolderLock(real, "images.ingest"):
+        with FolderLock(real, "images.ingest") as lock:
             _remove(new, real)  # of a call that was killed
             permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), out=new, **workers)
             _write_beside(new, files, look, keep, on_error, skipped)
-            exchange_in_turn(str(new), str(real))
-            _remove(new, real)
+            _exchange(new, lock)
     return skipped
 
 
