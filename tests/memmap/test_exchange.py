@@ -48,6 +48,19 @@ def names_below(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*"))
 
 
+@pytest.mark.parametrize("beside", ["notes.txt", ".tdmap/lock"])
+@pytest.mark.parametrize("save", [TensorDict.memmap, TensorDict.memmap_like])
+def test_a_save_leaves_no_folders_of_entries_that_are_gone(tmp_path: Path, save: Any, beside: str) -> None:
+    dataset(0).memmap(tmp_path / "a")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        (folder / beside).parent.mkdir(parents=True, exist_ok=True)
+        (folder / beside).write_text("mine")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        save(dataset(0).select("a"), folder)
+    found, fresh = names_below(tmp_path / "a"), names_below(tmp_path / "b")
+    assert [name for name in found if not name.startswith(".tdmap")] == [n for n in fresh if not n.startswith(".tdmap")]
+
+
 def save_all(path: Path, value: int) -> None:
     dataset(value).memmap(path)
 

@@ -219,10 +219,16 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
             gone = f"{self.prefix}/{temporary_name()}"
             os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark is removed with the notes
             shutil.rmtree(gone, ignore_errors=True)
+        emptied = set[str]()
         for name in left:
             if not name.startswith(f"{RUNS}/") and not any(map(is_temporary, name.split("/"))):
                 with contextlib.suppress(OSError):
                     os.unlink(f"{self.prefix}/{name}")
+                while name := name.rpartition("/")[0]:
+                    emptied.add(name)
+        for folder in sorted(emptied.difference(folders), key=len, reverse=True):
+            with contextlib.suppress(OSError):  # not empty: it stays
+                os.rmdir(f"{self.prefix}/{folder}")
         for folder in dict.fromkeys((*folders, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
