@@ -24,7 +24,7 @@ from tdmap.data.objects import ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import LOCK, FolderLock, replacement_of, require_no_file
+from tdmap.memory.folderlock import LOCK, FolderLock, holder_of, replacement_of, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.base import TensorCollection
@@ -132,7 +132,7 @@ class OutputFolder:
                     return
                 finally:
                     self._lock = None
-        require_replaceable(self.path)
+        require_replaceable(self.path, is_locked=False)
         with self._replacing(call):
             yield
 
@@ -145,7 +145,7 @@ class OutputFolder:
         old = Path(os.path.realpath(self._place))
         new = replacement_of(old)
         with FolderLock(old, call) as lock:
-            require_replaceable(old)
+            require_replaceable(old, is_locked=True)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
             if new.exists():
                 raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
@@ -398,11 +398,21 @@ def files_of(data: Data) -> list[str]:
     return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]
 
 
-def require_replaceable(folder: Path) -> None:
-    """Raise FileExistsError unless the dataset in a folder may be replaced: it is all that the folder holds."""
+def require_replaceable(folder: Path, is_locked: bool) -> None:
+    """Raise FileExistsError unless the dataset in a folder may be replaced: it is all that the folder holds.
+
+    Args:
+        folder: which.
+        is_locked: by the caller. If not, files of a call that is at work there are no error yet: the caller learns
+            of that call when it takes the lock.
+    """
     if os.path.samefile(folder, os.curdir):
         raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
-    require_only(str(folder))
+    try:
+        require_only(str(folder))
+    except FileExistsError:
+        if is_locked or holder_of(folder) is None:
+            raise
 
 
 def require_no_tilde(path: str | os.PathLike[str]) -> None:

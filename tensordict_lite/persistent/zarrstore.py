@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from tensordict_lite import packages
-from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others, unmixed
+from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others, settled
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale, temporary_name
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.paths import absolute_path
@@ -119,7 +119,7 @@ def replaced_store(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def _refuse_others(place: str) -> None:
     if os.path.isdir(place):
-        refuse_others(place, lambda: unmixed(place, lambda: _others_in(place)))
+        refuse_others(place, lambda: settled(lambda: _others_in(place)))
     elif os.path.lexists(place):
         raise FileExistsError(errno.EEXIST, "A Zarr store is a folder, but this is a file", place)
 

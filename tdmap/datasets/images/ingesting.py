@@ -165,8 +165,9 @@ def _beside(path: Path) -> Iterator[Path]:
     """
     old = Path(os.path.realpath(path))
     new = replacement_of(old)
-    require_replaceable(old)
+    require_replaceable(old, is_locked=False)
     with FolderLock(old, "images.ingest") as lock:
+        require_replaceable(old, is_locked=True)
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
             _remove(left, old)
         try:

@@ -29,7 +29,6 @@ from tensordict_lite.memmap.disk.format import (
     raw_key,
     read_small,
 )
-from tensordict_lite.memmap.disk.locks import is_at
 
 STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 """Suffix of a file or folder that a save writes: its machine and process."""
@@ -190,30 +189,28 @@ def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
     return rest & ours, not rest <= ours
 
 
-def unmixed(folder: str, look: Callable[[], list[str]]) -> list[str]:
-    """What a function finds below a folder.
+def settled(look: Callable[[], list[str]]) -> list[str]:
+    """What a function finds below a folder that other calls may be replacing: a part of the old and of the new dataset.
 
-    It is called again if another call has exchanged the folder meanwhile: it may have seen a part of either.
+    Where it finds something or fails, it is called until it does that twice in the same way.
     """
+    before: object = None
     while True:
-        fd = os.open(
-            folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        )  # its number is not given to another meanwhile
         try:
             found = look()
-        except (OSError, DatasetError):
-            if is_at(fd, folder):
+        except (OSError, DatasetError) as error:
+            if str(error) == before:
                 raise
+            before = str(error)
         else:
-            if not found or is_at(fd, folder):
+            if not found or found == before:
                 return found
-        finally:
-            os.close(fd)
+            before = found
 
 
 def require_only(folder: str) -> None:
     """Raise FileExistsError unless a folder holds a dataset and no other files."""
-    refuse_others(folder, lambda: unmixed(folder, lambda: others_in(folder)))
+    refuse_others(folder, lambda: settled(lambda: others_in(folder)))
     refuse_part(folder)
 
 
