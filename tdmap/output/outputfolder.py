@@ -30,6 +30,7 @@ from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorcla
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
+from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.disk.mapping import region_of
 from tensordict_lite.memmap.disk.staging import remove_stale
 from tensordict_lite.memmap.plan import mapped_root
@@ -293,6 +294,10 @@ class OutputFolder:
         return TensorDict.load_memmap(self._place)
 
     def _move(self) -> None:
+        with locked(str(self.path)):  # others may save a dataset there
+            self._move_in_turn()
+
+    def _move_in_turn(self) -> None:
         if os.path.exists(f"{self._data}/{META}"):
             self._require_nothing_else()
             if not self._is_on_its_way:

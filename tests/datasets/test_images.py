@@ -270,7 +270,7 @@ def test_a_call_that_dies_before_rows_are_left_out_is_made_again(
     def dies(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    for step in ("permute", "_write_beside", "exchange_in_turn"):
+    for step in ("permute", "_write_beside", "_exchange"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(ingesting, step, dies)
             images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")

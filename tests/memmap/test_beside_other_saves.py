@@ -1,15 +1,21 @@
 """What reads, maps, or appends to a dataset at the very moment when a save is about to change it."""
 
+import contextlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tdmap
 from tensordict_lite import DatasetError, DatasetWriter, TensorDict, pack_memmap
 from tensordict_lite.memmap import save as saving
+from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
+from tests.processes import meanwhile
 
 ROWS = 5
 
@@ -143,3 +149,32 @@ def test_rows_are_not_appended_to_a_dataset_of_other_rows(tmp_path: Path, other:
     assert {file: file.stat().st_size for file in (tmp_path / "d").rglob("*.memmap")} == sizes
     there = TensorDict.load_memmap(tmp_path / "d")
     assert torch.equal(there["x"], OTHERS[other]["x"])
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "map": lambda data, out: tdmap.map(data, lambda chunk: chunk, out=out, num_workers=0),
+    "filter": lambda data, out: tdmap.filter(data, tdmap.col("x") >= 0, out=out, num_workers=0),
+    "shuffle": lambda data, out: tdmap.shuffle(data, 0, out=out, num_workers=0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_save_while_an_operation_moves_its_result_into_place(tmp_path: Path, name: str) -> None:
+    number, was_taken = 0, True
+    while was_taken:
+        out, left, was_taken = tmp_path / str(number), number, False
+
+        def save() -> None:
+            nonlocal left, was_taken
+            if left == 0:
+                was_taken = True
+                with contextlib.suppress(TimeoutError):  # until the operation has moved its files
+                    dataset(2).memmap(out)  # noqa: B023
+            left -= 1
+
+        steps = [(os, "replace"), (os, "unlink")]
+        with tuning.use(lock_seconds=0.01), meanwhile(save, steps), contextlib.suppress(FileExistsError):
+            OPERATIONS[name](dataset(1), out)
+        assert values(TensorDict.load_memmap(out)) in ([1], [2])
+        number += 1
+    assert number > 3
