@@ -174,7 +174,7 @@ def _beside(path: Path) -> Iterator[Path]:
             yield new
             _exchange(new, lock)
         except BaseException:
-            if lock.is_mine:  # and not in a fork of the program
+            if lock.is_mine and lock.folder == old:  # not in a fork of the program, and not exchanged
                 _remove(new, old)
             raise
 
