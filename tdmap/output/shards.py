@@ -415,8 +415,9 @@ class _Run:
             old |= {file for file in self.target.listing()[0] if file.partition("/")[0] in empty}
         if old:
             self._note(name, sorted(old))
-        self.target.write(MANIFEST, pack(shards))
-        self.target.remove(old)
+        with self.target.turn():
+            self.target.write(MANIFEST, pack(shards))
+            self.target.remove(old)
         _forget(self.target, name)
         if self.shards.overwrite:  # of a run whose shards were replaced, which would go on or be complete
             earlier = _run_in(self.target.read(RUN))

@@ -44,6 +44,7 @@ from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of
 from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
 from tensordict_lite.paths import is_url
 
@@ -92,6 +93,10 @@ class Target(Protocol):
 
     def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
         """The same, of rows in memory: in these buffers, by the addresses of their tensors."""
+        ...
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """Wait for other saves of this machine, and keep them out."""
         ...
 
     def remove(self, files: Iterable[str]) -> None:
@@ -148,6 +153,9 @@ class LocalTarget:
 
     def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
         return self.write_shard(path, rows.memmap)
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        return locked(self.name)
 
     def remove(self, files: Iterable[str]) -> None:
         folders: set[str] = set()
@@ -228,6 +236,9 @@ class StoreTarget:
         store.put_all({f"{where}/{name}": data for name, data in (objects | small).items()})
         store.put(f"{where}/{META}", meta)
         return meta
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def remove(self, files: Iterable[str]) -> None:
         self._store().remove([f"{self.name}/{file}" for file in files])

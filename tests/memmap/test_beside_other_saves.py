@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import DatasetError, DatasetWriter, TensorDict, pack_memmap
+from tensordict_lite import DatasetError, DatasetWriter, TensorDict, append_memmap, pack_memmap
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
@@ -176,5 +176,46 @@ def test_a_save_while_an_operation_moves_its_result_into_place(tmp_path: Path, n
         with tuning.use(lock_seconds=0.01), meanwhile(save, steps), contextlib.suppress(FileExistsError):
             OPERATIONS[name](dataset(1), out)
         assert values(TensorDict.load_memmap(out)) in ([1], [2])
+        number += 1
+    assert number > 3
+
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "memmap": lambda data, out: data.memmap(out),
+    "map": lambda data, out: tdmap.map(data, lambda chunk: chunk, out=out, overwrite=True, num_workers=0),
+    "shards": lambda data, out: tdmap.map(
+        data, lambda chunk: chunk, out=out, overwrite=True, rows_per_shard=2, num_workers=0
+    ),
+}
+SAVES: dict[str, Callable[..., Any]] = {
+    "memmap": lambda out: dataset(1).memmap(out),
+    "memmap_like": lambda out: dataset(1).memmap_like(out),
+    "append": lambda out: append_memmap(out, dataset(1)),
+}
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("save", SAVES)
+def test_a_dataset_that_is_replaced_while_another_call_saves_there(tmp_path: Path, save: str, name: str) -> None:
+    number, was_taken = 0, True
+    while was_taken:
+        out, left, was_taken = tmp_path / str(number), number, False
+        dataset(0).memmap(out)
+
+        def replace() -> None:
+            nonlocal left, was_taken
+            if left == 0:
+                was_taken = True
+                with contextlib.suppress(TimeoutError):  # until the save has ended
+                    REPLACEMENTS[name](dataset(2), out)  # noqa: B023
+            left -= 1
+
+        steps = [(os, step) for step in ("open", "replace", "unlink", "ftruncate")]
+        with tuning.use(lock_seconds=0.01), meanwhile(replace, steps), contextlib.suppress(DatasetError):
+            SAVES[save](out)
+        whole = tdmap.open(out)[:]
+        assert save == "memmap_like" or values(whole) in ([0, 1], [1], [1, 2], [2])
+        assert len(whole) in (ROWS, 2 * ROWS)
+        assert len(os.listdir(tmp_path)) == number + 1
         number += 1
     assert number > 3
