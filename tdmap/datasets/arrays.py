@@ -146,12 +146,20 @@ class _Text:
 
 def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
     """Parts of the arrays in a Zarr store, named as those of `read_hdf5`."""
+    folder = zarrstore.StoreFolder(_local(path))
     try:
-        arrays = zarr_arrays(_local(path))
+        with folder.reading():
+            arrays = zarr_arrays(folder.path)
     except TypeError as error:  # of zarr's, for a fill value that a type has not
         raise UnreadableFile(f"{path} cannot be read as zarr: {error}") from error
     found = [(name, functools.partial(zarrstore.require_plain, array)) for name, array in arrays]
-    yield from _parts_of(path, found, columns)
+    parts = _parts_of(path, found, columns)
+    while True:
+        with folder.reading():
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
 
 
 def _parts_of(

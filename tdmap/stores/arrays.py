@@ -66,10 +66,11 @@ class ArraySource(RowSource):
         self.layout = _layout(arrays)
 
     def open(self) -> ArrayRows:
+        folder = zarrstore.StoreFolder(self.path)
         arrays = dict(_arrays_at(self.path))
         if _layout(arrays) != self.layout:
             raise DatasetError(self.path, "has other arrays than it had when it was opened")
-        return ArrayRows(self.path, arrays)
+        return ArrayRows(folder, arrays)
 
     def files(self) -> list[str]:
         names = ("", "/zarr.json", "/.zgroup", "/.zarray")
@@ -88,8 +89,8 @@ class ArraySource(RowSource):
 class ArrayRows(OpenRows):
     """The rows of arrays that are open."""
 
-    def __init__(self, path: str, arrays: dict[Path, Any]) -> None:
-        self.path = path
+    def __init__(self, folder: zarrstore.StoreFolder, arrays: dict[Path, Any]) -> None:
+        self.folder, self.path = folder, folder.path
         self.arrays = arrays
         self.blocks = {key: _block_of(array) for key, array in arrays.items()}
         self._kept: dict[Path, tuple[int, int, Any]] = {}
@@ -112,10 +113,11 @@ class ArrayRows(OpenRows):
         made = TensorDict({}, [rows])
         for key in self.arrays:
             if wanted is None or any(key[: len(path)] == path for path in wanted):
-                try:
-                    made[key] = _column(values_of(key))
-                except (TypeError, ValueError, RuntimeError) as error:
-                    raise DatasetError(self.path, f"the array {'.'.join(key)!r} cannot be read: {error}") from error
+                with self.folder.reading():
+                    try:
+                        made[key] = _column(values_of(key))
+                    except (TypeError, ValueError, RuntimeError) as error:
+                        raise DatasetError(self.path, f"the array {'.'.join(key)!r} cannot be read: {error}") from error
         return made
 
     def _rows(self, key: Path, first: int, last: int) -> Any:

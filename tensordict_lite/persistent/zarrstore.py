@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import shutil
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ import numpy as np
 import torch
 
 from tensordict_lite import packages
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others, settled
+from tensordict_lite.memmap.disk.locks import is_at
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale, temporary_name
 from tensordict_lite.memmap.plan import holds_json
 from tensordict_lite.paths import absolute_path
@@ -76,6 +79,39 @@ def _refuse_links(folder: str) -> None:
                         f"{folder}: {os.path.relpath(entry.path, folder)} is a symbolic link, a pipe or a device, "
                         "which is not followed: put the file itself there."
                     )
+
+
+class StoreFolder:
+    """The folder of a store that is read, which must not be replaced meanwhile.
+
+    Chunks that a new store lacks would be read as zeros, and others have other rows.
+
+    Args:
+        path: of the folder; of another store object, or of a file, nothing is asked.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "path")
+
+    def __init__(self, path: Any) -> None:
+        self.path = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+        self._fd = -1
+        if os.path.isdir(self.path):
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._fd)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise DatasetError at the end of a block, in place of its own error, if the folder was replaced."""
+        try:
+            yield
+        except Exception:
+            self._require()
+            raise
+        self._require()
+
+    def _require(self) -> None:
+        if self._fd >= 0 and not is_at(self._fd, self.path):
+            raise DatasetError(self.path, "was replaced while it was read: open it again")
 
 
 def require_plain(array: Any) -> Any:
@@ -160,11 +196,12 @@ def require_name(name: str) -> None:
 class OpenStore:
     """An open store: the equivalent of ``h5py.File``."""
 
-    __slots__ = ("allow_pickle", "filename", "is_open", "mode", "place")
+    __slots__ = ("allow_pickle", "filename", "folder", "is_open", "mode", "place")
 
     def __init__(self, place: Any, mode: str, allow_pickle: bool) -> None:
         self.place, self.mode, self.allow_pickle, self.is_open = place, mode, allow_pickle, True
         self.filename = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
+        self.folder = StoreFolder(place)
 
     def close(self) -> None:
         """End reading and writing; a store object that was passed in is closed by its owner."""
@@ -349,7 +386,10 @@ class Array:
 
     def _read(self, index: Any) -> Any:
         try:
-            return self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
+            with self.file.folder.reading():
+                return self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
+        except DatasetError:
+            raise
         except (
             ValueError,
             RuntimeError,

@@ -1,6 +1,8 @@
 """Sources of rows pass `tdmap.testing.rows`: folders, stores of arrays, and one that a user might write."""
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import tuning
 from tdmap.cli.requests import open_rows
+from tdmap.datasets import write
+from tdmap.datasets.formats import batches_of
+from tdmap.datasets.textfiles.reading import TextTypes
+from tdmap.errors import UnreadableFile
 from tdmap.runtime.scheduler import Scheduler
 from tdmap.stores.sources import FolderSource
 from tdmap.testing.rows import CASES
@@ -167,3 +174,46 @@ def test_commands_and_lists_take_the_path(tmp_path: Path) -> None:
     assert tdmap.sort(both, "x", num_workers=0)["x"].tolist() == sorted([*range(ROWS)] * 4)
     with pytest.raises(ValueError, match="twice"):
         tdmap.open([path, path])
+
+
+def by_chunks(path: Path) -> Iterator[Any]:
+    yield from tdmap.map_iter(tdmap.open(path), lambda chunk: chunk, chunksize=100, num_workers=0)
+
+
+def by_slices(path: Path) -> Iterator[Any]:
+    data = TensorDict.from_zarr(path) if path.suffix == ".zarr" else TensorDict.from_h5(path)
+    for start in range(0, 400, 100):
+        yield data[start : start + 100]
+
+
+def by_parts(path: Path) -> Iterator[Any]:
+    with tuning.use(read_bytes=800):
+        yield from batches_of(
+            [str(path)], {".zarr": "zarr", ".h5": "hdf5"}[path.suffix], None, "raise", TextTypes(None, None, False)
+        )
+
+
+REFUSED = (DatasetError, UnreadableFile)
+
+
+def rewrite_in_zarr(path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    zarr.open_group(str(path), mode="w", zarr_format=3).create_array("x", data=np.full(100, 2), chunks=(100,))
+
+
+@pytest.mark.parametrize("reader", [by_chunks, by_slices, by_parts])
+@pytest.mark.parametrize("suffix", [".zarr", ".h5", "rewritten.zarr"])
+def test_rows_of_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, reader: Any, suffix: str) -> None:
+    pytest.importorskip("h5py" if suffix == ".h5" else "zarr")
+    path = tmp_path / f"rows{suffix}"
+    write(TensorDict({"x": torch.ones(400, dtype=torch.int64)}, [400]), path)
+    parts = reader(path)
+    seen = {*next(parts)["x"].tolist()}
+    if suffix == "rewritten.zarr":
+        rewrite_in_zarr(path)
+    else:
+        write(TensorDict({"x": torch.full((100,), 2)}, [100]), path)
+    with contextlib.nullcontext() if suffix == ".h5" else pytest.raises(REFUSED, match="was replaced while"):
+        for part in parts:
+            seen |= {*part["x"].tolist()}
+    assert seen == {1}
