@@ -117,7 +117,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """
 
     def __init__(self, folder: Path, call: str, stray_seconds: float = STRAY_SECONDS) -> None:
-        self.folder, self._hidden = folder, os.path.join(folder, HIDDEN)
+        self.folder = folder
         self._fd, self._pid = -1, os.getpid()
         began, self.made, path = time.monotonic(), False, folder / HIDDEN / LOCK
         while self._fd < 0:
@@ -165,6 +165,10 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
             self.release()
 
     @property
+    def _hidden(self) -> str:
+        return os.path.join(self.folder, HIDDEN)
+
+    @property
     def is_mine(self) -> bool:
         """Whether this process holds the lock: False in a fork of the process that took it, and after `release`."""
         return self._fd >= 0 and self._pid == os.getpid()
@@ -174,7 +178,6 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         if self.is_mine and other.is_mine:
             exchange_in_turn(str(self.folder), str(other.folder))
             self.folder, other.folder = other.folder, self.folder
-            self._hidden, other._hidden = other._hidden, self._hidden
 
     def release(self) -> None:
         """Release the lock. Removes the lock file and its folders if nothing else is in them."""

@@ -133,7 +133,6 @@ class OutputFolder:
                     return
                 finally:
                     self._lock = None
-        require_replaceable(self.path, is_locked=False)
         with self._replacing(call):
             yield
 
@@ -143,10 +142,9 @@ class OutputFolder:
 
         A process that is killed meanwhile leaves the old dataset or the new one, whole.
         """
-        old = Path(os.path.realpath(self._place))
-        new = replacement_of(old)
-        with FolderLock(old, call) as lock:
-            require_replaceable(old, is_locked=True)
+        with replacing(self._place, call) as lock:
+            old = lock.folder
+            new = replacement_of(old)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
             if new.exists():
                 raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
@@ -403,21 +401,28 @@ def files_of(data: Data) -> list[str]:
     return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]
 
 
-def require_replaceable(folder: Path, is_locked: bool) -> None:
-    """Raise FileExistsError unless the dataset in a folder may be replaced: it is all that the folder holds.
+@contextlib.contextmanager
+def replacing(folder: Path, call: str) -> Iterator[FolderLock]:
+    """Hold the lock of the dataset in a folder, which the block replaces.
 
     Args:
-        folder: which.
-        is_locked: by the caller. If not, files of a call that is at work there are no error yet: the caller learns
-            of that call when it takes the lock.
+        folder: it, or a link to it.
+        call: as for `FolderLock`.
+
+    Raises:
+        FileExistsError: the folder holds other files, or is the working directory.
+        FolderInUse: another call writes it; names it.
     """
     if os.path.samefile(folder, os.curdir):
         raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
     try:
-        require_only(str(folder))
+        require_only(str(folder))  # before anything is written there
     except FileExistsError:
-        if is_locked or holder_of(folder) is None:
+        if holder_of(folder) is None:  # else they may be files of that call
             raise
+    with FolderLock(Path(os.path.realpath(folder)), call) as lock:
+        require_only(str(folder))
+        yield lock
 
 
 def require_no_tilde(path: str | os.PathLike[str]) -> None:

@@ -42,7 +42,7 @@ from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
-from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of
+from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of, remove_emptied
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
@@ -158,15 +158,11 @@ class LocalTarget:
         return locked(self.name)
 
     def remove(self, files: Iterable[str]) -> None:
-        folders: set[str] = set()
+        files = list(files)
         for file in files:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(f"{self.name}/{file}")
-            while file := file.rpartition("/")[0]:
-                folders.add(file)
-        for folder in sorted(folders, key=len, reverse=True):
-            with contextlib.suppress(OSError):  # what is not empty stays
-                os.rmdir(f"{self.name}/{folder}")
+        remove_emptied(self.name, files)
 
     def remove_state(self, *paths: str) -> None:
         for path in paths:

@@ -23,7 +23,7 @@ import torch
 
 from tensordict_lite import packages
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.contents import files_below, put_away, refuse_others, settled
+from tensordict_lite.memmap.disk.contents import others_in, put_away, refuse_others
 from tensordict_lite.memmap.disk.locks import is_at
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, remove_stale, temporary_name
 from tensordict_lite.memmap.plan import holds_json
@@ -155,14 +155,9 @@ def replaced_store(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def _refuse_others(place: str) -> None:
     if os.path.isdir(place):
-        refuse_others(place, lambda: settled(lambda: _others_in(place)))
+        refuse_others(place, lambda: others_in(place, _files_of_store))
     elif os.path.lexists(place):
         raise FileExistsError(errno.EEXIST, "A Zarr store is a folder, but this is a file", place)
-
-
-def _others_in(place: str) -> list[str]:
-    names = files_below(place)
-    return sorted({*names} - _files_of_store(names))
 
 
 def _files_of_store(names: list[str]) -> set[str]:
@@ -200,8 +195,8 @@ class OpenStore:
 
     def __init__(self, place: Any, mode: str, allow_pickle: bool) -> None:
         self.place, self.mode, self.allow_pickle, self.is_open = place, mode, allow_pickle, True
-        self.filename = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
         self.folder = StoreFolder(place)
+        self.filename = self.folder.path or None
 
     def close(self) -> None:
         """End reading and writing; a store object that was passed in is closed by its owner."""
@@ -385,18 +380,16 @@ class Array:
         self.inner[index] = value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
     def _read(self, index: Any) -> Any:
-        try:
-            with self.file.folder.reading():
+        with self.file.folder.reading():
+            try:
                 return self.inner.oindex[index] if isinstance(index, np.ndarray) else self.inner[index]
-        except DatasetError:
-            raise
-        except (
-            ValueError,
-            RuntimeError,
-            EOFError,
-            zlib.error,
-        ) as error:  # errors of codecs, and of chunks that are too short
-            raise ValueError(f"{self.file.place}: the array {self.name} is damaged: {error}") from error
+            except (
+                ValueError,
+                RuntimeError,
+                EOFError,
+                zlib.error,
+            ) as error:  # errors of codecs, and of chunks that are too short
+                raise ValueError(f"{self.file.place}: the array {self.name} is damaged: {error}") from error
 
     def _object(self) -> Any:
         mark, content = self.attrs[OBJECT], bytes(self._read(...))

@@ -34,7 +34,7 @@ from tdmap.memory.hidden import printable, remove, remove_tree
 from tdmap.ops.flat_map import flat_map
 from tdmap.ops.map import map as map_chunks
 from tdmap.ops.permute import permute
-from tdmap.output.outputfolder import META, require_no_tilde, require_replaceable
+from tdmap.output.outputfolder import META, replacing, require_no_tilde
 from tdmap.rowerrors import RowErrors
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
@@ -163,11 +163,9 @@ def _beside(path: Path) -> Iterator[Path]:
 
     A process that is killed meanwhile leaves the old dataset or the new one, whole.
     """
-    old = Path(os.path.realpath(path))
-    new = replacement_of(old)
-    require_replaceable(old, is_locked=False)
-    with FolderLock(old, "images.ingest") as lock:
-        require_replaceable(old, is_locked=True)
+    with replacing(path, "images.ingest") as lock:
+        old = lock.folder
+        new = replacement_of(old)
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
             _remove(left, old)
         try:

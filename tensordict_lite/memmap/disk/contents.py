@@ -157,15 +157,34 @@ def reader_of(folder: str) -> Callable[[list[str]], list[bytes]]:
     return lambda paths: [read_small(f"{folder}/{path}", folder, _MOST) for path in paths]
 
 
-def others_in(folder: str) -> list[str]:
+def others_in(folder: str, find: Callable[[list[str]], set[str]] | None = None) -> list[str]:
     """Files and empty folders in a folder that do not belong to its dataset.
+
+    Other calls may be replacing the dataset, so that a look finds a part of the old and of the new one: where it finds
+    something or fails, it is repeated until it does that twice in the same way.
+
+    Args:
+        folder: its path.
+        find: as for :func:`put_away`.
 
     Raises:
         DatasetError: its metadata are damaged.
         OSError: it cannot be listed.
     """
-    names = files_below(folder)
-    return sorted(set(names) - owned(names, reader_of(folder)))
+    before: object = None
+    while True:
+        try:
+            names = files_below(folder)
+            ours = owned(names, reader_of(folder)) if find is None else find(names)
+        except (OSError, DatasetError) as error:
+            if str(error) == before:
+                raise
+            before = str(error)
+        else:
+            found = sorted(set(names) - ours)
+            if not found or found == before:
+                return found
+            before = found
 
 
 def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
@@ -189,28 +208,9 @@ def left_by(folder: str, new: set[str]) -> tuple[set[str], bool]:
     return rest & ours, not rest <= ours
 
 
-def settled(look: Callable[[], list[str]]) -> list[str]:
-    """What a function finds below a folder that other calls may be replacing: a part of the old and of the new dataset.
-
-    Where it finds something or fails, it is called until it does that twice in the same way.
-    """
-    before: object = None
-    while True:
-        try:
-            found = look()
-        except (OSError, DatasetError) as error:
-            if str(error) == before:
-                raise
-            before = str(error)
-        else:
-            if not found or found == before:
-                return found
-            before = found
-
-
 def require_only(folder: str) -> None:
     """Raise FileExistsError unless a folder holds a dataset and no other files."""
-    refuse_others(folder, lambda: settled(lambda: others_in(folder)))
+    refuse_others(folder, lambda: others_in(folder))
     refuse_part(folder)
 
 
@@ -272,6 +272,17 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
     for folder, _, _ in os.walk(old, topdown=False):
         with contextlib.suppress(OSError):  # not empty: kept
             os.rmdir(folder)
+
+
+def remove_emptied(root: str, files: Iterable[str], keep: Iterable[str] = ()) -> None:
+    """Remove the folders below ``root`` that removed files lay in, where nothing else is in them."""
+    folders: set[str] = set()
+    for file in files:
+        while file := file.rpartition("/")[0]:
+            folders.add(file)
+    for folder in sorted(folders.difference(keep), key=len, reverse=True):
+        with contextlib.suppress(OSError):  # not empty: it stays
+            os.rmdir(f"{root}/{folder}")
 
 
 def _rank(name: str) -> tuple[bool, bool, int]:

@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away
+from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away, remove_emptied
 from tensordict_lite.memmap.disk.files import below, open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
 from tensordict_lite.memmap.disk.locks import close, is_at, kept, lock, open_folder, unlock
@@ -219,16 +219,11 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
             gone = f"{self.prefix}/{temporary_name()}"
             os.rename(f"{self.prefix}/{RUNS}", gone)  # in one step: the mark is removed with the notes
             shutil.rmtree(gone, ignore_errors=True)
-        emptied = set[str]()
-        for name in left:
-            if not name.startswith(f"{RUNS}/") and not any(map(is_temporary, name.split("/"))):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self.prefix}/{name}")
-                while name := name.rpartition("/")[0]:
-                    emptied.add(name)
-        for folder in sorted(emptied.difference(folders), key=len, reverse=True):
-            with contextlib.suppress(OSError):  # not empty: it stays
-                os.rmdir(f"{self.prefix}/{folder}")
+        old = [n for n in left if not n.startswith(f"{RUNS}/") and not any(map(is_temporary, n.split("/")))]
+        for name in old:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.prefix}/{name}")
+        remove_emptied(self.prefix, old, keep=folders)
         for folder in dict.fromkeys((*folders, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
