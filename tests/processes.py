@@ -135,6 +135,24 @@ def meanwhile(do: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> Iterat
             setattr(owner, name, function)
 
 
+def call_at(number: int, do: Callable[[], Any], work: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> bool:
+    """Run `work`, and `do` once, before the n-th step, as another program would at that moment. False: it has fewer.
+
+    Arguments as `kill_at` and `meanwhile`.
+    """
+    left = number
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            do()
+
+    with meanwhile(count, steps):
+        work()
+    return left <= 0
+
+
 def forked(work: Callable[[int], int], count: int) -> list[int]:
     """Run `work(number)` in so many children, which begin at one moment.
 

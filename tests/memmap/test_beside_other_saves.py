@@ -1,6 +1,7 @@
 """What reads, maps, or appends to a dataset at the very moment when a save is about to change it."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
-from tests.processes import meanwhile
+from tests.processes import call_at
 
 ROWS = 5
 
@@ -160,24 +161,23 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_save_while_an_operation_moves_its_result_into_place(tmp_path: Path, name: str) -> None:
-    number, was_taken = 0, True
-    while was_taken:
-        out, left, was_taken = tmp_path / str(number), number, False
+    def saved_at(number: int) -> bool:
+        out, steps = tmp_path / str(number), [(os, "replace"), (os, "unlink")]
 
         def save() -> None:
-            nonlocal left, was_taken
-            if left == 0:
-                was_taken = True
-                with contextlib.suppress(TimeoutError):  # until the operation has moved its files
-                    dataset(2).memmap(out)  # noqa: B023
-            left -= 1
+            with contextlib.suppress(TimeoutError):  # until the operation has moved its files
+                dataset(2).memmap(out)
 
-        steps = [(os, "replace"), (os, "unlink")]
-        with tuning.use(lock_seconds=0.01), meanwhile(save, steps), contextlib.suppress(FileExistsError):
-            OPERATIONS[name](dataset(1), out)
+        def work() -> None:
+            with contextlib.suppress(FileExistsError):
+                OPERATIONS[name](dataset(1), out)
+
+        with tuning.use(lock_seconds=0.01):
+            was_taken = call_at(number, save, work, steps)
         assert values(TensorDict.load_memmap(out)) in ([1], [2])
-        number += 1
-    assert number > 3
+        return was_taken
+
+    assert next(number for number in itertools.count(1) if not saved_at(number)) > 3
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
@@ -197,25 +197,24 @@ SAVES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", REPLACEMENTS)
 @pytest.mark.parametrize("save", SAVES)
 def test_a_dataset_that_is_replaced_while_another_call_saves_there(tmp_path: Path, save: str, name: str) -> None:
-    number, was_taken = 0, True
-    while was_taken:
-        out, left, was_taken = tmp_path / str(number), number, False
+    def replaced_at(number: int) -> bool:
+        out, steps = tmp_path / str(number), [(os, step) for step in ("open", "replace", "unlink", "ftruncate")]
         dataset(0).memmap(out)
 
         def replace() -> None:
-            nonlocal left, was_taken
-            if left == 0:
-                was_taken = True
-                with contextlib.suppress(TimeoutError):  # until the save has ended
-                    REPLACEMENTS[name](dataset(2), out)  # noqa: B023
-            left -= 1
+            with contextlib.suppress(TimeoutError):  # until the save has ended
+                REPLACEMENTS[name](dataset(2), out)
 
-        steps = [(os, step) for step in ("open", "replace", "unlink", "ftruncate")]
-        with tuning.use(lock_seconds=0.01), meanwhile(replace, steps), contextlib.suppress(DatasetError):
-            SAVES[save](out)
+        def work() -> None:
+            with contextlib.suppress(DatasetError):
+                SAVES[save](out)
+
+        with tuning.use(lock_seconds=0.01):
+            was_taken = call_at(number, replace, work, steps)
         whole = tdmap.open(out)[:]
         assert save == "memmap_like" or values(whole) in ([0, 1], [1], [1, 2], [2])
         assert len(whole) in (ROWS, 2 * ROWS)
-        assert len(os.listdir(tmp_path)) == number + 1
-        number += 1
-    assert number > 3
+        assert len(os.listdir(tmp_path)) == number
+        return was_taken
+
+    assert next(number for number in itertools.count(1) if not replaced_at(number)) > 3
