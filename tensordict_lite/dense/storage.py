@@ -218,7 +218,7 @@ class DenseCollection(Fitting):
                     node = node._get_str(part)
                     if isinstance(node, Tensor):
                         break  # the walk below raises the usual error
-                    if not isinstance(node, DenseCollection):
+                    if type(node._source) is list and not node._is_non_tensor:
                         stacked_as.update(
                             as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
                         )

@@ -130,6 +130,8 @@ lazy_stack([c, c])[0]
 type(lazy_stack([c, c]))
 lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).x
 lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).get("x", as_list=True)
+x = TD({"n": lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])])}, [2]); (x.get(("n", "x"), as_list=True),
+    x.get(("n", "x"), as_padded_tensor=True), x.get(("n", "x"), as_nested_tensor=True).is_nested)
 x = lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(60)], 0).view(3, 4, 5); (type(x).__name__,
     type(x[0]).__name__, type(x[0][0]).__name__, x.to_tensordict(), x.view(60))
 lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(6)], 0).unflatten(0, (2, 3))
